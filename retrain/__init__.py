@@ -1,0 +1,60 @@
+"""Composable reinforcement learning for language models, from one TOML file.
+
+The public surface, loaded on first use so that `import retrain` stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrain.algorithms.compose import compute_composable_advantages as compute_composable_advantages
+    from retrain.registry import advantage as advantage
+    from retrain.registry import algorithm as algorithm
+    from retrain.registry import engine as engine
+    from retrain.registry import filter as filter
+    from retrain.registry import loss as loss
+    from retrain.registry import reduction as reduction
+    from retrain.registry import reward as reward
+    from retrain.registry import signal as signal
+    from retrain.registry import task as task
+    from retrain.registry import tracker as tracker
+    from retrain.registry import transform as transform
+    from retrain.registry import uncertainty as uncertainty
+    from retrain.types import Batch as Batch
+    from retrain.types import Problem as Problem
+    from retrain.types import Rollout as Rollout
+    from retrain.types import TransformContext as TransformContext
+    from retrain.types import TransformOutput as TransformOutput
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    "compute_composable_advantages": "retrain.algorithms.compose",
+    **dict.fromkeys(
+        (
+            "advantage",
+            "algorithm",
+            "engine",
+            "filter",
+            "loss",
+            "reduction",
+            "reward",
+            "signal",
+            "task",
+            "tracker",
+            "transform",
+            "uncertainty",
+        ),
+        "retrain.registry",
+    ),
+    **dict.fromkeys(("Batch", "Problem", "Rollout", "TransformContext", "TransformOutput"), "retrain.types"),
+}
+__all__ = ["__version__", *_PLACES]  # noqa: PLE0604 - the names are those of the table above
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Campaigns: conditions x seeds; empty until campaigns are built."""

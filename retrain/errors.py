@@ -1,0 +1,109 @@
+"""Every way a run can end, and the exit code that says so.
+
+The message of an error names what the user typed, what is wrong with it and what to type instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RetrainError(Exception):
+    """Base of every error that `retrain` raises on purpose; `exit_code` is what the shell sees."""
+
+    exit_code = 1
+
+
+class UserCodeError(RetrainError):
+    """A plug-in, reward or task of the user raised or returned something unusable (exit 1)."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class ConfigProblem:
+    """One mistake in a configuration, printed as `file:line:column: key: problem; fix`.
+
+    Attributes:
+        file: the TOML file, or `--set` for an override given on the command line.
+        line, column: one-based; 0 where the place is not in a file.
+        key: dotted key, such as `training.max_steps`.
+        problem: what is wrong.
+        fix: what to type instead; may be empty.
+    """
+
+    file: str
+    line: int
+    column: int
+    key: str
+    problem: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {self.key}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
+
+
+class ConfigError(RetrainError):
+    """All mistakes of a configuration at once (exit 2)."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[ConfigProblem]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class ComponentError(RetrainError):
+    """A component that cannot be found, imported or called as its slot demands.
+
+    The configuration layer turns it into a `ConfigProblem` with a place in the file (exit 2).
+
+    Attributes:
+        problem: what is wrong.
+        fix: what to do about it; may be empty.
+        trace: the traceback of the user's file when importing it raised; may be empty.
+    """
+
+    exit_code = 2
+
+    def __init__(self, problem: str, fix: str = "", trace: str = "") -> None:
+        self.problem, self.fix, self.trace = problem, fix, trace
+        super().__init__(problem + (f"; {fix}" if fix else ""))
+
+
+class MissingExtraError(ComponentError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed", f'pip install "retrain[{extra}]"')
+
+
+class DataError(RetrainError):
+    """A data file or data set that cannot be used; names file and line (exit 3)."""
+
+    exit_code = 3
+
+
+class DivergedError(RetrainError):
+    """Training stopped because loss or gradients stayed non-finite (exit 4)."""
+
+    exit_code = 4
+
+
+class EngineError(RetrainError):
+    """The sampler failed, hung, or disagrees with the trainer (exit 5)."""
+
+    exit_code = 5
+
+
+class StorageError(RetrainError):
+    """A run directory or checkpoint cannot be read, written or trusted (exit 6)."""
+
+    exit_code = 6
+
+
+class Preempted(RetrainError):  # noqa: N818 - an outcome, not a mistake
+    """SIGTERM arrived; a checkpoint was written and the run can be resumed (exit 75)."""
+
+    exit_code = 75

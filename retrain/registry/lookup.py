@@ -1,0 +1,185 @@
+"""Find a component by registered name, entry point or dotted path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from retrain.errors import ComponentError
+from retrain.registry.component import Component, Contract
+from retrain.registry.decorators import MARK, REGISTERED, check_signature
+
+_BUILT_IN = ("algorithms", "engines", "training", "tracking", "data", "rewards", "campaign")
+_PLAIN: dict[str, Contract] = {"advantage": "lists", "transform": "context", "algorithm": "context"}
+_NO_COLUMNS = frozenset({"reward", "task", "engine", "tracker", "executor"})
+
+
+@cache
+def _load_built_ins() -> None:
+    """Importing a package registers what it declares; none of them imports torch for that."""
+    for package in _BUILT_IN:
+        importlib.import_module(f"retrain.{package}")
+
+
+@cache
+def _entry_points(kind: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"retrain.{kind}")}
+
+
+def names(kind: str) -> list[str]:
+    """Every name that `kind` can be called by, dotted paths aside."""
+    _load_built_ins()
+    return sorted({name for k, name in REGISTERED if k == kind} | set(_entry_points(kind)))
+
+
+def components(kind: str | None = None) -> list[Component]:
+    """Every registered component, of one kind or of all; entry points are not imported."""
+    _load_built_ins()
+    return [component for (k, _), component in REGISTERED.items() if kind in (None, k)]
+
+
+def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Component:
+    """The `kind` called `name`.
+
+    Args:
+        kind: one of KINDS.
+        name: a registered name, an entry point's name in group `retrain.<kind>`, or a dotted path
+            `pkg.mod.fn` or `pkg.mod:fn`, resolved against the current directory, then `search_paths`.
+
+    Raises:
+        ComponentError: there is none (with the nearest name), its module raised (with the traceback), or
+            its signature is not what the slot calls.
+    """
+    _load_built_ins()
+    if (kind, name) in REGISTERED:
+        return REGISTERED[kind, name]
+    if name in _entry_points(kind):
+        return _from_target(kind, name, _load_entry_point(_entry_points(kind)[name]), "entry point")
+    if "." in name or ":" in name:
+        return _from_target(kind, name, load_object(name, search_paths), "dotted path")
+    raise ComponentError(f'no {kind} named "{name}"', _suggest(kind, name))
+
+
+def table_names() -> dict[str, list[Component]]:
+    """TOML tables of all registered components, with the components that read them."""
+    tables: dict[str, list[Component]] = {}
+    for component in components():
+        tables.setdefault(component.table, []).append(component)
+    return tables
+
+
+def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
+    """Schema of a table that several components share: the union of their parameters."""
+    fields: dict[str, Any] = {}
+    for reader in readers:
+        for key, info in reader.schema.model_fields.items():
+            fields[key] = (info.annotation, info)
+    config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    return create_model(readers[0].table, __config__=config, **fields)
+
+
+def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
+    """The object at a dotted path `pkg.mod.attr` or `pkg.mod:attr`; importing runs the user's file."""
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module_name or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
+        raise ComponentError(f'"{path}" is not a dotted path', "write it as package.module.function")
+    with _search(search_paths):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module_name + ".").startswith(error.name + "."):
+                places = ", ".join(str(place) for place in _places(search_paths))
+                raise ComponentError(f"no module named {error.name!r} (looked in {places})", _nearby(module_name)) from None
+            raise ComponentError(*_raised(module_name, error), trace=traceback.format_exc()) from error
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise ComponentError(*_raised(module_name, error), trace=traceback.format_exc()) from error
+    if not hasattr(module, attribute):
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise ComponentError(f"{module_name} has no {attribute!r}", _did_you_mean(attribute, public))
+    return getattr(module, attribute)
+
+
+def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
+    mark = getattr(target, MARK, None)
+    if isinstance(mark, Component):
+        if mark.kind != kind:
+            raise ComponentError(f'"{name}" is a {mark.kind}, not a {kind}', f"use it as the {mark.kind}")
+        return Component(kind, name, target, mark.table, mark.contract, mark.traits, source)
+    if not callable(target):
+        raise ComponentError(f'"{name}" is a {type(target).__name__}, not a function', "point to a function")
+    check_signature(target)
+    contract = "columns" if inspect.isclass(target) or kind in _NO_COLUMNS else _PLAIN.get(kind, "columns")
+    if contract != "columns":
+        _check_plain(name, contract, target)
+    return Component(kind, name, target, name, contract, {}, source)
+
+
+def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> None:
+    parameters = inspect.signature(target).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    most, form = (2, "(rewards) or (rewards, params)") if contract == "lists" else (1, "(ctx)")
+    if not positional or len(required) > most:
+        takes = ", ".join(p.name for p in parameters)
+        raise ComponentError(
+            f'"{name}" takes ({takes}); a plain function here is called as {form}',
+            "change its parameters, or decorate it to read columns by name",
+        )
+
+
+def _load_entry_point(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise ComponentError(*_raised(point.value, error), trace=traceback.format_exc()) from error
+
+
+@contextmanager
+def _search(search_paths: Sequence[str | Path]) -> Iterator[None]:
+    """Look in the current directory and `search_paths` first; keep them at the end for later imports."""
+    places = [str(place) for place in _places(search_paths)]
+    before = list(sys.path)
+    sys.path[:0] = places
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before + [place for place in places if place not in before]
+
+
+def _places(search_paths: Sequence[str | Path]) -> list[Path]:
+    return [Path.cwd(), *(Path(place).expanduser().resolve() for place in search_paths)]
+
+
+def _raised(module: str, error: BaseException) -> tuple[str, str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"importing {module} raised {type(error).__name__}: {error}{place}", "mend that file"
+
+
+def _suggest(kind: str, name: str) -> str:
+    return _did_you_mean(name, names(kind)) + ", or a dotted path to your own"
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, known, 1)
+    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(sorted(known)) or 'none'}"
+
+
+def _nearby(module_name: str) -> str:
+    file = module_name.split(".")[0]
+    return f"is {file}.py (or {file}/) in the directory you started from, or in [plugins] search_paths?"
