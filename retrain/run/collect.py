@@ -1,0 +1,203 @@
+"""From prompts to a scored batch: sample, score, collate, and resample what teaches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from retrain.functional.seeds import derive_seed
+from retrain.run.parts import Parts
+from retrain.types import Batch, Metrics, Problem, Rollout, Sampling
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The rollouts of one step.
+
+    Attributes:
+        rollouts: everything that was sampled, failed scores included.
+        batch: the rows to train on; None when no group has two valid rewards.
+        kept: index into `rollouts` of every row of the batch.
+        cursor: the next unused problem of the task.
+        metrics: rollout and reward statistics.
+    """
+
+    rollouts: list[Rollout]
+    batch: Batch | None
+    kept: list[int]
+    cursor: int
+    metrics: Metrics
+
+
+def collect(parts: Parts, step: int, cursor: int) -> Collection:
+    """Sample and score the rollouts of one step.
+
+    With `[rollout] resample` naming a filter, groups that it drops are replaced by new prompts, at
+    most `max_resample` times; after that the step trains on the fewer groups it has.
+    """
+    training, rollout = parts.config.training, parts.config.rollout
+    rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)
+    rollouts: list[Rollout] = []
+    kept: list[int] = []
+    for attempt in range(rounds):
+        missing = training.batch_size - len({rollouts[i].group for i in kept})
+        if missing == 0:
+            break
+        problems = [parts.task.problem(cursor + i) for i in range(missing)]
+        cursor += missing
+        first = rollouts[-1].group + 1 if rollouts else 0
+        sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
+        fresh = roll(parts, problems, sampling, first)
+        valid = valid_rows(fresh)
+        if rollout.resample != "none":
+            valid = [i for i, keep in zip(valid, _passes(parts, [fresh[i] for i in valid], step), strict=True) if keep]
+        kept += [len(rollouts) + i for i in valid]
+        rollouts += fresh
+    batch = collate(parts, [rollouts[i] for i in kept], step) if kept else None
+    return Collection(rollouts, batch, kept, cursor, rollout_metrics(rollouts))
+
+
+def train_sampling(parts: Parts, seed: int) -> Sampling:
+    """Sampling for training: the trainer takes its log-probs at the same temperature, over the same support."""
+    training, rollout = parts.config.training, parts.config.rollout
+    return Sampling(
+        group_size=training.group_size,
+        max_tokens=training.max_tokens,
+        temperature=training.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_ids=parts.loaded.stop_ids,
+        seed=seed,
+    )
+
+
+def roll(parts: Parts, problems: Sequence[Problem], sampling: Sampling, first_group: int = 0) -> list[Rollout]:
+    """Sample every problem's group and score it. Token ids stay as sampled; text is decoded for rewards only."""
+    tokenizer = parts.loaded.tokenizer
+    rendered = [parts.loaded.render(problem.prompt) for problem in problems]
+    groups = parts.sampler.sample([ids for _, ids in rendered], sampling)
+    rollouts = [
+        Rollout(
+            problem_id=problem.id,
+            prompt=text,
+            answer=problem.answer,
+            prompt_ids=tuple(ids),
+            completion_ids=completion.ids,
+            sampler_logprobs=completion.logprobs,
+            text=tokenizer.decode(completion.ids, skip_special_tokens=True),
+            finish_reason=completion.finish_reason,
+            weights_version=completion.weights_version,
+            group=first_group + index,
+        )
+        for index, (problem, (text, ids), group) in enumerate(zip(problems, rendered, groups, strict=True))
+        for completion in group
+    ]
+    owners = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
+    return score(parts, owners, rollouts, sampling.max_tokens)
+
+
+def score(parts: Parts, problems: Sequence[Problem], rollouts: Sequence[Rollout], max_tokens: int) -> list[Rollout]:
+    """The rollouts with reward, parts, correctness and status filled in by the reward pool."""
+    items: list[dict[str, Any]] = [
+        {
+            "completion": rollout.text,
+            "answer": problem.answer,
+            "prompt": rollout.prompt,
+            "problem": {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra},
+            "length": len(rollout.completion_ids),
+            "max_tokens": max_tokens,
+            "finish_reason": rollout.finish_reason,
+        }
+        for problem, rollout in zip(problems, rollouts, strict=True)
+    ]
+    return [
+        replace(rollout, reward=s.value, parts=dict(s.parts), correct=s.correct, status=s.status)
+        for rollout, s in zip(rollouts, parts.pool.score(items), strict=True)
+    ]
+
+
+def valid_rows(rollouts: Sequence[Rollout]) -> list[int]:
+    """Rows with a reward, of groups that failures did not shrink below two."""
+    valid = [i for i, rollout in enumerate(rollouts) if rollout.reward is not None]
+    sampled, scored = _sizes(rollouts), _sizes([rollouts[i] for i in valid])
+    return [i for i in valid if scored[rollouts[i].group] >= min(2, sampled[rollouts[i].group])]
+
+
+def _sizes(rollouts: Sequence[Rollout]) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for rollout in rollouts:
+        sizes[rollout.group] = sizes.get(rollout.group, 0) + 1
+    return sizes
+
+
+def _passes(parts: Parts, rollouts: Sequence[Rollout], step: int) -> list[bool]:
+    """Which rows the resampling filter keeps, judged by their advantages."""
+    if not rollouts:
+        return []
+    batch = with_policy_columns(parts, collate(parts, rollouts, step))
+    batch, _ = parts.pipeline.credit(batch)
+    return parts.pipeline.informative(batch).tolist()
+
+
+def with_policy_columns(parts: Parts, batch: Batch) -> Batch:
+    """Add what credit needs from the policy's scoring forward; no forward if it needs nothing."""
+    columns = sorted(parts.pipeline.policy_columns)
+    return batch.replace(**parts.policy.logprobs(batch, columns)) if columns else batch
+
+
+def collate(parts: Parts, rollouts: Sequence[Rollout], step: int) -> Batch:
+    """Right-pad rollouts into a batch (see `Batch` for the layout)."""
+    training, device = parts.config.training, parts.policy.device
+    count = len(rollouts)
+    width = max(len(r.prompt_ids) + len(r.completion_ids) for r in rollouts)
+    input_ids = torch.full((count, width), parts.loaded.pad_id, dtype=torch.long)
+    attention = torch.zeros(count, width, dtype=torch.bool)
+    response = torch.zeros(count, width, dtype=torch.bool)
+    logprobs = torch.zeros(count, width)
+    for row, rollout in enumerate(rollouts):
+        start, end = len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids)
+        input_ids[row, :end] = torch.tensor((*rollout.prompt_ids, *rollout.completion_ids))
+        attention[row, :end] = True
+        response[row, start:end] = not (parts.config.rollout.mask_truncated and rollout.finish_reason == "length")
+        logprobs[row, start:end] = torch.tensor(rollout.sampler_logprobs)
+    return Batch(
+        input_ids=input_ids.to(device),
+        attention_mask=attention.to(device),
+        response_mask=response.to(device),
+        sampler_logprobs=logprobs.where(response, 0.0).to(device),
+        rewards=torch.tensor([r.reward for r in rollouts], dtype=torch.float32, device=device),
+        correct=torch.tensor([bool(r.correct) for r in rollouts], device=device),
+        lengths=torch.tensor([len(r.completion_ids) for r in rollouts], device=device),
+        group_ids=torch.tensor([r.group for r in rollouts], device=device),
+        is_expert=torch.zeros(count, dtype=torch.bool, device=device),
+        advantages=torch.zeros(count, width, device=device),
+        step=step,
+        max_tokens=training.max_tokens,
+    )
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
+    """What was sampled, over every rollout; means are over completions."""
+    scored = [r for r in rollouts if r.reward is not None]
+    rewards = [float(r.reward) for r in scored if r.reward is not None]
+    lengths = [len(r.completion_ids) for r in rollouts]
+    count = max(1, len(scored))
+    mean = sum(rewards) / count
+    metrics = {
+        "reward/mean": mean,
+        "reward/std": (sum((value - mean) ** 2 for value in rewards) / count) ** 0.5,
+        "reward/accuracy": sum(bool(r.correct) for r in scored) / count,
+        "reward/failed": float(len(rollouts) - len(scored)),
+        "tokens/response": sum(lengths) / len(lengths),
+        "tokens/sampled": float(sum(lengths)),
+        "rollout/truncated": sum(r.finish_reason == "length" for r in rollouts) / len(rollouts),
+        "rollout/completions": float(len(rollouts)),
+    }
+    for name in sorted({name for r in scored for name in r.parts}):
+        values = [part for r in scored if (part := r.parts.get(name)) is not None]
+        if values:
+            metrics[f"reward/{name}"] = sum(values) / len(values)
+    return metrics

@@ -1,0 +1,65 @@
+"""Held-out evaluation: the same engine and rewards as training, on problems that training never sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retrain.functional.evaluation import mean_interval, pass_at_k
+from retrain.functional.seeds import derive_seed
+from retrain.run.collect import roll
+from retrain.run.parts import Parts
+from retrain.types import Problem, Rollout, Sampling
+
+
+def evaluate(parts: Parts, step: int) -> dict[str, Any]:
+    """One row of eval.jsonl.
+
+    `accuracy` is the mean over problems of the share of right completions, sampled at the
+    evaluation temperature, with a 95 % interval over problems; `greedy_accuracy` is one greedy
+    completion per problem; `avg@n` equals `accuracy` and names n; `pass@k` is the unbiased estimate.
+    A completion whose score failed counts as wrong and is reported as `failed`.
+
+    Args:
+        step: optimizer steps done so far. The sampling seed does not depend on it, so that two
+            evaluations differ by the weights alone.
+    """
+    settings = parts.config.eval
+    problems = parts.task.heldout(settings.problems)
+    sampled = _sample(parts, problems, settings.samples, settings.temperature)
+    counts = [sum(bool(r.correct) for r in group) for group in sampled]
+    accuracy, low, high = mean_interval([count / settings.samples for count in counts])
+    lengths = [len(r.completion_ids) for group in sampled for r in group]
+    row: dict[str, Any] = {
+        "step": step,
+        "accuracy": accuracy,
+        "ci_low": low,
+        "ci_high": high,
+        "avg_tokens": sum(lengths) / len(lengths),
+        "truncated": sum(r.finish_reason == "length" for group in sampled for r in group) / len(lengths),
+        "failed": sum(r.reward is None for group in sampled for r in group),
+        "problems": len(problems),
+        "samples": settings.samples,
+        "temperature": settings.temperature,
+        f"avg@{settings.samples}": accuracy,
+    }
+    for k in settings.pass_at:
+        row[f"pass@{k}"] = sum(pass_at_k(settings.samples, count, k) for count in counts) / len(counts)
+    if settings.greedy:
+        greedy = _sample(parts, problems, 1, 0.0)
+        row["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
+    return row
+
+
+def _sample(parts: Parts, problems: list[Problem], samples: int, temperature: float) -> list[list[Rollout]]:
+    settings = parts.config.eval
+    sampling = Sampling(
+        group_size=samples,
+        max_tokens=settings.max_tokens or parts.config.training.max_tokens,
+        temperature=temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        stop_ids=parts.loaded.stop_ids,
+        seed=derive_seed(settings.seed, "evaluation"),
+    )
+    rollouts = roll(parts, problems, sampling)
+    return [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]

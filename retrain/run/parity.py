@@ -1,0 +1,50 @@
+"""The parity gate: does the sampler compute what the trainer computes?"""
+
+from __future__ import annotations
+
+import torch
+
+from retrain.errors import EngineError
+from retrain.run.parts import Parts
+from retrain.types import Batch, Metrics
+
+_ROWS = 8
+"""Completions re-scored per check: enough to see wrong weights, cheap enough to forget about."""
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest mean |log-prob difference| per token. Stale or wrong weights show 0.1 and more in float32; bf16
+rounding alone reaches some hundredths."""
+
+
+def parity_due(parts: Parts, step: int) -> bool:
+    """After the first weight sync and then every `[rollout] parity_every` of them; 0 switches it off."""
+    every = parts.config.rollout.parity_every
+    return every > 0 and step % every == 0
+
+
+def check_parity(parts: Parts, batch: Batch) -> Metrics:
+    """Re-score some rollouts with the trainer and compare with the sampler's own log-probs.
+
+    Call it before the update: sampler and trainer then hold the same weights.
+
+    Returns:
+        parity/logp_diff_mean and parity/logp_diff_max, in nats per token.
+    Raises:
+        EngineError: the mean difference exceeds the tolerance; stale or wrong sampler weights are the
+            most expensive silent failure there is.
+    """
+    rows = torch.arange(min(_ROWS, len(batch.rewards)), device=batch.rewards.device)
+    part = batch.rows(rows)
+    trainer = parts.policy.logprobs(part, ("old_logprobs",))["old_logprobs"]
+    difference = (trainer - part.sampler_logprobs).abs()[part.response_mask]
+    if not len(difference):
+        return {}
+    mean, largest = float(difference.mean()), float(difference.max())
+    limit = parts.config.rollout.parity_tolerance or TOLERANCE[parts.config.model.dtype]
+    if not mean <= limit:
+        raise EngineError(
+            f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "
+            f"tolerance {limit:.3g}; the likeliest cause is that the sampler does not hold the trainer's weights; "
+            "if the difference is rounding, raise [rollout] parity_tolerance"
+        )
+    return {"parity/logp_diff_mean": mean, "parity/logp_diff_max": largest}

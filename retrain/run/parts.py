@@ -1,0 +1,67 @@
+"""What a run is made of, once everything is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from retrain.types import Observer, Sampler, State, Task
+
+if TYPE_CHECKING:
+    from retrain.algorithms.objective import Objective
+    from retrain.algorithms.pipeline import Pipeline
+    from retrain.config.schema import Config
+    from retrain.rewards.pool import RewardPool
+    from retrain.run.rundir import RunDirectory
+    from retrain.training.models import Loaded
+    from retrain.training.policy import TorchPolicy
+
+
+def silent(event: str, details: Any) -> None:
+    """An observer for runs that nobody watches."""
+
+
+@dataclass
+class Parts:
+    """The built run. The loop knows these roles and no component's name.
+
+    Attributes:
+        config: the resolved configuration.
+        loaded: model and tokenizer with the ids that end a completion.
+        policy: what is trained.
+        sampler: where completions come from.
+        task: where problems come from.
+        pool: scores completions in killable processes.
+        pipeline: credit, from rewards to advantages per token.
+        objective: what the update minimises.
+        directory: where everything is written.
+        trackers: sinks of metrics besides the run directory.
+        observe: is told of events as they happen.
+    """
+
+    config: Config
+    loaded: Loaded
+    policy: TorchPolicy
+    sampler: Sampler
+    task: Task
+    pool: RewardPool
+    pipeline: Pipeline
+    objective: Objective
+    directory: RunDirectory
+    trackers: list[Any] = field(default_factory=list[Any])
+    observe: Observer = silent
+
+    def state_dict(self, step: int, cursor: int) -> State:
+        """Everything a resumed run needs to go on bit for bit.
+
+        There is no generator state in it: every random stream derives from the seed and the step.
+        """
+        signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
+        return {"policy": self.policy.state_dict(), "signals": signals, "loop": {"step": step, "cursor": cursor}}
+
+    def load_state_dict(self, state: State) -> tuple[int, int]:
+        """Restore the parts; returns (step, cursor)."""
+        self.policy.load_state_dict(state["policy"])
+        for name, part in self.pipeline.stateful.items():
+            part.load_state_dict(state["signals"][name])
+        return int(state["loop"]["step"]), int(state["loop"]["cursor"])
