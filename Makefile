@@ -1,0 +1,71 @@
+# Every target sets up what it needs in .venv, and does so again only when the requirements change.
+# Needs python3 (3.11 or newer) with pip; PYTHON=... names another one.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PINS   := constraints.txt
+INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --editable
+# One thread per process: the models are small, and the tests already run in two processes.
+ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
+
+.PHONY: help demo test check format docs bench clean
+
+help:
+	@echo "make demo    train the quickstart: configs/quickstart.toml"
+	@echo "make test    run the tests with coverage"
+	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
+	@echo "make format  rewrite the formatting in place"
+	@echo "make docs    build the documentation into site/"
+	@echo "make bench   time one training step against TRL"
+	@echo "make clean   remove .venv, caches and site/ (never runs/)"
+
+demo: $(VENV)/.core
+	$(BIN)/retrain train configs/quickstart.toml
+
+test: $(VENV)/.test
+	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/vulture
+	$(BIN)/deptry .
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.bench
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.python pyproject.toml $(PINS)
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.python pyproject.toml $(PINS)
+	$(INSTALL) '.[test]'
+	@$(INSTALL) '.[gym]' || echo "reasoning-gym needs a C compiler to install; its tests will be skipped"
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.docs: $(VENV)/.python pyproject.toml $(PINS)
+	$(INSTALL) '.[docs]'
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.bench: $(VENV)/.python pyproject.toml $(PINS)
+	$(INSTALL) '.[bench]'
+	@touch $@ $(VENV)/.core
