@@ -1,0 +1,310 @@
+"""One frozen model per TOML section. Bounds, defaults and descriptions here are the documentation.
+
+Tables that are not sections (`[gtpo]`, `[sepa]`, `[planning]` ...) belong to components; their schema is
+the component's own signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+BUILTIN = "builtin:"
+"""Prefix of `[model] path` for a model that ships with the package and starts from random weights."""
+
+REAL_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {"optimizer": {"lr": 1e-6}, "warmup": {"steps": 0}}
+"""What the defaults are when `[model] path` is not a builtin: its weights are trained already."""
+
+
+class Section(BaseModel):
+    """Strict, closed and immutable: no conversions, no unknown keys, no NaN or infinity."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+Array = Field(strict=False)  # TOML has lists only; the frozen models hold tuples
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Params = dict[str, Any]
+
+
+class Lora(Section):
+    """`[model.lora]`: train low-rank adapters instead of all weights."""
+
+    r: Count = 16
+    """Rank of the adapters."""
+    alpha: Positive = 32.0
+    """Scale: the adapter's output is multiplied by alpha / r."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the adapter's input; anything but 0 makes sampler and trainer disagree."""
+    target_modules: str | Annotated[tuple[str, ...], Array] = "all-linear"
+    """Names of the layers that get an adapter, or "all-linear"."""
+
+
+class Model(Section):
+    """`[model]`: what is trained."""
+
+    path: Annotated[str, Field(min_length=1)] = "builtin:tiny"
+    """A directory, a name on the model hub, or a builtin: "builtin:tiny"."""
+    revision: str | None = None
+    """Commit or tag of a hub model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the weights; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    lora: Lora | None = None
+    """Present: train LoRA adapters. Absent: train all weights."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+    chat_template: str | None = None
+    """File with a Jinja chat template, instead of the tokenizer's own."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+class Task(Section):
+    """`[task]`: where problems come from."""
+
+    name: Annotated[str, Field(min_length=1)] = "addition"
+    """A registered task or the dotted path of one."""
+    params: Params = {}
+    """Parameters of the task; those of a registered task may stand in its own table as well."""
+
+
+class Reward(Section):
+    """One `[[rewards]]` entry; the reward of a completion is the weighted sum."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """A registered reward or the dotted path of a function."""
+    weight: float = 1.0
+    """Factor of this part in the sum; 0 records the part without training on it."""
+    params: Params = {}
+    """Parameters of the reward."""
+
+
+class RewardPool(Section):
+    """`[reward_pool]`: the processes that run rewards, apart from the trainer."""
+
+    workers: Natural = 1
+    """Processes; 0 runs rewards in the trainer itself, where a hang or a crash is the run's."""
+    timeout_s: Positive = 10.0
+    """A completion that takes longer to score is failed: masked and counted, never scored 0."""
+    memory_mb: Natural = 2048
+    """Memory that a worker may allocate; 0 for no limit."""
+    max_failed: Fraction = 0.5
+    """The run stops when a larger share of a step's completions could not be scored."""
+
+
+class Rollout(Section):
+    """`[rollout]`: how completions are sampled."""
+
+    engine: Annotated[str, Field(min_length=1)] = "auto"
+    """A registered engine, the dotted path of one, or "auto": the fastest that can run the model."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; must be 1 while training, where sampler and trainer share one distribution."""
+    top_k: Natural = 0
+    """Sample among the k likeliest tokens; 0 switches it off, and must while training."""
+    resample: Literal["none", "uninformative"] = "none"
+    """Sample other prompts in place of groups whose advantages are all zero."""
+    max_resample: Count = 4
+    """Rounds of such resampling per step; after that the step trains on what there is."""
+    mask_truncated: bool = False
+    """Leave completions that ran into max_tokens out of the loss."""
+
+
+class Algorithm(Section):
+    """`[algorithm]`: from rewards to the advantage of every token, and from that to the loss."""
+
+    advantage_mode: Annotated[str, Field(min_length=1)] = "grpo"
+    """Episode advantage: a registered name or a dotted path."""
+    transform_mode: str | Annotated[tuple[str, ...], Array] = "none"
+    """Token transforms: "none", one name, a documented chain such as "gtpo_sepa", or a list of names."""
+    algorithm_mode: str | None = None
+    """Replaces advantage and transforms together: a registered name or a dotted path."""
+    uncertainty_kind: Annotated[str, Field(min_length=1)] = "surprisal"
+    """The uncertainty of a token that transforms read."""
+    advantage_params: Params = {}
+    """Parameters of an advantage_mode given as a dotted path."""
+    transform_params: Params = {}
+    """Parameters of the dotted paths in transform_mode."""
+    params: Params = {}
+    """Parameters of an algorithm_mode given as a dotted path."""
+    reduction: Annotated[str, Field(min_length=1)] = "token_mean"
+    """How losses per token become one number."""
+    filter: Annotated[str, Field(min_length=1)] = "uninformative"
+    """Which groups are worth training on."""
+
+
+class Loss(Section):
+    """One `[[loss]]` entry; the loss is the weighted sum, and a term of weight 0 is not computed."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """A registered loss term or the dotted path of one."""
+    weight: float | None = None
+    """Factor of the term; unset: the term's table, then the term's own default."""
+    params: Params = {}
+    """Parameters of the term."""
+
+
+class Optimizer(Section):
+    """`[optimizer]`"""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """Muon takes the weight matrices; the rest is left to AdamW."""
+    lr: Positive = 2e-4
+    """Learning rate at its peak. Default 2e-4 for a builtin model and 1e-6 for any other."""
+    betas: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Array] = (
+        0.9,
+        0.95,
+    )
+    """Decay of the first and second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+    warmup_steps: Natural = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after that, until max_steps."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm."""
+
+
+class Training(Section):
+    """`[training]`"""
+
+    seed: Seed = 0
+    """Every random draw of the run derives from it."""
+    max_steps: Count = 200
+    """Steps of sampling and training."""
+    batch_size: Count = 16
+    """Prompts per step."""
+    group_size: Count = 8
+    """Completions per prompt."""
+    max_tokens: Count = 64
+    """Response budget in tokens, end-of-sequence included."""
+    temperature: Positive = 1.0
+    """Sampling temperature; the trainer's log-probs are taken at the same."""
+    epochs: Count = 1
+    """Passes over each step's batch."""
+    minibatches: Count = 1
+    """Optimizer steps per pass."""
+    micro_batch_tokens: Count = 16384
+    """Tokens per forward and backward; changes memory and speed, never the result."""
+    threads: Natural = 1
+    """CPU threads of the trainer; 0 leaves it to torch."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
+
+
+class Warmup(Section):
+    """`[warmup]`: supervised steps on the task's worked solutions before RL."""
+
+    steps: Natural = 700
+    """Optimizer steps; 0 for none. Default 700 for a builtin model and 0 for any other."""
+    batch_size: Count = 32
+    """Solutions per step."""
+    lr: Positive = 2e-3
+    """Learning rate at its peak; it decays to 0."""
+    warmup_steps: Natural = 50
+    """Steps over which the learning rate rises."""
+    problems: Count = 20000
+    """Problems whose solutions are imitated, over and over."""
+    seed: Seed = 0
+    """Its own seed, so that runs with different `[training] seed` start from the same weights."""
+    cache: bool = True
+    """Reuse the weights of an earlier warm-up with the same settings."""
+
+
+class Eval(Section):
+    """`[eval]`: held-out problems, before, during and after training."""
+
+    every: Natural = 20
+    """Steps between evaluations; 0 evaluates at the start and the end only."""
+    problems: Natural = 256
+    """Held-out problems, the same for every seed; 0 switches evaluation off."""
+    samples: Count = 1
+    """Sampled completions per problem."""
+    temperature: Positive = 1.0
+    """Temperature of the sampled completions."""
+    greedy: bool = True
+    """Also score one greedy completion per problem."""
+    k: Annotated[tuple[Count, ...], Array] = (1,)
+    """Report pass@k for these k; none may exceed samples."""
+    max_tokens: Count | None = None
+    """Response budget; unset: that of training."""
+
+
+class Checkpoint(Section):
+    """`[checkpoint]`"""
+
+    every: Natural = 50
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep: Count = 2
+    """Newest checkpoints that stay on disk."""
+    on_save_error: Literal["stop", "warn"] = "stop"
+    """What a full disk does to the run."""
+    resume: Literal["never", "auto"] = "never"
+    """Default of `--resume`: "auto" goes on from the newest valid checkpoint of the run directory."""
+
+
+class Logging(Section):
+    """`[logging]`"""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] | None = None
+    """Name of the run directory; unset: the name of the TOML file."""
+    dir: Annotated[str, Field(min_length=1)] = "runs"
+    """Where run directories are made."""
+    rollouts_every: Natural = 10
+    """Steps between steps whose rollouts are stored; 0 stores none."""
+    trackers: Annotated[tuple[str, ...], Array] = ()
+    """Sinks of metrics besides metrics.jsonl, by registered name or dotted path."""
+
+
+class Plugins(Section):
+    """`[plugins]`"""
+
+    search_paths: Annotated[tuple[str, ...], Array] = ()
+    """Directories where dotted paths are looked up, after the current one."""
+
+
+class Config(Section):
+    """A whole run. Every default is the vetted setting of the builtin model and task."""
+
+    model: Model = Model()
+    task: Task = Task()
+    rewards: Annotated[tuple[Reward, ...], Array, Field(min_length=1)] = (Reward(name="exact"),)
+    reward_pool: RewardPool = RewardPool()
+    rollout: Rollout = Rollout()
+    algorithm: Algorithm = Algorithm()
+    loss: Annotated[tuple[Loss, ...], Array, Field(min_length=1)] = (
+        Loss(name="ppo_clip"),
+        Loss(name="kl"),
+        Loss(name="entropy"),
+    )
+    optimizer: Optimizer = Optimizer()
+    training: Training = Training()
+    warmup: Warmup = Warmup()
+    eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+    logging: Logging = Logging()
+    plugins: Plugins = Plugins()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _real_model_defaults(cls, data: Any) -> Any:
+        """Defaults that depend on whether the model starts from random weights."""
+        match data:
+            case {"model": {"path": str(path)}} if not path.startswith(BUILTIN):
+                return dict(data) | {
+                    section: {**defaults, **data.get(section, {})}
+                    for section, defaults in REAL_MODEL_DEFAULTS.items()
+                    if isinstance(data.get(section, {}), Mapping)
+                }
+            case _:
+                return data
