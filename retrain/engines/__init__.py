@@ -1,1 +1,6 @@
-"""engines."""
+"""Where completions come from: the embedded engine, and transformers' generate."""
+
+from retrain.engines.capability import choose_engine as choose_engine
+from retrain.engines.capability import unsupported as unsupported
+from retrain.engines.generate_engine import GenerateEngine as GenerateEngine
+from retrain.engines.torch_engine import TorchEngine as TorchEngine

@@ -1,0 +1,77 @@
+"""Which engine serves which model, read off the model's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+def base_model(model: Any) -> Any:
+    """The transformers model itself, with a PEFT wrapper taken off."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def choose_engine(model: Any) -> tuple[str, str]:
+    """The engine that `engine = "auto"` means for this model, and why.
+
+    Returns:
+        ("torch", why) if the embedded engine can serve it, else ("transformers", why not).
+    """
+    reason = unsupported(model)
+    if reason is None:
+        return "torch", "the embedded engine serves this architecture"
+    return "transformers", f"the embedded engine cannot serve it: {reason}"
+
+
+def unsupported(model: Any) -> str | None:
+    """Why the embedded engine cannot serve this transformers model; None if it can.
+
+    It keeps one key and one value per token, layer and head, and computes softmax attention over all of them.
+    A sliding window that is never shorter than the model's longest sequence is full attention.
+    """
+    model = base_model(model)
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        return "it is an encoder-decoder or attends to another sequence"
+    if model.get_output_embeddings() is None:
+        return "it has no language-model head"
+    if getattr(model, "_is_stateful", False):
+        return "it keeps a recurrent state instead of keys and values"
+    if not getattr(model, "_supports_attention_backend", False):
+        return f"the attention of {config.model_type} cannot be replaced by another function"
+    return _unusual_attention(model)
+
+
+def fusable(model: Any) -> bool:
+    """Whether the rewritten forward of the Llama family computes this model."""
+    config = base_model(model).config
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.model_type in _FUSED_FAMILIES
+        and config.hidden_act == "silu"
+        and rope.get("rope_type", "default") in _FUSED_ROPE
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+    )
+
+
+def longest_sequence(model: Any) -> int | None:
+    """Positions the model knows, prompt and completion together; None if it states no limit."""
+    return getattr(base_model(model).config, "max_position_embeddings", None)
+
+
+def _unusual_attention(model: Any) -> str | None:
+    config = model.config
+    kinds: set[str] = set(getattr(config, "layer_types", None) or ())
+    if other := sorted(kinds - {"full_attention", "sliding_attention"}):
+        return f"it has layers of kind {', '.join(other)}"
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in kinds or not kinds
+    if slides and window is not None and window < (longest_sequence(model) or window + 1):
+        return f"its attention slides over {window} tokens"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "it caps its attention scores"
+    if any(name.endswith("sinks") for name, _ in model.named_parameters()):
+        return "its attention has sinks"
+    return None

@@ -1,0 +1,117 @@
+"""Decoding with any transformers causal LM: its own forward, our slots and our attention."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.initialization import no_init_weights
+
+from retrain.engines.embedded.slots import ATTENTION, Slots
+from retrain.errors import EngineError
+
+
+class GeneralDecoder:
+    """Prefill and one-token steps through the forward of an own instance of the model's class.
+
+    The instance shares nothing with the trainer's: its weights change with `load` and at no other time.
+    """
+
+    name = "general"
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self._model = own_instance(model, dtype)
+        self._slots: Slots
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        copy_weights(self._model, weights)
+
+    @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    def prefill(self, ids: Tensor, pad: Tensor, group: int, width: int) -> Tensor:
+        """Start `group` rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
+        length = ids.shape[1]
+        columns = torch.arange(length, device=ids.device)
+        padded = bool(pad.any())
+        self._slots = Slots(pad, group, width, torch.float32)
+        self._model.config._attn_implementation = "sdpa"
+        logits = self._forward(
+            ids,
+            position_ids=(columns - pad[:, None]).clamp_min(0),
+            attention_mask=(columns >= pad[:, None]).long() if padded else None,
+        )
+        self._slots.used = length
+        self._model.config._attn_implementation = ATTENTION
+        return logits
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append a token [R] to every row; logits [R, V] of the next."""
+        slots = self._slots
+        logits = self._forward(
+            tokens[:, None], position_ids=(slots.used - slots.pad)[:, None], attention_mask=slots.visible()
+        )
+        slots.used += 1
+        return logits
+
+    def _forward(self, ids: Tensor, **inputs: Any) -> Tensor:
+        output = self._model(input_ids=ids, past_key_values=self._slots, use_cache=True, logits_to_keep=1, **inputs)
+        return output.logits[:, -1]
+
+
+class HalfLinear(nn.Linear):
+    """A linear layer that multiplies in its weight's bfloat16 and returns float32.
+
+    Matrix products are where bfloat16 pays on a CPU; everything around them is faster, and exact, in float32.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.linear(input.to(self.weight.dtype), self.weight, self.bias).float()
+
+
+def own_instance(model: Any, dtype: torch.dtype) -> Any:
+    """A fresh instance of the model's class for sampling, weights not yet loaded.
+
+    On a CPU bfloat16 applies to the linear layers, except the head that yields the logits.
+    """
+    device = next(model.parameters()).device
+    half = device.type == "cpu" and dtype is not torch.float32
+    with no_init_weights(), torch.device(device):
+        own = type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32 if half else dtype)
+    own.tie_weights()
+    own.config.pad_token_id = None  # padding is left to the mask; no model may guess it from the ids
+    own.eval().requires_grad_(False)
+    if half:
+        for module in own.modules():
+            if type(module) is nn.Linear and module is not own.get_output_embeddings():
+                module.__class__ = HalfLinear
+                module.to(dtype)
+    return own
+
+
+def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy a full state dict into a module; EngineError, with nothing copied, if names or shapes differ."""
+    own = module.state_dict()
+    check_weights({name: tuple(value.shape) for name, value in own.items()}, weights)
+    for name, value in own.items():
+        value.copy_(weights[name])
+
+
+def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
+    """EngineError naming what is missing, unknown or of another shape."""
+    wrong = [f"{name} is missing" for name in expected if name not in weights]
+    wrong += [f"{name} is unknown" for name in weights if name not in expected]
+    for name, shape in expected.items():
+        if name in weights and tuple(weights[name].shape) != shape:
+            wrong.append(f"{name} has shape {list(weights[name].shape)}, not {list(shape)}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise EngineError(
+            f"these weights are not the sampler's: {'; '.join(wrong[:3])}{more}; "
+            "send the full state_dict() of the merged model, tied entries included"
+        )

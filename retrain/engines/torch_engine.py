@@ -1,0 +1,127 @@
+"""The embedded engine: sampling in the trainer's process, built for groups of completions of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain.engines.capability import base_model, longest_sequence, unsupported
+from retrain.errors import ComponentError, EngineError
+from retrain.registry import engine
+from retrain.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from retrain.engines.embedded.loop import Decoder
+
+
+@engine("torch")
+class TorchEngine:
+    """Samples with the trainer's own forward, and no per-token bookkeeping.
+
+    A prompt is computed once and its keys and values repeated for the group; finished rows are compacted away.
+    The weights are a copy: optimizer steps do not reach the sampler before `load_weights`.
+
+    The log-prob of a token is log_softmax(logits / temperature)[token] in float32. At temperature 0 tokens are
+    greedy and log-probs those of temperature 1. top_k, then top_p, truncate the tempered distribution, and the
+    log-probs are the truncated one's.
+
+    Args:
+        model: a transformers causal LM with full attention (see `unsupported`).
+        dtype: of the matrix products. "auto" is the model's own dtype on an accelerator; on a CPU bfloat16 if it
+            multiplies bfloat16 in hardware (twice as fast; log-probs within about 0.02), else float32.
+            On a CPU everything but the matrix products, the head's included, is float32 in any case.
+        fused: use the rewritten forward where there is one (Llama, Mistral, Qwen2, Qwen3).
+        memory_mb: bound on keys, values, logits and prefill activations; more rows than fit are sampled in turn.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        fused: bool = True,
+        memory_mb: Annotated[int, Field(gt=0)] = 2048,
+    ) -> None:
+        if reason := unsupported(model):
+            raise ComponentError(f"engine 'torch' cannot serve this model: {reason}", 'use engine = "transformers"')
+        self._model = base_model(model)
+        self._dtype = _resolve(dtype, self._model)
+        self._decoder = _decoder(self._model, self._dtype, fused)
+        self._device = next(self._model.parameters()).device
+        self._budget = memory_mb << 20
+        self.version: int | None = None
+        if self._model is model:
+            self.load_weights(model.state_dict(), 0)
+
+    def describe(self) -> str:
+        """The path, type and device in use, in words."""
+        return f"torch engine, {self._decoder.name} decoder, {self._dtype} products on {self._device}"
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
+        import torch
+
+        with torch.inference_mode():
+            self._decoder.load(weights)
+        self.version = version
+
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
+        """`sampling.group_size` completions for each prompt, in the prompts' order."""
+        from retrain.engines.embedded import loop
+        from retrain.engines.embedded.draw import uniforms
+
+        if self.version is None:
+            raise EngineError("the sampler has no weights yet: call load_weights first")
+        check_request(prompts, sampling, longest_sequence(self._model))
+        lengths = [len(prompt) for prompt in prompts]
+        results: dict[int, list[Completion]] = {}
+        for chunk in loop.chunks(lengths, self._budget, lambda length: self._bytes(length, sampling)):
+            uniform = uniforms(chunk, sampling).to(self._device)
+            rows = loop.sample_chunk(self._decoder, [prompts[index] for index in chunk], uniform, sampling)
+            results.update(zip(chunk, loop.completions(*rows, sampling, self.version), strict=True))
+        return [results[index] for index in range(len(prompts))]
+
+    def _bytes(self, length: int, sampling: Sampling) -> int:
+        """Memory of one prompt of this length and its group, in bytes (float32 throughout)."""
+        config = self._model.config
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        size = getattr(config, "head_dim", None) or hidden // heads
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        slots = 2 * config.num_hidden_layers * key_heads * size * (length + sampling.max_tokens)
+        inner = getattr(config, "intermediate_size", None) or 4 * hidden
+        prefill = length * (8 * hidden + 4 * inner)
+        return 4 * (sampling.group_size * (slots + 4 * config.vocab_size) + prefill)
+
+
+def check_request(prompts: Sequence[Sequence[int]], sampling: Sampling, limit: int | None) -> None:
+    """EngineError if a prompt is empty, or too long for the model with its completion."""
+    if not all(len(prompt) for prompt in prompts):
+        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    if limit is not None and longest + sampling.max_tokens > limit:
+        raise EngineError(
+            f"a prompt of {longest} tokens and max_tokens = {sampling.max_tokens} need {longest + sampling.max_tokens} "
+            f"positions, but the model has {limit}; lower [training] max_tokens or drop long prompts"
+        )
+
+
+def _resolve(dtype: str, model: Any) -> Any:
+    import torch
+
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    parameter = next(model.parameters())
+    if parameter.device.type == "cpu":
+        fast = torch.cpu.get_capabilities().get("avx512_bf16", False)
+        return torch.bfloat16 if fast else torch.float32
+    return parameter.dtype
+
+
+def _decoder(model: Any, dtype: Any, fused: bool) -> Decoder:
+    from retrain.engines.embedded.general import GeneralDecoder
+
+    return GeneralDecoder(model, dtype)
