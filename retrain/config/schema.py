@@ -61,8 +61,8 @@ class Model(Section):
     """Present: train LoRA adapters. Absent: train all weights."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
-    chat_template: str | None = None
-    """File with a Jinja chat template, instead of the tokenizer's own."""
+    chat: Literal["auto", "on", "off"] = "auto"
+    """Render prompts with the tokenizer's chat template; "auto": if it has one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
@@ -115,6 +115,10 @@ class Rollout(Section):
     """Rounds of such resampling per step; after that the step trains on what there is."""
     mask_truncated: bool = False
     """Leave completions that ran into max_tokens out of the loss."""
+    parity_every: Natural = 10
+    """Steps between checks that sampler and trainer compute the same log-probs; 0 switches them off."""
+    parity_tolerance: Positive | None = None
+    """Largest mean difference per token in nats; unset: 0.001 in float32 and 0.1 in bfloat16."""
 
 
 class Algorithm(Section):
@@ -234,8 +238,14 @@ class Eval(Section):
     """Temperature of the sampled completions."""
     greedy: bool = True
     """Also score one greedy completion per problem."""
-    k: Annotated[tuple[Count, ...], Array] = (1,)
+    pass_at: Annotated[tuple[Count, ...], Array] = (1,)
     """Report pass@k for these k; none may exceed samples."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling."""
+    top_k: Natural = 0
+    """Sample among the k likeliest tokens; 0 switches it off."""
+    seed: Seed = 0
+    """Its own seed, so that runs with different `[training] seed` are measured alike."""
     max_tokens: Count | None = None
     """Response budget; unset: that of training."""
 
