@@ -1,0 +1,324 @@
+"""Crash-safe checkpoints: staged, hashed, published by one rename, and never a pickle.
+
+    checkpoints/step-000100/
+        policy.safetensors   tensors of the state's top-level key "policy"
+        state.json           everything that is not a tensor, with references to those that are
+        manifest.json        size and sha256 of every other file; written last
+
+A directory without a valid manifest is not a checkpoint. What the manifest does not list is not read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from retrain.errors import StorageError, UserCodeError
+from retrain.types import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+MANIFEST, STATE_FILE = "manifest.json", "state.json"
+_STEP = re.compile(r"step-(\d{6,})(\.old)?")
+_STAGE = ".tmp-"
+_QUARANTINE = "bad-"
+
+
+def save(root: Path, step: int, state: State, keep: int) -> Path:
+    """Write `state` as the checkpoint of `step` and drop all but the newest `keep`.
+
+    Until the rename the previous checkpoints are untouched; after it the new one is complete.
+
+    Args:
+        root: the run's `checkpoints/`; created if need be. One writer at a time (the run's lock).
+        step: optimizer steps done.
+        state: nested dicts, lists and tuples of JSON values and tensors, keyed by component. Key types,
+            tuples, dtypes and tensors shared by several entries come back as they were.
+        keep: how many checkpoints to keep, at least 1.
+
+    Raises:
+        StorageError: the disk is full or cannot be written; nothing of this save stays behind.
+        UserCodeError: the state holds something that is neither a JSON value nor a tensor.
+    """
+    final = root / f"step-{step:06d}"
+    stage = root / f"{_STAGE}{final.name}-{os.getpid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        stage.mkdir()
+        _write(stage, step, state)
+        _publish(stage, final)
+        _retain(root, keep)
+    except OSError as error:
+        raise StorageError(
+            f"cannot save checkpoint {final}: {error.strerror or error}; {_remedy(error)}",
+        ) from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return final
+
+
+def latest(root: Path, log: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that its manifest verifies, or None if there never was one.
+
+    An invalid one is renamed to `bad-step-...` and the reason, naming the file, goes to `log`.
+
+    Raises:
+        StorageError: there are checkpoints, and none is valid; every reason is listed.
+    """
+    reasons: list[str] = []
+    for path in _checkpoints(root):
+        reason = problem(path)
+        if reason is None:
+            return path
+        reasons.append(f"{path.name}: {reason}")
+        log(f"checkpoint {path.name} rejected: {reason}; falling back to the previous one")
+        _quarantine(path)
+    if not reasons:
+        rejected = sorted(root.glob(f"{_QUARANTINE}step-*"))
+        reasons = [f"{path.name}: {problem(path) or 'was rejected before'}" for path in rejected]
+    if reasons:
+        listing = "\n  ".join(reasons)
+        raise StorageError(
+            f"no valid checkpoint in {root}:\n  {listing}\n"
+            "restore one of them from a copy, or start again with --fresh (which deletes them)"
+        )
+    return None
+
+
+def load(path: Path) -> State:
+    """The state saved at `path`, tensors on the CPU, after verifying the hash of every file it reads.
+
+    Raises:
+        StorageError: a file is missing, changed, not a plain file, or not listed in the manifest.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    reason = problem(path)
+    if reason is not None:
+        raise StorageError(f"checkpoint {path} cannot be trusted: {reason}; resume from another one")
+    try:
+        document: dict[str, Any] = json.loads((path / STATE_FILE).read_text())
+        files = _manifest(path)["files"]
+        return {
+            key: _decode(value, load_file(path / _file(key)) if _file(key) in files else {})
+            for key, value in document.items()
+        }
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise StorageError(f"checkpoint {path} cannot be read: {error!r}; resume from another one") from error
+
+
+def step_of(path: Path) -> int:
+    """Optimizer steps done at the checkpoint `.../step-000100`."""
+    match = _STEP.fullmatch(path.name)
+    if match is None:
+        raise StorageError(f"{path} is not named like a checkpoint; expected step-000100")
+    return int(match[1])
+
+
+def problem(path: Path) -> str | None:
+    """Why the checkpoint at `path` is not valid, naming the file; None if it is."""
+    if path.is_symlink() or not path.is_dir():
+        return "not a directory"
+    try:
+        manifest = _manifest(path)
+        if manifest["format"] != FORMAT:
+            return f"{MANIFEST}: format {manifest['format']!r} is not {FORMAT}"
+        expected = _STEP.fullmatch(path.name.removeprefix(_QUARANTINE))
+        if expected is not None and manifest["step"] != int(expected[1]):
+            return f"{MANIFEST}: written for step {manifest['step']!r}"
+        files = dict(manifest["files"])
+        if STATE_FILE not in files:
+            return f"{MANIFEST}: does not list {STATE_FILE}"
+        reasons = (_file_problem(path, name, dict(entry)) for name, entry in files.items())
+        return next((reason for reason in reasons if reason is not None), None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST}: {type(error).__name__}: {error}"
+
+
+def _file_problem(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
+    file = path / name
+    if Path(name).name != name or "\\" in name:
+        return f"{name!r}: not a plain file name"
+    if file.is_symlink() or not file.is_file():
+        return f"{name}: " + ("not a plain file" if os.path.lexists(file) else "missing")
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        return f"{name}: {size} bytes instead of {entry['bytes']}"
+    return None if _sha256(file) == entry["sha256"] else f"{name}: sha256 differs from the manifest"
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    if file.is_symlink():
+        raise ValueError("not a plain file")
+    return dict(json.loads(file.read_text()))
+
+
+def _write(stage: Path, step: int, state: State) -> None:
+    document: dict[str, Any] = {}
+    for key, value in state.items():
+        tensors = _Tensors()
+        document[key] = _encode(value, key, tensors)
+        if tensors.by_name:
+            _write_tensors(stage / _file(key), tensors.by_name)
+    (stage / STATE_FILE).write_text(json.dumps(document))
+    files = sorted(stage.iterdir())
+    for file in files:
+        _fsync(file)
+    entries = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files}
+    (stage / MANIFEST).write_text(json.dumps({"format": FORMAT, "step": step, "files": entries}))
+    _fsync(stage / MANIFEST)
+    _fsync(stage)
+
+
+def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        # The Rust writer reports a full disk in a class of its own, as text ending in "(os error 28)".
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
+
+
+def _publish(stage: Path, final: Path) -> None:
+    if final.exists():
+        # A directory cannot be replaced in one rename: until the new one is there, the old one counts.
+        old = final.with_name(final.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    stage.rename(final)
+    _fsync(final.parent)
+
+
+def _retain(root: Path, keep: int) -> None:
+    current = [path for path in _checkpoints(root) if not path.name.endswith(".old")]
+    kept = set(current[: max(1, keep)])
+    for path in _checkpoints(root):
+        if path not in kept:
+            shutil.rmtree(path)
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    """Newest first; a replaced one after the one that replaced it."""
+    found = ((match, path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
+    return [path for _, path in sorted(found, key=lambda item: (-int(item[0][1]), item[0][2] or ""))]
+
+
+def _remove_leftovers(root: Path) -> None:
+    for path in root.glob(f"{_STAGE}*"):
+        shutil.rmtree(path)
+
+
+def _quarantine(path: Path) -> None:
+    target = path.with_name(_QUARANTINE + path.name)
+    number = 2
+    while target.exists():
+        target, number = path.with_name(f"{_QUARANTINE}{path.name}-{number}"), number + 1
+    try:
+        path.rename(target)
+    except OSError:
+        # A reader of a run on read-only storage falls back all the same.
+        return
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some space or lower [checkpoint] keep; the previous checkpoints are intact"
+    return "check that the directory can be written; the previous checkpoints are intact"
+
+
+def _file(key: str) -> str:
+    return f"{quote(key, safe='')}.safetensors"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _Tensors:
+    """Tensors of one component under unique names; entries that are the same memory are stored once."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._storages: set[int] = set()
+
+    def add(self, tensor: Tensor, where: str) -> str:
+        """The name under which `tensor` is stored; that of an earlier entry if it is the same memory."""
+        same = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and same in self._names:
+            return self._names[same]
+        name, number = where, 2
+        while name in self.by_name:
+            name, number = f"{where}~{number}", number + 1
+        self.by_name[name] = self._own(tensor.detach().cpu().contiguous())
+        self._names[same] = name
+        return name
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """safetensors refuses memory that two entries share: a view is copied."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.nbytes or storage.data_ptr() in self._storages:
+            tensor = tensor.clone()
+        self._storages.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+
+def _encode(value: Any, where: str, tensors: _Tensors) -> Any:
+    """JSON for `value`: what JSON lacks becomes an object with one key, `$dict`, `$tuple` or `$tensor`."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        items: list[tuple[Any, Any]] = list(value.items())
+        encoded = [(key, _encode(item, f"{where}.{key}", tensors)) for key, item in items]
+        if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+            return dict(encoded)
+        return {"$dict": [[_encode(key, where, tensors), item] for key, item in encoded]}
+    if isinstance(value, list | tuple):
+        sequence: list[Any] = [_encode(item, f"{where}.{index}", tensors) for index, item in enumerate(value)]
+        return sequence if isinstance(value, list) else {"$tuple": sequence}
+    if hasattr(value, "untyped_storage"):
+        return {"$tensor": tensors.add(value, where)}
+    raise UserCodeError(
+        f"state {where} is a {type(value).__name__}, which a checkpoint cannot hold; "
+        "let state_dict() return dicts, lists, tuples, numbers, strings and tensors"
+    )
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$tuple" in value:
+        return tuple(_decode(item, tensors) for item in value["$tuple"])
+    if "$dict" in value:
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in value["$dict"]}
+    return {key: _decode(item, tensors) for key, item in value.items()}
