@@ -1,0 +1,1 @@
+"""Small working examples of plug-ins; each imports only `from retrain import ...`, or nothing at all."""
