@@ -1,0 +1,163 @@
+"""Column addition, shown by a demonstrator who makes mistakes: small enough to learn on a CPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Annotated
+
+from pydantic import Field
+
+from retrain.errors import DataError
+from retrain.functional.seeds import derive_seed
+from retrain.registry import task
+from retrain.types import Problem
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Digits = Annotated[int, Field(ge=1, le=12)]
+
+HELDOUT_SHARE = 8
+"""One unordered pair of summands in this many is held out."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """Probabilities of what the demonstrator does.
+
+    Attributes:
+        p_quick: answers at once instead of column by column.
+        q_carry: remembers the carries when answering at once.
+        p_slip: gets a column wrong.
+        p_redo: notices a wrong column and writes it again.
+        p_check: verifies a right column, per problem.
+    """
+
+    p_quick: float = 0.5
+    q_carry: float = 0.2
+    p_slip: float = 0.12
+    p_redo: float = 0.4
+    p_check: float = 0.15
+
+
+@task("addition")
+class Addition:
+    """Sums `a+b?` of two numbers with the same count of digits; the answer follows a final `so`.
+
+    Whether a problem is held out is a hash of its unordered pair of summands, so training and held-out
+    problems are disjoint whatever the seed, and `12+34` never gives `34+12` away. Training problem i
+    derives from (seed, i) alone. Longer numbers make it harder: with `min_digits = 3, max_digits = 4`
+    few first attempts are right.
+
+    Args:
+        seed: of the training problems and of every demonstration.
+        min_digits, max_digits: the count of digits is uniform between them, both included.
+        p_quick, q_carry, p_slip, p_redo, p_check: see `Habits`.
+    """
+
+    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
+        self,
+        seed: int,
+        *,
+        min_digits: Digits = 2,
+        max_digits: Digits = 3,
+        p_quick: Probability = 0.5,
+        q_carry: Probability = 0.2,
+        p_slip: Probability = 0.12,
+        p_redo: Probability = 0.4,
+        p_check: Probability = 0.15,
+    ) -> None:
+        if min_digits > max_digits:
+            raise DataError(f"[addition] min_digits = {min_digits} is above max_digits = {max_digits}; swap them")
+        self.seed, self.min_digits, self.max_digits = seed, min_digits, max_digits
+        self.habits = Habits(p_quick, q_carry, p_slip, p_redo, p_check)
+
+    def problem(self, index: int) -> Problem:
+        """Training problem number `index`."""
+        rng = Random(derive_seed(self.seed, "train", index))
+        a, b = self._draw(rng)
+        while is_heldout(a, b):
+            a, b = self._draw(rng)
+        return self._problem(a, b, rng)
+
+    def heldout(self, count: int) -> list[Problem]:
+        """The first `count` distinct held-out problems; a range of one digit has only a few."""
+        found: dict[tuple[int, int], Problem] = {}
+        for draw in range(1000 + 20 * count):
+            if len(found) >= count:
+                break
+            rng = Random(derive_seed(0, "heldout", draw))
+            a, b = self._draw(rng)
+            if is_heldout(a, b) and (a, b) not in found:
+                found[a, b] = self._problem(a, b, rng)
+        return list(found.values())
+
+    def fingerprint(self) -> str:
+        """Hash of everything that decides what the problems are, the seed aside."""
+        settings = {"task": "addition", "digits": [self.min_digits, self.max_digits], **asdict(self.habits)}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def _draw(self, rng: Random) -> tuple[int, int]:
+        digits = rng.randint(self.min_digits, self.max_digits)
+        low, high = 10 ** (digits - 1), 10**digits - 1
+        return rng.randint(low, high), rng.randint(low, high)
+
+    def _problem(self, a: int, b: int, rng: Random) -> Problem:
+        solution = demonstrate(a, b, rng, self.habits)
+        return Problem(id=f"{a}+{b}", prompt=f"{a}+{b}?\n", answer=str(a + b), solution=solution)
+
+
+def is_heldout(a: int, b: int) -> bool:
+    """Whether the sum of this pair, in either order, belongs to the held-out problems."""
+    pair = f"{min(a, b)}+{max(a, b)}"
+    return hashlib.sha256(pair.encode()).digest()[0] % HELDOUT_SHARE == 0
+
+
+def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
+    """A worked solution of a + b: planning phrases, one line per column, `so NUMBER` last. Often wrong."""
+    if rng.random() < habits.p_quick:
+        return f"so {a + b if rng.random() < habits.q_carry else _without_carries(a, b)}"
+    columns = _columns(a, b)
+    lines, total, carry = ["let me think"], 0, 0
+    for place, (x, y) in enumerate(columns):
+        written = _write_column((x, y, carry), rng, habits, habits.p_check / len(columns), lines)
+        total += written % 10 * 10**place
+        carry = int(written >= 10)
+    total += carry * 10 ** len(columns)
+    return "\n".join([*lines, f"so {total}"])
+
+
+def _write_column(column: tuple[int, int, int], rng: Random, habits: Habits, p_check: float, lines: list[str]) -> int:
+    """Append the lines of one column (digit, digit, carry) and return the sum that is believed."""
+    x, y, carry = column
+    right = x + y + carry
+    if rng.random() >= habits.p_slip:
+        lines.append(_line(x, y, carry, right))
+        if rng.random() < p_check:
+            lines += ["let me check", _line(x, y, carry, right)]
+        return right
+    if carry and rng.random() < 0.5:
+        wrong = x + y
+        lines.append(_line(x, y, 0, wrong))
+    else:
+        wrong = max(0, right + rng.choice([-2, -1, 1, 2]))
+        lines.append(_line(x, y, carry, wrong))
+    if wrong != right and rng.random() < habits.p_redo:
+        lines += ["wait let me redo", _line(x, y, carry, right)]
+        return right
+    return wrong
+
+
+def _line(x: int, y: int, carry: int, result: int) -> str:
+    return f"{x}+{y}{'+1' if carry else ''}={result}"
+
+
+def _columns(a: int, b: int) -> list[tuple[int, int]]:
+    """Digit pairs from the units up; the shorter number is padded with zeros."""
+    width = max(len(str(a)), len(str(b)))
+    return [(a // 10**place % 10, b // 10**place % 10) for place in range(width)]
+
+
+def _without_carries(a: int, b: int) -> int:
+    return sum((x + y) % 10 * 10**place for place, (x, y) in enumerate(_columns(a, b)))
