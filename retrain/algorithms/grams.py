@@ -1,0 +1,109 @@
+"""Strategic grams: the phrases that mark planning, and a pattern that finds them in text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import ComponentError
+
+STRATEGIC_GRAMS: tuple[str, ...] = (
+    "wait let me",
+    "let me think",
+    "on second thought",
+    "let me check",
+    "let me verify",
+    "is this right",
+    "double check",
+    "try another approach",
+    "go back and",
+    "start over",
+    "that's not right",
+    "that doesn't work",
+    "another way to",
+    "or we could",
+    "what if we",
+    "notice that",
+    "the key is",
+    "the key insight",
+)
+"""The default grams."""
+
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4`", "'"))
+_BETWEEN = r"[\s,;:.!?\u2026\u2013\u2014*-]+"  # words of a gram may be apart by space or punctuation: "Wait, let me"
+
+
+def normalise(text: str) -> str:
+    """Lower case, with typographic apostrophes as '. White space is left to the pattern, offsets stay meaningful."""
+    return text.lower().translate(_APOSTROPHES)
+
+
+def read_grams(grams: Sequence[str] | str | None = None, path: str | None = None) -> tuple[str, ...]:
+    """Grams from a list, a JSON array in a string, a comma-separated string, or a JSON file; else the default.
+
+    Raises:
+        ComponentError: both are given, the file has another shape than [...] or {"strategic_grams": [...]},
+            or a gram is no text.
+    """
+    if grams is not None and path is not None:
+        raise ComponentError("strategic_grams and strategic_grams_path are both set", "keep one of them")
+    if path is not None:
+        return _checked(_from_file(path), path)
+    if grams is None:
+        return STRATEGIC_GRAMS
+    if isinstance(grams, str):
+        grams = _from_text(grams)
+    return _checked(grams, "strategic_grams")
+
+
+def _from_text(text: str) -> Any:
+    if not text.lstrip().startswith(("[", "{")):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ComponentError(f"strategic_grams is not valid JSON ({error})", 'write ["wait let me", ...]') from error
+
+
+def _from_file(path: str) -> Any:
+    try:
+        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ComponentError(f"strategic_grams_path {path}: {error.strerror}", "give a JSON file") from error
+    except ValueError as error:
+        raise ComponentError(f"strategic_grams_path {path} is not valid JSON ({error})", "mend that file") from error
+    return content["strategic_grams"] if isinstance(content, dict) and "strategic_grams" in content else content
+
+
+def _checked(grams: Any, source: str) -> tuple[str, ...]:
+    shape = 'a non-empty list of phrases, as [...] or in a file {"strategic_grams": [...]}'
+    if not isinstance(grams, (list, tuple)) or not grams:
+        raise ComponentError(f"{source} is not {shape}", "mend it")
+    for gram in grams:
+        if not isinstance(gram, str) or not re.search(r"\w", gram):
+            raise ComponentError(f"{source} holds {gram!r}, which is no phrase", "every gram is a text with words")
+    return tuple(dict.fromkeys(grams))
+
+
+class GramPattern:
+    """One compiled pattern for all grams, for text that went through `normalise`.
+
+    Matches are whole words, in any case and spacing, at every position where a gram starts (the longest one
+    there), so overlapping phrases ("wait let me think") are all found.
+    """
+
+    def __init__(self, grams: Sequence[str]) -> None:
+        words = {tuple(re.findall(r"[^\s,;:.!?*]+", normalise(gram))) for gram in grams}
+        longest_first = sorted(words, key=lambda gram: (-len(" ".join(gram)), gram))
+        body = "|".join(_BETWEEN.join(map(re.escape, gram)) for gram in longest_first)
+        self._pattern = re.compile(rf"(?<!\w)(?=({body})(?!\w))")
+        self._between = re.compile(_BETWEEN)
+
+    def find(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """(start, end, gram) of every match in normalised text, by start."""
+        for match in self._pattern.finditer(text):
+            start, end = match.span(1)
+            yield start, end, self._between.sub(" ", match[1])

@@ -1,0 +1,103 @@
+"""SEPA's schedule: how strongly execution tokens are pooled at each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import signal
+from retrain.types import Batch, Metrics, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DECAY = 0.99
+_COLLAPSE = 0.2  # share of the initial variance at which the automatic schedule starts to react
+
+
+@signal("sepa_lambda", table="sepa")
+class SepaLambda:
+    """Pooling weight in [0, 1], and the entropies of planning and execution tokens that every run logs.
+
+    linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1)
+    auto:   max(linear, 1 - min((v / v_0) / 0.2, 1)), v = moving average (0.99) of the batch variance of
+            execution-token uncertainty, v_0 its value after `warmup_steps` steps
+    gate:   0 until the correct rate of a batch reaches `correct_rate_gate` once; then open for good
+
+    The step counts from the one at which the gate opened (`ramp_from = "gate"`), or from the start of the
+    run (`"start"`), in which case the weight jumps when the gate opens late.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: Annotated[int, Field(ge=0)] = 500,
+        schedule: Literal["linear", "auto"] = "linear",
+        delay_steps: Annotated[int, Field(ge=0)] = 50,
+        correct_rate_gate: Annotated[float, Field(ge=0, le=1)] = 0.1,
+        warmup_steps: Annotated[int, Field(ge=1)] = 50,
+        ramp_from: Literal["gate", "start"] = "gate",
+    ) -> None:
+        self.steps, self.schedule, self.delay_steps = steps, schedule, delay_steps
+        self.correct_rate_gate, self.warmup_steps, self.ramp_from = correct_rate_gate, warmup_steps, ramp_from
+        self._opened_at: int | None = None
+        self._seen = 0
+        self._variance: float | None = None
+        self._initial: float | None = None
+
+    def __call__(
+        self, step: int, uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor
+    ) -> tuple[float, Metrics]:
+        """The weight at this step, with sepa_lambda, sepa_gate_open and {exec,plan}_entropy_{mean,var}."""
+        value = self.at(step)
+        metrics = {"sepa_lambda": value, "sepa_gate_open": float(self._opened_at is not None)}
+        planning = planning_mask.bool() & response_mask
+        for name, mask in (("exec", response_mask & ~planning), ("plan", planning)):
+            metrics[f"{name}_entropy_mean"] = float(F.masked.masked_mean(uncertainty, mask))
+            metrics[f"{name}_entropy_var"] = float(F.masked.masked_variance(uncertainty, mask))
+        return value, metrics
+
+    def at(self, step: int) -> float:
+        """The weight at a step, given what has been seen so far."""
+        if self._opened_at is None:
+            return 0.0
+        step -= self._opened_at if self.ramp_from == "gate" else 0
+        linear = min(max(step - self.delay_steps, 0) / self.steps, 1.0) if self.steps else 0.0
+        if self.schedule == "linear" or self._variance is None or not self._initial:
+            return linear
+        return max(linear, 1 - min(self._variance / self._initial / _COLLAPSE, 1.0))
+
+    def before(self, batch: Batch) -> Metrics:
+        """Open the gate if enough of this batch is correct."""
+        policy = ~batch.is_expert
+        rate = float(batch.correct[policy].double().mean()) if bool(policy.any()) else 0.0
+        if self._opened_at is None and rate >= self.correct_rate_gate:
+            self._opened_at = batch.step
+        return {}
+
+    def after(self, batch: Batch) -> Metrics:
+        """Follow the variance of this batch's execution tokens."""
+        execution = batch.response_mask & ~batch.column("planning_mask").bool() & ~batch.is_expert[:, None]
+        variance = float(F.masked.masked_variance(batch.column("uncertainty"), execution))
+        previous = variance if self._variance is None else self._variance
+        self._variance = _DECAY * previous + (1 - _DECAY) * variance
+        self._seen += 1
+        if self._seen == self.warmup_steps:
+            self._initial = self._variance
+        return {}
+
+    def state_dict(self) -> State:
+        """Where the gate opened, and the variance followed so far."""
+        return {
+            "opened_at": self._opened_at,
+            "seen": self._seen,
+            "variance": self._variance,
+            "initial": self._initial,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state_dict`."""
+        self._opened_at, self._seen = state["opened_at"], state["seen"]
+        self._variance, self._initial = state["variance"], state["initial"]

@@ -1,0 +1,199 @@
+"""Token transforms: how an episode's advantage is spread over its tokens. Each stage is one pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TRANSFORM_CHAINS: dict[str, list[str]] = {
+    "none": [],
+    "gtpo": ["gtpo"],
+    "hicra": ["hicra"],
+    "sepa": ["sepa", "gtpo"],
+    "gtpo_sepa": ["sepa", "gtpo"],
+    "gtpo_hicra": ["gtpo", "hicra"],
+}
+"""The documented values of `transform_mode` and the stages they stand for."""
+
+Level = Literal["token", "sequence", "geometric"]
+
+
+def transform_chain(mode: str | Sequence[str]) -> list[str]:
+    """Stages of a `transform_mode`: a documented string, one stage's name or dotted path, or a list of those."""
+    if isinstance(mode, str):
+        return list(TRANSFORM_CHAINS.get(mode, [mode]))
+    return list(mode)
+
+
+@transform("gtpo")
+def gtpo(
+    advantages: Tensor, uncertainty: Tensor, response_mask: Tensor, *, beta: Annotated[float, Field(ge=0)] = 0.1
+) -> Tensor:
+    """More credit where the policy was less certain than on average in its sequence.
+
+    A_t * w_t,  w_t = max(0, 1 + beta * (h_t / (m + 1e-8) - 1)),  m = mean of h over the sequence's tokens
+
+    Args:
+        advantages, uncertainty: [N, T]; response_mask: [N, T] bool.
+        beta: strength; 0 leaves the advantages as they are.
+    Returns:
+        [N, T]; unchanged where m < 1e-7. Weights are not renormalised: their mean is 1 unless one is cut at 0.
+    References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (the idea; this weight is linear in h/m).
+    """
+    mean = F.masked.row_mean(uncertainty, response_mask)
+    weight = (1 + beta * (F.masked.keep(uncertainty, response_mask) / (mean + 1e-8) - 1)).clamp(min=0)
+    return advantages * weight.where(mean >= 1e-7, 1.0)
+
+
+@transform("hicra")
+def hicra(
+    advantages: Tensor,
+    planning_mask: Tensor,
+    response_mask: Tensor,
+    *,
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.2,
+) -> tuple[Tensor, dict[str, float]]:
+    """Planning tokens gain: success on them is amplified, failure on them damped.
+
+    A_t + alpha * |A_t| * planning_t
+
+    Args:
+        advantages: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool.
+        alpha: strength; the sign of an advantage never changes.
+    Returns:
+        [N, T], and hicra/amplified_token_ratio and hicra/advantage_shift over all response tokens. The shift is
+        about alpha * E|A| * ratio: planning tokens are favoured whatever they lead to.
+    References: Wang et al., Emergent Hierarchical Reasoning in LLMs through RL (HICRA), arXiv:2509.03646.
+    """
+    gain = F.masked.keep(alpha * advantages.abs() * planning_mask, response_mask)
+    amplified = F.masked.masked_mean((gain != 0).to(gain.dtype), response_mask)
+    shift = F.masked.masked_mean(gain, response_mask)
+    return advantages + gain, {
+        "hicra/amplified_token_ratio": float(amplified),
+        "hicra/advantage_shift": float(shift),
+    }
+
+
+@transform("sepa", writes="uncertainty")
+def sepa(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor, sepa_lambda: float) -> Tensor:
+    """Pool the uncertainty of execution tokens, so that planning tokens stand out to the next stage.
+
+    h'_t = lam * mean_exec(h) + (1 - lam) * h_t on execution tokens (mean per sequence); h_t on planning tokens
+
+    Args:
+        uncertainty: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool.
+        sepa_lambda: lam, clipped to [0, 1].
+    Returns:
+        [N, T], the new `uncertainty`; the mean of a sequence does not change.
+    References: no paper; the pooling is this project's own. It builds on the token entropies of GTPO,
+        arXiv:2508.04349, and on the planning tokens of HICRA, arXiv:2509.03646.
+    """
+    lam = min(max(float(sepa_lambda), 0.0), 1.0)
+    execution = response_mask & ~planning_mask.bool()
+    pooled = lam * F.masked.row_mean(uncertainty, execution) + (1 - lam) * uncertainty
+    return pooled.where(execution, uncertainty)
+
+
+@transform("surprisal_mask")
+def surprisal_mask(
+    advantages: Tensor,
+    uncertainty: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    *,
+    rho: Annotated[float, Field(ge=0, le=1)] = 0.0,
+) -> Tensor:
+    """Train on the most uncertain tokens of a group only.
+
+    A_t if h_t is among the ceil(rho * n) highest of the n tokens of its group, else 0
+
+    Args:
+        advantages, uncertainty: [N, T]; response_mask: [N, T] bool; group_ids: [N] int.
+        rho: share of tokens kept; 0 switches the stage off. Ties with the last kept token are kept.
+    Returns:
+        [N, T].
+    References: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939.
+    """
+    if rho == 0:
+        return advantages
+    kept = F.masked.top_fraction(uncertainty, response_mask, group_ids, rho)
+    return F.masked.keep(advantages, kept)
+
+
+@transform("whiten")
+def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """Advantages of the whole batch to mean 0 and variance 1 over its tokens.
+
+    (A_t - mean A) / sqrt(var A + 1e-8), var unbiased, over all response tokens
+
+    Args:
+        advantages: [N, T]; response_mask: [N, T] bool.
+    Returns:
+        [N, T] without unit; 0 for a batch of one token.
+    References: Hu et al., REINFORCE++, arXiv:2501.03262.
+    """
+    mean = F.masked.masked_mean(advantages, response_mask)
+    variance = F.masked.masked_variance(advantages, response_mask, ddof=1)
+    return F.masked.keep((advantages - mean) / (variance + 1e-8).sqrt(), response_mask)
+
+
+@transform("tis")
+def tis(
+    advantages: Tensor,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    cap: Annotated[float, Field(gt=0)] = 2.0,
+    level: Level = "token",
+) -> Tensor:
+    """Truncated importance weight of the trainer's policy against the sampler's.
+
+    A_t * min(rho, cap),  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
+
+    Args:
+        advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
+        cap: the largest weight.
+        level: ratio of the token, of its sequence (sum of log-ratios), or its geometric mean.
+    Returns:
+        [N, T]; unchanged where sampler and trainer agree.
+    References: Espeholt et al., IMPALA, arXiv:1802.01561 (truncation); Qi et al., Defeating the
+        Training-Inference Mismatch via FP16, arXiv:2510.26788 (between engines).
+    """
+    ratio = F.ratios.log_ratio(old_logprobs, sampler_logprobs, response_mask, level).exp()
+    return advantages * ratio.clamp(max=cap)
+
+
+@transform("mis")
+def mis(  # noqa: PLR0913 - four columns and three keys, each with its name
+    advantages: Tensor,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    low: Annotated[float, Field(ge=0)] = 0.5,
+    high: Annotated[float, Field(gt=0)] = 5.0,
+    level: Level = "token",
+) -> Tensor:
+    """Importance weight of the trainer's policy against the sampler's, dropped where they disagree too much.
+
+    A_t * rho if low <= rho <= high else 0,  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
+
+    Args:
+        advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
+        low, high: the ratios that are trusted.
+        level: ratio of the token, of its sequence (sum of log-ratios), or its geometric mean.
+    Returns:
+        [N, T]; unchanged where sampler and trainer agree.
+    References: Ling Team, Every Step Evolves (IcePop), arXiv:2510.18855; Qi et al., arXiv:2510.26788.
+    """
+    ratio = F.ratios.log_ratio(old_logprobs, sampler_logprobs, response_mask, level).exp()
+    return (advantages * ratio).where((ratio >= low) & (ratio <= high), 0.0)

@@ -1,0 +1,65 @@
+"""Statistics of prompt groups: ragged groups, rows in any order, no Python loop over groups."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def group_sum(values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Sum over each row's group, repeated for every member."""
+    index, count = _index(group_ids)
+    return values.new_zeros(count).index_add(0, index, values)[index]
+
+
+def group_size(group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None) -> Int[Tensor, " N"]:
+    """Number of rows (of those in `members`) in each row's group."""
+    counted = torch.ones_like(group_ids) if members is None else members.to(group_ids.dtype)
+    index, count = _index(group_ids)
+    return counted.new_zeros(count).index_add(0, index, counted)[index]
+
+
+def group_mean(
+    values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None
+) -> Float[Tensor, " N"]:
+    """Mean over each row's group (over its rows in `members`), repeated for every row of the group.
+
+    The mean is taken relative to the group's minimum, so a group of equal values has exactly that value as its
+    mean in every precision: such a group must give advantages that are exactly 0. A group without members gives 0.
+    """
+    if members is None:
+        members = torch.ones_like(group_ids, dtype=torch.bool)
+    index, count = _index(group_ids)
+    outside = values.masked_fill(~members, torch.inf)
+    lowest = values.new_full((count,), torch.inf).scatter_reduce(0, index, outside, "amin")
+    lowest = lowest.where(lowest.isfinite(), 0.0)[index]
+    above = group_sum((values - lowest).where(members, 0.0), group_ids)
+    return lowest + above / group_size(group_ids, members).clamp(min=1)
+
+
+def group_std(
+    values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None, ddof: int = 0
+) -> Float[Tensor, " N"]:
+    """Standard deviation over each row's group; 0 where a group has no more than `ddof` members."""
+    centred = values - group_mean(values, group_ids, members)
+    if members is not None:
+        centred = centred.where(members, 0.0)
+    degrees = group_size(group_ids, members) - ddof
+    variance = group_sum(centred.square(), group_ids) / degrees.clamp(min=1)
+    return variance.where(degrees > 0, 0.0).sqrt()
+
+
+def leave_one_out(
+    values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None
+) -> Float[Tensor, " N"]:
+    """Value minus the mean of the group's other members: n/(n-1) * (value - mean); 0 where n is 1.
+
+    Rows outside `members` get a meaningless number; the caller masks them.
+    """
+    n = group_size(group_ids, members).to(values.dtype)
+    return (values - group_mean(values, group_ids, members)) * n / (n - 1).clamp(min=1)
+
+
+def _index(group_ids: Int[Tensor, " N"]) -> tuple[Int[Tensor, " N"], int]:
+    """Groups numbered 0..count-1."""
+    unique, index = torch.unique(group_ids, return_inverse=True)
+    return index, len(unique)

@@ -1,0 +1,52 @@
+"""Statistics over masked positions. A masked position contributes nothing, whatever it holds (NaN included)."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def keep(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """The values, exactly 0 outside the mask."""
+    return values.where(mask, 0.0)
+
+
+def masked_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:
+    """Mean over all masked positions of the batch; 0 if there are none."""
+    return keep(values, mask).sum() / mask.sum().clamp(min=1)
+
+
+def masked_variance(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], ddof: int = 0) -> Float[Tensor, ""]:
+    """Variance over all masked positions of the batch; 0 if there are no more than `ddof`."""
+    degrees = mask.sum() - ddof
+    squares = keep(values - masked_mean(values, mask), mask).square().sum()
+    return (squares / degrees.clamp(min=1)).where(degrees > 0, 0.0)
+
+
+def row_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N 1"]:
+    """Mean over the masked positions of each row; 0 for a row without any."""
+    return keep(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def expand(values: Float[Tensor, " N"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """One number per row on every masked position of the row, 0 elsewhere."""
+    return keep(values[:, None].expand(mask.shape), mask)
+
+
+def top_fraction(
+    values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group_ids: Int[Tensor, " N"], fraction: float
+) -> Bool[Tensor, "N T"]:
+    """Masked positions whose value is among the ceil(fraction * n) highest of their group's n masked positions.
+
+    Ties with the lowest selected value are all selected, so the result does not depend on the order of rows.
+    """
+    groups = torch.unique(group_ids, return_inverse=True)[1][:, None].expand(mask.shape)[mask]
+    flat = values[mask]
+    order = flat.argsort(descending=True)
+    order = order[groups[order].argsort(stable=True)]
+    sizes = torch.bincount(groups)
+    first = sizes.cumsum(0) - sizes
+    kept = (sizes * fraction).ceil().long().clamp(min=1)
+    lowest = flat[order][first + kept - 1] if len(flat) else flat
+    selected = torch.zeros_like(mask)
+    selected[mask] = flat >= lowest[groups]
+    return selected
