@@ -1,1 +1,3 @@
-"""training."""
+"""The policy and what it is trained with. Importing this registers the components, without torch."""
+
+from retrain.training import reference as reference

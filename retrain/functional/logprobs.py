@@ -1,0 +1,113 @@
+"""Log-probabilities of sampled tokens. The only module that shifts logits against tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+FLOOR = -1e4
+"""Least log-prob: keeps a forbidden token (logit -inf) finite; exp(FLOOR) is 0 in every float type."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What one pass over the logits tells about n tokens, in nats.
+
+    Attributes:
+        logprobs: [n] log p(token), <= 0.
+        entropy: [n] H = -sum_v p_v ln p_v of the distribution the token was drawn from, in [0, ln V].
+        varentropy: [n] sum_v p_v (ln p_v)^2 - H^2, variance of the surprisal, >= 0; never with gradient.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    varentropy: Tensor
+
+
+def predictors(mask: Bool[Tensor, "N T"], scored: Bool[Tensor, "N T"], flat: bool) -> Int[Tensor, " n"]:
+    """Where the distribution of each scored token stands: the position before it in its row.
+
+    Args:
+        mask: real tokens of right-padded rows.
+        scored: tokens whose log-prob is wanted, a subset of mask; never a row's first token.
+        flat: index into the list of real tokens (True) or into the N*T cells of the padded batch.
+    """
+    assert not bool(scored[:, 0].any()), "the first token of a row has nothing before it to be predicted from"
+    cells = scored.reshape(-1).nonzero()[:, 0]
+    return (mask.reshape(-1).cumsum(0)[cells] - 2) if flat else cells - 1
+
+
+def token_scores(
+    hidden: Float[Tensor, "n d"],
+    head: Callable[[Tensor], Tensor],
+    tokens: Int[Tensor, " n"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+) -> TokenScores:
+    """Score tokens under softmax(head(hidden) / temperature), in float32, a chunk of positions at a time.
+
+    lp = z_token - ln sum_v exp z_v,  z = head(hidden) / temperature
+
+    No more than `chunk` rows of logits exist at once: with several chunks the backward pass computes each
+    chunk's logits again.
+
+    Args:
+        hidden: last hidden state at the position that predicts each token (see `predictors`).
+        head: hidden state -> logits [*, V].
+        tokens: the token at each position.
+        temperature: of sampling, > 0.
+        chunk: positions at a time, >= 1.
+    """
+
+    def score(part: Tensor, targets: Tensor) -> Any:
+        return _Scores.apply(head(part), targets, temperature)
+
+    if len(tokens) <= chunk:
+        return TokenScores(*score(hidden, tokens))
+    parts = [
+        checkpoint(score, part, targets, use_reentrant=False, preserve_rng_state=False)
+        for part, targets in zip(hidden.split(chunk), tokens.split(chunk), strict=True)
+    ]
+    return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+class _Scores(torch.autograd.Function):
+    """(lp, H, varentropy) of logits; saves one [n, V] tensor and writes the gradient in closed form.
+
+    d lp / dz_v = [v = token] - p_v        d H / dz_v = -p_v (ln p_v + H)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        table = torch.log_softmax(wide / temperature, -1).clamp_min_(FLOOR)
+        weighted = table.exp().mul_(table)
+        entropy = -weighted.sum(-1)
+        varentropy = (torch.linalg.vecdot(weighted, table) - entropy.square()).clamp_min_(0)
+        ctx.save_for_backward(table, tokens, entropy)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.mark_non_differentiable(varentropy)
+        ctx.set_materialize_grads(False)
+        return table.gather(-1, tokens[:, None])[:, 0], entropy, varentropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        of_logprob, of_entropy = grads[:2]
+        table, tokens, entropy = ctx.saved_tensors
+        out = table.exp()
+        if of_entropy is None:
+            assert of_logprob is not None
+            out.mul_(-of_logprob[:, None])
+        else:
+            slope = (table + entropy[:, None]).mul_(-of_entropy[:, None])
+            out.mul_(slope if of_logprob is None else slope.sub_(of_logprob[:, None]))
+        if of_logprob is not None:
+            out.scatter_add_(-1, tokens[:, None], of_logprob[:, None])
+        return out.div_(ctx.temperature).to(ctx.dtype), None, None

@@ -1,0 +1,109 @@
+"""One forward of any transformers causal LM: packed where the model allows it, padded otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrain.functional.logprobs import predictors, token_scores
+from retrain.training.attention import longest_packed_row, packed
+from retrain.training.packing import Packing, micro_batches
+from retrain.training.settings import PolicySettings
+from retrain.types import Batch
+
+_TOLERANCE = 1e-3
+_CHUNK_ELEMENTS = 1 << 25
+
+
+class Forward:
+    """Scores response tokens with a causal LM.
+
+    What a model can do is found by trying: a probe compares the packed forward, and body plus output
+    embedding, with the model's own logits. A model that changes logits after the output embedding (soft
+    caps) keeps its own forward; a model that refuses the packed attention, or sees less than the whole row
+    (sliding windows), is run padded with its own attention.
+
+    Attributes:
+        splits: logits = output embedding of the last hidden state, so they can be computed in chunks.
+        packed_limit: longest row that may be packed; 0 if the model cannot pack.
+    """
+
+    def __init__(self, model: Any, settings: PolicySettings) -> None:
+        self.model, self.temperature, self.budget = model, settings.temperature, settings.micro_batch_tokens
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        self.chunk = settings.logprob_chunk or max(1, _CHUNK_ELEMENTS // model.config.vocab_size)
+        ids = torch.arange(10, device=model.device).view(2, 5) * 7 % model.config.vocab_size
+        mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=model.device)
+        self.splits = False
+        with torch.no_grad():
+            expected = self._hidden(ids, mask, flat=False)[mask.flatten()]
+            self.splits = True  # the probe's premise
+            self.splits = self._agrees(expected, ids, mask, flat=False)
+            can_pack = self.splits and self._agrees(expected, ids, mask, flat=True)
+        self.packed_limit = longest_packed_row(model.config) if can_pack else 0.0
+
+    def _agrees(self, expected: Tensor, ids: Tensor, mask: Tensor, flat: bool) -> bool:
+        try:
+            with packed(self.model) if flat else nullcontext():
+                hidden = self._hidden(ids, mask, flat)
+            logits = self._head(hidden if flat else hidden[mask.flatten()])
+        except Exception:  # whatever a model raises here, its own forward remains
+            return False
+        slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
+        return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))
+
+    def attention(self, width: int) -> AbstractContextManager[None]:
+        """Holds the attention that rows of this width use; forward and backward both belong in it."""
+        return packed(self.model) if width <= self.packed_limit else nullcontext()
+
+    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[Tensor]:
+        """These rows of the batch, by length, in parts that fit the token budget."""
+        return micro_batches(batch.attention_mask.sum(-1).tolist(), rows, self.budget)
+
+    def columns(self, batch: Batch) -> dict[str, Tensor]:
+        """logprobs, entropy (both with gradient) and varentropy of response tokens, [N, T], 0 elsewhere.
+
+        Called within `attention(T)`.
+        """
+        ids, mask, scored = batch.input_ids, batch.attention_mask, batch.response_mask
+        flat = ids.shape[1] <= self.packed_limit
+        index = predictors(mask, scored, flat)
+        with self._autocast():
+            hidden = self._hidden(ids, mask, flat).index_select(0, index)
+            scores = token_scores(hidden, self._head, ids[scored], temperature=self.temperature, chunk=self.chunk)
+        blank = scores.logprobs.new_zeros(ids.shape)
+        return {name: blank.masked_scatter(scored, values) for name, values in vars(scores).items()}
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
+        """old_logprobs, entropy, varentropy by name, each [N, T] float32 without gradient, in one pass."""
+        tables = {name: batch.sampler_logprobs.new_zeros(batch.input_ids.shape) for name in columns}
+        for part in self.micro_batches(batch, range(len(batch.input_ids))):
+            rows = batch.rows(part)
+            with self.attention(rows.input_ids.shape[1]):
+                found = self.columns(rows)
+            found["old_logprobs"] = found["logprobs"]
+            for name, table in tables.items():
+                table[part, : rows.input_ids.shape[1]] = found[name]
+        return tables
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=self.dtype)
+
+    def _hidden(self, input_ids: Tensor, mask: Tensor, flat: bool) -> Tensor:
+        """Last hidden states [tokens, d]: of the real tokens if flat, else of all cells; logits if it cannot split."""
+        body = self.model.base_model if self.splits else self.model
+        if not flat:
+            return body(input_ids=input_ids, attention_mask=mask.long(), use_cache=False)[0].flatten(0, 1)
+        packing = Packing.of(mask)
+        ids = input_ids[mask][None]
+        return body(input_ids=ids, position_ids=packing.position_ids, packing=packing, use_cache=False)[0][0]
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(hidden) if self.splits else hidden

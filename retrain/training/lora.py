@@ -1,0 +1,81 @@
+"""LoRA adapters through peft, which is imported here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrain.errors import ComponentError, MissingExtraError
+from retrain.training.settings import LoraSettings
+
+_ADAPTER = "default"
+
+
+def inject(model: Any, settings: LoraSettings) -> Any:
+    """Put trainable float32 adapters into the model, freeze the rest; returns peft's wrapper of the same model.
+
+    Raises:
+        MissingExtraError: peft is not installed.
+        ComponentError: no layer has a name in `target_modules`.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise MissingExtraError("peft", "lora") from error
+    targets = settings.target_modules
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=settings.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        try:
+            wrapper = get_peft_model(model, config)
+        except ValueError as error:
+            raise ComponentError(f"[lora] target_modules: {error}", 'name linear layers, or "all-linear"') from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return wrapper
+
+
+@contextmanager
+def adapters_off(wrapper: Any) -> Iterator[None]:
+    """The frozen base model inside this block."""
+    with wrapper.disable_adapter():
+        yield
+
+
+def merged(model: Any) -> dict[str, Tensor]:
+    """Full weights under the base model's names, W + (alpha / r) B A; the training copy is not touched."""
+    deltas = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+    weights: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        layer, _, leaf = key.rpartition(".")
+        owner = layer.removesuffix(".base_layer")
+        if ".lora_" in key:
+            continue
+        if owner in deltas and leaf == "weight":
+            value = value + deltas[owner].get_delta_weight(_ADAPTER).to(value.dtype)
+        weights[f"{owner}.{leaf}"] = value.detach()
+    return weights
+
+
+@contextmanager
+def training(model: Any) -> Iterator[None]:
+    """The adapters' dropout is active inside this block; a model without adapters is left as it is."""
+    dropouts = [module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{_ADAPTER}")]
+    for module in dropouts:
+        module.train()
+    try:
+        yield
+    finally:
+        for module in dropouts:
+            module.eval()

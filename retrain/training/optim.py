@@ -1,0 +1,99 @@
+"""Optimizers over named parameters, their schedule, and their state as plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retrain.training.settings import PolicySettings
+from retrain.types import State
+
+
+def lr_factor(step: int, settings: PolicySettings) -> float:
+    """Share of the peak learning rate at optimizer step `step` (from 0), in (0, 1].
+
+    (step + 1) / warmup_steps while warming up; then with u = share of the remaining steps done,
+    constant: 1, linear: 1 - u, cosine: (1 + cos(pi u)) / 2. The decay would reach 0 at total_steps.
+    """
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - settings.warmup_steps) / max(1, settings.total_steps - settings.warmup_steps))
+    return 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+
+class Optimizer:
+    """AdamW, or Muon (Jordan et al. 2024) for hidden matrices and AdamW for embeddings, head, norms and biases.
+
+    Muon's updates are rescaled to the root mean square of AdamW's, so one learning rate serves both.
+
+    Attributes:
+        parameters: what is trained, by name.
+    """
+
+    def __init__(self, model: nn.Module, settings: PolicySettings) -> None:
+        self.settings = settings
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        edges = _edge_parameters(model)
+        muon = [
+            p for p in self.parameters.values() if settings.optimizer == "muon" and p.ndim == 2 and id(p) not in edges
+        ]
+        chosen = {id(p) for p in muon}
+        rest = [p for p in self.parameters.values() if id(p) not in chosen]
+        groups = [
+            {"params": [p for p in rest if p.ndim >= 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        fused = all(p.device.type in ("cpu", "cuda") for p in rest)
+        adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+        self.optimizers: list[torch.optim.Optimizer] = [adamw]
+        if muon:
+            self.optimizers.append(
+                torch.optim.Muon(
+                    muon, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+                )
+            )
+
+    def step(self, step: int) -> float:
+        """Apply the gradients as optimizer step number `step`; returns the learning rate used."""
+        lr = self.settings.lr * lr_factor(step, self.settings)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+        return lr
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> State:
+        """{parameter name: {"exp_avg": tensor, ...}}; the tensors are the optimizer's own."""
+        names = {id(p): name for name, p in self.parameters.items()}
+        return {names[id(p)]: dict(state) for o in self.optimizers for p, state in o.state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over copies of what `state_dict` gave."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+            for p in [p for group in optimizer.param_groups for p in group["params"]]:
+                name = next(name for name, own in self.parameters.items() if own is p)
+                if name in state:
+                    optimizer.state[p] = {key: _placed(value, p) for key, value in state[name].items()}
+
+
+def _edge_parameters(model: nn.Module) -> set[int]:
+    """Parameters of embeddings and of the output head, which Muon is not made for."""
+    modules: list[Any] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return {id(p) for module in [*modules, head] if module is not None for p in module.parameters()}
+
+
+def _placed(value: Tensor, parameter: Tensor) -> Tensor:
+    """A copy on the parameter's device; a step counter stays where it was made unless CUDA holds the parameter."""
+    return value.detach().clone().to(parameter.device)

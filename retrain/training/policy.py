@@ -1,0 +1,220 @@
+"""The trainable model: scoring and updates in micro-batches whose size changes memory, not results."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from retrain.functional.mismatch import Mismatch
+from retrain.training import lora
+from retrain.training.forward import Forward
+from retrain.training.optim import Optimizer
+from retrain.training.settings import PolicySettings
+from retrain.types import Batch, Metrics, State
+
+if TYPE_CHECKING:
+    from retrain.algorithms.objective import Objective
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one optimizer step sees: rows, the weight of every token in every loss term, micro-batches of live rows."""
+
+    batch: Batch
+    weights: Mapping[str, Tensor]
+    parts: Sequence[Tensor]
+
+
+class TorchPolicy:
+    """A transformers causal LM under training on one device.
+
+    The model stays in `eval` mode, so that dropout never sets the policy apart from its own log-probs (the
+    adapters' own dropout aside), and remains usable for `generate` and `save_pretrained`.
+
+    Args:
+        model: a causal LM; its weights become float32 master weights, except those that LoRA freezes.
+        settings: see `PolicySettings`.
+
+    Attributes:
+        model: the model being trained. step: optimizer steps taken. adapter: peft's wrapper of it, or None.
+    """
+
+    def __init__(self, model: Any, settings: PolicySettings) -> None:
+        self.settings, self.step = settings, 0
+        self.adapter = lora.inject(model, settings.lora) if settings.lora else None
+        self.model: Any = model if settings.lora else model.float()
+        self.model.eval()
+        if settings.gradient_checkpointing:
+            _checkpoint_layers(self.model)
+        self.forward = Forward(self.model, settings)
+        self.optimizer = Optimizer(self.model, settings)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and where batches must be."""
+        return self.model.device
+
+    def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
+        """old_logprobs, entropy, varentropy by name, each [N, T] float32, 0 outside response_mask, in one pass."""
+        return self.forward.logprobs(batch, columns)
+
+    def reference(self) -> Callable[[Batch], Tensor]:
+        """Scores [N, T] by the weights as they are now: the base model under the adapters, or a frozen copy."""
+        if self.adapter is not None:
+            return self._base_logprobs
+        frozen = Forward(copy.deepcopy(self.model).requires_grad_(False), self.settings)
+        return lambda batch: frozen.logprobs(batch)["old_logprobs"]
+
+    def _base_logprobs(self, batch: Batch) -> Tensor:
+        with lora.adapters_off(self.adapter):
+            return self.logprobs(batch)["old_logprobs"]
+
+    def update(self, batch: Batch, objective: Objective) -> Metrics:
+        """`epochs` passes of `minibatches` optimizer steps each over the batch.
+
+        The gradient is that of the objective over the whole minibatch, whatever the micro-batches are: the
+        weight of every token is fixed first. Rows that contribute nothing are not forwarded. With a single
+        step `old_logprobs` are the current ones (ratio exactly 1); with several they are scored first, in
+        the micro-batches of the steps.
+
+        Returns:
+            loss/*, policy/entropy, grad/norm, optim/lr, tokens/forwarded, update/*, means over the steps, and
+            mismatch/* of the first. A step whose loss or gradient is not finite changes nothing and
+            reports update/nonfinite = 1; one without a live row reports update/skipped = 1.
+        """
+        steps = [self._plan(batch, rows, objective) for rows in self._minibatches(batch)]
+        if len(steps) * self.settings.epochs > 1:
+            steps = [self._with_old_logprobs(step) for step in steps]
+        reports = [self._take(step, objective) for _ in range(self.settings.epochs) for step in steps]
+        return _mean(reports) | {name: value for name, value in reports[0].items() if name.startswith("mismatch/")}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Full weights by the base model's names, tied entries included, for a sampler; views where possible."""
+        if self.adapter is not None:
+            return lora.merged(self.model)
+        return {name: value.detach() for name, value in self.model.state_dict().items()}
+
+    def state_dict(self) -> State:
+        """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies."""
+        trained = {name: p.detach() for name, p in self.optimizer.parameters.items()}
+        return {"step": self.step, "model": trained, "optimizer": self.optimizer.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        """Restore what `state_dict` gave; training continues bit for bit."""
+        for name, parameter in self.optimizer.parameters.items():
+            parameter.copy_(state["model"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = int(state["step"])
+
+    def save_adapter(self, path: Path) -> None:
+        """Write the adapter in peft's format."""
+        assert self.adapter is not None, "only a policy with LoRA has an adapter"
+        self.adapter.save_pretrained(path)
+
+    def _minibatches(self, batch: Batch) -> list[Tensor]:
+        """Every `minibatches`-th row, so that each part has a share of every group."""
+        count, parts = len(batch.input_ids), self.settings.minibatches
+        rows = torch.arange(count, device=batch.input_ids.device)
+        return [rows[start::parts] for start in range(min(parts, count))]
+
+    def _plan(self, batch: Batch, rows: Tensor, objective: Objective) -> _Step:
+        part = batch if len(rows) == len(batch.input_ids) else batch.rows(rows)
+        live = objective.live_rows(part).nonzero()[:, 0].tolist()
+        return _Step(part, objective.weights(part), self.forward.micro_batches(part, live))
+
+    @torch.no_grad()
+    def _with_old_logprobs(self, step: _Step) -> _Step:
+        table = step.batch.sampler_logprobs.new_zeros(step.batch.input_ids.shape)
+        for index in step.parts:
+            rows = step.batch.rows(index)
+            width = rows.input_ids.shape[1]
+            with self.forward.attention(width):
+                table[index, :width] = self.forward.columns(rows)["logprobs"]
+        return _Step(step.batch.replace(old_logprobs=table), step.weights, step.parts)
+
+    def _take(self, step: _Step, objective: Objective) -> Metrics:
+        """One optimizer step: gradients of all micro-batches, guard, clip, apply."""
+        tally = _Tally()
+        with lora.training(self.model):
+            for index in step.parts:
+                rows = step.batch.rows(index)
+                width = rows.input_ids.shape[1]
+                with self.forward.attention(width):
+                    columns = self._loss_columns(rows, objective)
+                    weights = {name: weight[index, :width] for name, weight in step.weights.items()}
+                    loss, sums = objective(columns, weights)
+                    loss.backward()
+                tally.add(rows, columns, sums | {"loss/total": loss.detach()})
+        return tally.metrics() | self._apply(tally.loss, bool(step.parts))
+
+    def _loss_columns(self, rows: Batch, objective: Objective) -> dict[str, Any]:
+        scored = self.forward.columns(rows)
+        once = self.settings.epochs * self.settings.minibatches == 1
+        scored["old_logprobs"] = scored["logprobs"].detach() if once else rows.column("old_logprobs")
+        return {name: rows.column(name) for name in objective.reads - scored.keys()} | scored
+
+    def _apply(self, loss: float, live: bool) -> Metrics:
+        if not live:
+            return {"update/skipped": 1.0, "update/nonfinite": 0.0}
+        norm = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters.values(), self.settings.max_grad_norm)
+        metrics = {"grad/norm": float(norm), "update/skipped": 0.0}
+        finite = bool(torch.isfinite(torch.tensor([loss, metrics["grad/norm"]])).all())
+        if finite:
+            metrics["optim/lr"] = self.optimizer.step(self.step)
+            self.step += 1
+        self.optimizer.zero_grad()
+        return metrics | {"update/nonfinite": float(not finite)}
+
+
+class _Tally:
+    """Sums over the micro-batches of a step."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Any] = {}
+        self.mismatch: Mismatch | None = None
+        self.tokens = 0
+
+    def add(self, rows: Batch, columns: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+        mask = rows.response_mask & ~rows.is_expert[:, None]
+        part = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask)
+        self.mismatch = part if self.mismatch is None else self.mismatch + part
+        entropy = {"policy/entropy": columns["entropy"].detach().where(mask, 0.0).sum(), "tokens": mask.sum()}
+        for name, value in {**sums, **entropy}.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        self.tokens += int(rows.attention_mask.sum())
+
+    @property
+    def loss(self) -> float:
+        return float(self.sums.get("loss/total", 0.0))
+
+    def metrics(self) -> Metrics:
+        found = {name: float(value) for name, value in self.sums.items()}
+        sampled = found.pop("tokens", 0.0)
+        if not sampled:
+            found.pop("policy/entropy", None)
+        else:
+            found["policy/entropy"] /= sampled
+        return found | {"tokens/forwarded": float(self.tokens)} | (self.mismatch.metrics() if self.mismatch else {})
+
+
+def _mean(reports: Sequence[Metrics]) -> Metrics:
+    """Mean of every metric over the steps that report it."""
+    names = dict.fromkeys(name for report in reports for name in report)
+    values = {name: [report[name] for report in reports if name in report] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """transformers checkpoints layers in training mode only; the modules inside them stay in eval mode."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

@@ -1,0 +1,72 @@
+"""The frozen reference that KL terms compare with; importing this imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from retrain.errors import StorageError
+from retrain.registry import signal
+from retrain.types import Batch, Metrics, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from retrain.training.policy import TorchPolicy
+
+
+@signal("ref_logprobs")
+class ReferenceLogprobs:
+    """log p of each response token under the weights training started from, [N, T] nats, 0 elsewhere.
+
+    With LoRA the reference is the base model with adapters off and costs no memory, else a frozen copy.
+    The weights are not stored: every start of a run builds the same ones again, and a fingerprint in the
+    checkpoint proves it.
+    """
+
+    def __init__(self, policy: TorchPolicy) -> None:
+        self._score = policy.reference()
+        self.fingerprint = "" if policy.adapter is not None else _fingerprint(policy.weights())
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
+    ) -> Tensor:
+        rows = response_mask.sum(-1)
+        zeros = sampler_logprobs.new_zeros(len(rows))
+        off = rows < 0
+        batch = Batch(
+            input_ids, attention_mask, response_mask, sampler_logprobs, zeros, off, rows, rows, off, sampler_logprobs
+        )
+        return self._score(batch)
+
+    def before(self, batch: Batch) -> Metrics:
+        return {}
+
+    def after(self, batch: Batch) -> Metrics:
+        return {}
+
+    def state_dict(self) -> State:
+        return {"fingerprint": self.fingerprint}
+
+    def load_state_dict(self, state: State) -> None:
+        """StorageError if this run's initial weights are not those that the checkpoint's run started from."""
+        if state["fingerprint"] != self.fingerprint:
+            raise StorageError(
+                "the reference for ref_logprobs differs from the one this run started with: the initial model changed; "
+                "restore the model that [model] path named then, or start a fresh run"
+            )
+
+
+def _fingerprint(weights: dict[str, Any]) -> str:
+    """sha256 over names and the exact bytes of all weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(_bytes()).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
