@@ -170,7 +170,8 @@ def _raised(module: str, error: BaseException) -> tuple[str, str]:
 
 
 def _suggest(kind: str, name: str) -> str:
-    return _did_you_mean(name, names(kind)) + ", or a dotted path to your own"
+    found = _did_you_mean(name, names(kind))
+    return found if found.endswith("?") else f"{found}, or a dotted path to your own"
 
 
 def _did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -1,0 +1,100 @@
+"""What the sections of a configuration demand of each other, checked before anything loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retrain.config.document import Document
+from retrain.config.schema import BUILTIN, Config
+
+_LARGE_LR = 5e-5
+"""Full training of a pretrained model at this rate or above usually ruins it."""
+
+
+def check(config: Config, document: Document) -> None:
+    """Record every contradiction between keys as a problem, and every oddity as a warning."""
+    _check_batch(config, document)
+    _check_sampling(config, document)
+    _check_schedule(config, document)
+    _check_eval(config, document)
+    _check_model(config, document)
+    _check_paths(config, document)
+
+
+def _check_batch(config: Config, document: Document) -> None:
+    training = config.training
+    rows = training.batch_size * training.group_size
+    if rows % training.minibatches:
+        document.refuse(
+            ("training", "minibatches"),
+            f"{rows} completions per step (batch_size {training.batch_size} x group_size {training.group_size}) "
+            f"do not divide into {training.minibatches} equal parts",
+            f"use a divisor of {rows}",
+        )
+    if training.micro_batch_tokens < training.max_tokens:
+        document.refuse(
+            ("training", "micro_batch_tokens"),
+            f"{training.micro_batch_tokens} tokens do not hold one completion of max_tokens = {training.max_tokens}",
+            f"use at least {2 * training.max_tokens}, so that the prompt fits too",
+        )
+    if training.group_size == 1:
+        document.warn(
+            ("training", "group_size"),
+            "a group of one has nothing to be compared with: every group-relative advantage is 0",
+            "use 4 to 16",
+        )
+
+
+def _check_sampling(config: Config, document: Document) -> None:
+    for key, value, off in (("top_p", config.rollout.top_p, 1), ("top_k", config.rollout.top_k, 0)):
+        if value != off:
+            document.refuse(
+                ("rollout", key),
+                f"{value} truncates the distribution that completions are drawn from, not the one that is trained",
+                f"use {key} = {off}; [eval] {key} may be anything",
+            )
+
+
+def _check_schedule(config: Config, document: Document) -> None:
+    optimizer, training = config.optimizer, config.training
+    updates = training.max_steps * training.epochs * training.minibatches
+    if optimizer.warmup_steps >= updates:
+        document.warn(
+            ("optimizer", "warmup_steps"),
+            f"the learning rate rises for {optimizer.warmup_steps} steps and the run has {updates}",
+            f"use fewer than {updates}",
+        )
+    if config.warmup.steps and config.warmup.warmup_steps >= config.warmup.steps:
+        document.warn(
+            ("warmup", "warmup_steps"),
+            f"the learning rate rises for {config.warmup.warmup_steps} of {config.warmup.steps} steps",
+            "use about a tenth of steps",
+        )
+
+
+def _check_eval(config: Config, document: Document) -> None:
+    largest, samples = max(config.eval.pass_at, default=0), config.eval.samples
+    if largest > samples:
+        document.refuse(
+            ("eval", "pass_at"),
+            f"pass@{largest} needs as many completions per problem, and samples = {samples}",
+            f"use samples = {largest}",
+        )
+
+
+def _check_model(config: Config, document: Document) -> None:
+    model, lr = config.model, config.optimizer.lr
+    if model.path.startswith(BUILTIN):
+        return
+    if model.lora is None and lr >= _LARGE_LR:
+        document.warn(("optimizer", "lr"), f"{lr:g} is large for training all weights of a real model", "try 1e-6")
+    if model.path.startswith(("/", "./", "../", "~")) and not Path(model.path).expanduser().is_dir():
+        document.refuse(("model", "path"), f'there is no directory "{model.path}"', "give a directory or a hub name")
+
+
+def _check_paths(config: Config, document: Document) -> None:
+    for index, place in enumerate(config.plugins.search_paths):
+        if not Path(place).expanduser().is_dir():
+            document.refuse(
+                ("plugins", "search_paths", index), f'there is no directory "{place}"', "make it, or remove it here"
+            )

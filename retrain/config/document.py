@@ -1,0 +1,165 @@
+"""A TOML file with command-line overrides laid over it, and the place where every value was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import tomli
+
+from retrain.config.positions import Path, positions
+from retrain.errors import ConfigError, ConfigProblem
+
+ALIASES: dict[Path, Path] = {
+    ("training", "lr"): ("optimizer", "lr"),
+    ("logging", "strategic_grams"): ("planning", "strategic_grams"),
+    ("hicra", "strategic_grams"): ("planning", "strategic_grams"),
+    ("hicra", "strategic_grams_path"): ("planning", "strategic_grams_path"),
+}
+"""Documented second names of keys. Setting a key twice in one file is a mistake."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written: file, line and column (0 for an override), and the key as it was typed."""
+
+    file: str
+    line: int
+    column: int
+    typed: Path
+
+
+@dataclass
+class Document:
+    """A configuration as it is read: values under their canonical keys, their places, and all mistakes so far."""
+
+    file: str
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: dict[Path, Place] = field(default_factory=dict[Path, Place])
+    problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
+    warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
+
+    def at(self, path: Path, problem: str, fix: str) -> ConfigProblem:
+        """The problem at the place of `path`, or of the nearest table around it that was written."""
+        around = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.places), ())
+        place = self.places.get(around, Place(self.file, 1, 1, ()))
+        return ConfigProblem(
+            place.file, place.line, place.column, show((*place.typed, *path[len(around) :])), problem, fix
+        )
+
+    def refuse(self, path: Path, problem: str, fix: str) -> None:
+        """Record a mistake."""
+        self.problems.append(self.at(path, problem, fix))
+
+    def warn(self, path: Path, problem: str, fix: str) -> None:
+        """Record something that works and is probably not what was meant."""
+        self.warnings.append(self.at(path, problem, fix))
+
+    def move_aliases(self) -> None:
+        """Give aliased values their canonical key; the place keeps the key that was typed."""
+        for alias, key in ALIASES.items():
+            table = self.data.get(str(alias[0]))
+            if not isinstance(table, dict) or alias[1] not in table:
+                continue
+            if not isinstance(self.data.setdefault(str(key[0]), {}), dict):
+                continue
+            if key in self.places:
+                first = self.places[key]
+                self.refuse(
+                    alias, f"the same setting as {show(first.typed)} in line {first.line}", "keep one of the two"
+                )
+            self.data[str(key[0])][key[1]] = table.pop(alias[1])
+            for path in [path for path in self.places if path[:2] == alias]:
+                self.places.setdefault((*key, *path[2:]), self.places[path])
+
+    def override(self, text: str) -> None:
+        """Apply one `--set key=value`. The value is TOML, or a string where it is not."""
+        flag = f"--set {text}"
+        name, equals, value = text.partition("=")
+        path: Path = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
+        problem = _set(self.data, ALIASES.get(path, path), _value(value.strip())) if equals else "there is no value"
+        if problem:
+            fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
+            self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
+            return
+        path = ALIASES.get(path, path)
+        for below in [known for known in self.places if known[: len(path)] == path]:
+            del self.places[below]
+        self.places[path] = Place(flag, 0, 0, path)
+
+
+def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:
+    """Read a TOML file and lay `key=value` overrides over it.
+
+    Raises:
+        ConfigError: the file cannot be read or is not TOML; nothing further can be said about it then.
+    """
+    name = str(file)
+    try:
+        text = FilePath(file).read_bytes().decode()
+        data = tomli.loads(text)
+    except OSError as error:
+        raise _unreadable(name, 0, 0, error.strerror or str(error), "give the path of a TOML file") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise _unreadable(name, line, 1, "not UTF-8 text", "save the file as UTF-8") from None
+    except tomli.TOMLDecodeError as error:
+        fix = "each key once; strings in quotes; true and false in lower case"
+        raise _unreadable(name, error.lineno, error.colno, f"not valid TOML: {error.msg}", fix) from None
+    places = {path: Place(name, line, column, path) for path, (line, column) in positions(text).items()}
+    document = Document(name, data, places)
+    document.move_aliases()
+    for override in overrides:
+        document.override(override)
+    return document
+
+
+def show(path: Path) -> str:
+    """A path as people write it: `[training] lr`, `[[rewards]] weight`, `[gtpo]`."""
+    names = [part for part in path if isinstance(part, str)]
+    if len(path) == 1 or not names:
+        return "".join(names) or "file"
+    if isinstance(path[-1], int):
+        return f"{show(path[:-1])}[{path[-1]}]"
+    table = ".".join(names[:-1])
+    return f"[[{table}]] {names[-1]}" if any(isinstance(part, int) for part in path) else f"[{table}] {names[-1]}"
+
+
+def _unreadable(file: str, line: int, column: int, problem: str, fix: str) -> ConfigError:
+    return ConfigError([ConfigProblem(file, line, column, "file", problem, fix)])
+
+
+def _value(text: str) -> Any:
+    try:
+        document = tomli.loads(f"value = {text}")
+    except tomli.TOMLDecodeError:
+        return text
+    return document["value"] if len(document) == 1 else text
+
+
+def _set(data: dict[str, Any], path: Path, value: Any) -> str:
+    """Set `value` at `path`, making tables on the way; says what is wrong with the path, or ""."""
+    node: Any = data
+    for depth, part in enumerate(path):
+        if problem := _no_child(node, part, show(path[:depth])):
+            return problem
+        if isinstance(node, list) and part == len(node):
+            node.append({})
+        if depth == len(path) - 1:
+            node[part] = value
+        else:
+            inner = [] if isinstance(path[depth + 1], int) else {}
+            node = node.setdefault(part, inner) if isinstance(node, dict) else node[part]
+    return ""
+
+
+def _no_child(node: Any, part: str | int, name: str) -> str:
+    """Why `part` cannot be set in `node`, or ""; the index behind a list's last appends to it."""
+    if isinstance(node, list):
+        fits = isinstance(part, int) and part <= len(node)
+        return "" if fits else f"{name} is a list of {len(node)}, and {part!r} is not one of its indices"
+    if not isinstance(node, dict):
+        return f"{name} is not a table"
+    return "" if isinstance(part, str) and part else f"{part!r} is not a key"

@@ -1,0 +1,158 @@
+"""`load`: a TOML file and overrides to a frozen configuration, or all that is wrong with it at once.
+
+Two phases: everything that can be known without running anybody's code, and only when that is in order,
+dotted paths and entry points are imported. torch is imported by neither.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from retrain import registry
+from retrain.algorithms.objective import Objective
+from retrain.algorithms.pipeline import Pipeline
+from retrain.config.checks import check
+from retrain.config.document import Document, Place, read
+from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
+from retrain.config.positions import Path
+from retrain.config.resolve import Binder, Resolved, needs_import
+from retrain.config.schema import Config
+from retrain.errors import ComponentError, ConfigError, ConfigProblem
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A valid configuration.
+
+    Attributes:
+        file: where it was read from.
+        config: the sections, every key with its value.
+        tables: the components' tables as written.
+        components: the components that the configuration names, bound to their parameters.
+        places: where each value was written.
+        warnings: what works and is probably not what was meant.
+    """
+
+    file: str
+    config: Config
+    tables: Mapping[str, Any]
+    components: Resolved
+    places: Mapping[Path, Place]
+    warnings: tuple[ConfigProblem, ...]
+
+
+def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read, override and validate a configuration.
+
+    Args:
+        overrides: `key=value`, as after `--set`.
+    Raises:
+        ConfigError: every mistake with its place and a fix; a traceback of user code is among its notes.
+    """
+    return validate(read(file, overrides))
+
+
+def validate(document: Document) -> LoadedConfig:
+    """As `load`, from a document that has been read (a campaign lays its conditions over it first)."""
+    known = _known_keys()
+    config = _sections(document, known)
+    valid = not document.problems
+    binder = Binder(document, config, known)
+    later = [slot for slot in binder.slots if needs_import(slot)]
+    pending = _tables(document, known, may_import=bool(later))
+    bound = {slot: binder.bind(slot) for slot in binder.slots if slot not in later}
+    binder.refuse_unread()
+    if valid:
+        check(config, document)
+    _stop(document, binder)
+    bound |= {slot: binder.bind(slot) for slot in later}
+    if pending:
+        _tables(document, _known_keys(), may_import=False)
+    _stop(document, binder)
+    tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
+    resolved = Resolved(tables)
+    for slot in binder.slots:
+        if (component := bound[slot]) is not None:
+            resolved.bound.setdefault(slot.kind, []).append(component)
+    _plan(document, resolved)
+    _stop(document, binder)
+    return LoadedConfig(document.file, config, tables, resolved, document.places, tuple(document.warnings))
+
+
+def _known_keys() -> Catalog:
+    tables = {name: registry.table_schema(readers) for name, readers in registry.table_names().items()}
+    return catalog({name: Config.model_fields[name].annotation for name in Config.model_fields} | tables)
+
+
+def _sections(document: Document, known: Catalog) -> Config:
+    """The sections; where they have mistakes, those are recorded and the rest is kept, to find more."""
+    sections = {name: document.data[name] for name in document.data if name in Config.model_fields}
+    try:
+        return Config.model_validate(sections)
+    except ValidationError as error:
+        sections = copy.deepcopy(sections)
+        for path in collect(document, error, known):
+            _drop(sections, path)
+    try:
+        return Config.model_validate(sections)
+    except ValidationError:
+        return Config()
+
+
+def _drop(data: dict[str, Any], path: Path) -> None:
+    """Remove what is at `path`; a list goes as a whole, since its entries are known by their index."""
+    if any(isinstance(part, int) for part in path):
+        data.pop(str(path[0]), None)
+        return
+    for part in path[:-1]:
+        data = data.get(str(part), {})
+    data.pop(str(path[-1]), None)
+
+
+def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
+    """Validate the tables of components.
+
+    Args:
+        may_import: code that is not imported yet may declare further tables.
+    Returns:
+        Whether a table is left that only such code can know.
+    """
+    readers, pending = registry.table_names(), False
+    entry_points = {name for kind in registry.KINDS for name in registry.names(kind)}
+    for name in [name for name in document.data if name not in Config.model_fields]:
+        if name in readers:
+            try:
+                registry.table_schema(readers[name]).model_validate(document.data[name])
+            except ValidationError as error:
+                collect(document, error, known, lambda location, table=name: (table, *location))
+        elif isinstance(document.data[name], dict) and may_import and not close(name, known):
+            pending = True
+        elif name not in entry_points:
+            document.refuse((name,), *unknown_key((name,), isinstance(document.data[name], dict), known))
+    return pending
+
+
+def _plan(document: Document, resolved: Resolved) -> None:
+    """Refuse a chain whose columns cannot all be computed, or a loss without terms."""
+    path: Path = ("algorithm", "transform_mode")
+    try:
+        Pipeline.resolve(resolved.stages(exact=True), resolved.signal)
+        path = ("loss",)
+        Objective(resolved.all("loss"), resolved.one("reduction"))
+    except ComponentError as error:
+        document.refuse(path, error.problem, error.fix)
+
+
+def _stop(document: Document, binder: Binder) -> None:
+    if document.problems:
+        in_order = sorted(dict.fromkeys(document.problems), key=lambda problem: (problem.line, problem.column))
+        error = ConfigError(in_order)
+        for trace in binder.traces:
+            error.add_note(trace)
+        raise error

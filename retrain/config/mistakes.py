@@ -1,0 +1,172 @@
+"""From pydantic's errors to sentences: what is wrong, and what to type instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from retrain.config.document import ALIASES, Document
+from retrain.config.positions import Path
+
+Catalog = dict[tuple[str, ...], list[str]]
+"""Keys of every table by its dotted name; `()` holds the tables themselves."""
+
+_TYPES = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string in quotes",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+_BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+
+
+def catalog(tables: Mapping[str, type[BaseModel]]) -> Catalog:
+    """What may be written where, for "did you mean"."""
+    found: Catalog = {(): list(tables)}
+    for name, model in tables.items():
+        for path, inner in _models((name,), model):
+            found[path] = list(inner.model_fields)
+    for alias in ALIASES:
+        found.setdefault((str(alias[0]),), []).append(str(alias[1]))
+    return found
+
+
+def collect(
+    document: Document, error: ValidationError, known: Catalog, locate: Callable[[Path], Path] = lambda path: path
+) -> list[Path]:
+    """Record every mistake of a failed validation in `document`; returns the paths of the culprits.
+
+    Args:
+        locate: from pydantic's location in the validated value to the path in the document.
+    """
+    found: dict[Path, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        path = locate(detail["loc"])
+        found.setdefault(path if detail["type"] == "missing" else _existing(document.data, path), []).append(detail)
+    for path, details in found.items():
+        # A union reports each alternative; the one that fails further inside is what the user meant.
+        if not any(other != path and other[: len(path)] == path for other in found):
+            document.refuse(path, *_describe(path, details, known))
+    return list(found)
+
+
+def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
+    """Every pydantic model inside an annotation, with the keys that lead to it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield path, annotation
+        for name, info in annotation.model_fields.items():
+            yield from _models((*path, name), info.annotation)
+    else:
+        for part in get_args(annotation):
+            yield from _models(path, part)
+
+
+def _existing(data: Any, location: Path) -> Path:
+    """The part of pydantic's location that is in the data: names of union members are not."""
+    path: Path = ()
+    for part in location:
+        if (isinstance(data, dict) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and part < len(data)
+        ):
+            data = data[part]
+            path = (*path, part)
+    return path
+
+
+def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[str, str]:
+    detail = details[0]
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_key(path, isinstance(value, dict), known)
+    if kind == "missing":
+        return "is missing", f"add {path[-1]} = ..."
+    if kind == "literal_error":
+        return f"{_toml(value)} is none of its values", _alternatives(value, str(context["expected"]))
+    if kind in _BOUNDS:
+        bound = f"{_BOUNDS[kind]} {next(iter(context.values()))}"
+        return f"{_toml(value)} is out of range", f"it must be {bound}"
+    wanted = " or ".join(dict.fromkeys(_TYPES[item["type"]] for item in details if item["type"] in _TYPES))
+    if wanted:
+        return f"must be {wanted}, not {_toml(value)}", _retype(path, wanted, value)
+    message = detail["msg"].replace("Input should", "should").replace("String should", "should")
+    return f"{_toml(value)}: {message}", "change the value"
+
+
+def close(table: str, known: Catalog) -> bool:
+    """Whether a table's name looks like a slip in a known one, or is a key of a known one."""
+    return bool(get_close_matches(table, known[()], 1)) or any(table in keys for keys in known.values())
+
+
+def unknown_key(path: Path, is_table: bool, known: Catalog) -> tuple[str, str]:
+    """What is wrong with a key that nothing reads: a slip, the wrong table, or neither."""
+    key = str(path[-1])
+    table = tuple(part for part in path[:-1] if isinstance(part, str))
+    siblings = known.get(table, [])
+    if near := get_close_matches(key, siblings, 1, 0.75):
+        return "unknown key", f'did you mean "{near[0]}"?'
+    if homes := [home for home, keys in known.items() if key in keys and home != table]:
+        return "unknown key here", f"{key} belongs {_places(homes)}"
+    if near := get_close_matches(key, siblings, 1):
+        return ("unknown table" if is_table and not table else "unknown key"), f'did you mean "{near[0]}"?'
+    if is_table and not table:
+        return "unknown table", f"tables: {', '.join(sorted(siblings))}"
+    if not table:
+        return "unknown key", "every key stands in a table, such as [training]"
+    return "unknown key", f"keys of [{'.'.join(table)}]: {', '.join(siblings) or 'none'}"
+
+
+def _places(homes: list[tuple[str, ...]]) -> str:
+    return "in " + " or ".join(f"[{'.'.join(home)}]" for home in homes[:3]) if homes[0] else "at the top level"
+
+
+def _alternatives(value: Any, expected: str) -> str:
+    names = [name.strip("'") for name in expected.replace(" or ", ", ").split(", ")]
+    listed = f"it is one of {', '.join(_toml(name) for name in names)}"
+    near = get_close_matches(str(value), names, 1)
+    return f"did you mean {_toml(near[0])}? {listed}" if near else listed
+
+
+def _retype(path: Path, wanted: str, value: Any) -> str:
+    """What to type instead, worked out from the value where it can be."""
+    key = path[-1] if isinstance(path[-1], str) else "the item"
+    if "table" in wanted:
+        return f"write [{key}] on a line of its own, and its keys below"
+    if wanted == "true or false":
+        return f"write {key} = true or {key} = false"
+    if "string" in wanted:
+        return f"write {key} = {_toml(str(value))}" if not isinstance(value, (list, dict)) else "give a single string"
+    if wanted == "a list":
+        return f"write {key} = [{_toml(value)}]"
+    if isinstance(value, str) and _is_number(value):
+        return f"write {key} = {value}, without quotes"
+    if isinstance(value, float) and value.is_integer():
+        return f"write {key} = {int(value)}"
+    return f"write {key} = a number" if wanted == "a number" else f"write {key} = a whole number"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _toml(value: Any) -> str:
+    """The value as TOML would write it, shortened."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,135 @@
+"""Where every key of a TOML text stands, so that a mistake can be shown at its line and column.
+
+tomli parses; this scanner only walks text that tomli has accepted, and remembers where keys began.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tomli
+
+Path = tuple[str | int, ...]
+"""Keys and list indices from the root of a document to a value."""
+
+_BLANK = re.compile(r"(?:[ \t\n,]|#[^\n]*)*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SCALAR = re.compile(r"[^,\]}#\n]+")
+_STRINGS = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r'"""(?:\\.|(?!""").)*"{3,5}',
+        r"'''(?:(?!''').)*'{3,5}",
+        r'"(?:\\.|[^"\\])*"',
+        r"'[^']*'",
+    )
+)
+
+
+def positions(text: str) -> dict[Path, tuple[int, int]]:
+    """(line, column), both from 1, of every key, table header and list item in valid TOML.
+
+    A list of tables is numbered in the order of its headers: `("rewards", 0, "weight")`.
+    """
+    return _Scanner(text.replace("\r\n", "\n")).document()
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+        self.found: dict[Path, tuple[int, int]] = {}
+        self.entries: dict[Path, int] = {}
+
+    def document(self) -> dict[Path, tuple[int, int]]:
+        table: Path = ()
+        self.skip_blank()
+        while self.at < len(self.text):
+            if self.text[self.at] == "[":
+                table = self.header()
+            else:
+                self.pair(table)
+            self.skip_blank()
+        return self.found
+
+    def mark(self, path: Path, at: int) -> None:
+        line = self.text.count("\n", 0, at) + 1
+        self.found.setdefault(path, (line, at - self.text.rfind("\n", 0, at)))
+
+    def take(self, pattern: re.Pattern[str]) -> str:
+        match = pattern.match(self.text, self.at)
+        assert match is not None, f"tomli accepted what the scanner does not at offset {self.at}"
+        self.at = match.end()
+        return match.group()
+
+    def skip_blank(self) -> None:
+        self.take(_BLANK)
+
+    def header(self) -> Path:
+        start, is_list = self.at, self.text.startswith("[[", self.at)
+        self.at += 1 + is_list
+        names = [name for name, _ in self.dotted_key()]
+        self.at += 1 + is_list
+        path: Path = ()
+        for name in names[:-1]:
+            path = self.latest_entry((*path, name))
+            self.mark(path, start)
+        path = (*path, names[-1])
+        self.mark(path, start)
+        if is_list:
+            self.entries[path] = self.entries.get(path, -1) + 1
+        path = self.latest_entry(path)
+        self.mark(path, start)
+        return path
+
+    def latest_entry(self, path: Path) -> Path:
+        return (*path, self.entries[path]) if path in self.entries else path
+
+    def dotted_key(self) -> list[tuple[str, int]]:
+        """Names of a dotted key with their offsets; stops behind the last one's blanks."""
+        names: list[tuple[str, int]] = []
+        while True:
+            self.skip_blank()
+            start = self.at
+            quoted = self.text[self.at] in "\"'"
+            word = self.string() if quoted else self.take(_BARE_KEY)
+            names.append((str(tomli.loads(f"key = {word}")["key"]) if quoted else word, start))
+            self.skip_blank()
+            if self.text[self.at] != ".":
+                return names
+            self.at += 1
+
+    def string(self) -> str:
+        pattern = next(pattern for pattern in _STRINGS if pattern.match(self.text, self.at))
+        return self.take(pattern)
+
+    def pair(self, table: Path) -> None:
+        path = table
+        for name, start in self.dotted_key():
+            path = (*path, name)
+            self.mark(path, start)
+        self.at += 1  # the equals sign
+        self.value(path)
+
+    def value(self, path: Path) -> None:
+        self.skip_blank()
+        first = self.text[self.at]
+        if first in "\"'":
+            self.string()
+        elif first in "[{":
+            self.container(path, "]" if first == "[" else "}")
+        else:
+            self.take(_SCALAR)
+
+    def container(self, path: Path, end: str) -> None:
+        self.at += 1
+        self.skip_blank()
+        count = 0
+        while self.text[self.at] != end:
+            if end == "}":
+                self.pair(path)
+            else:
+                self.mark((*path, count), self.at)
+                self.value((*path, count))
+                count += 1
+            self.skip_blank()
+        self.at += 1
