@@ -1,0 +1,56 @@
+"""Where a run ran: versions, hardware, source revision. No variables but two, no arguments, no names of people."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("retrain", "torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "peft")
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+def environment() -> dict[str, Any]:
+    """What environment.json holds; loads torch to ask for devices and threads."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "cpu": _cpu(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "git": _git(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """Model name of the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _git() -> str | None:
+    """Commit of the current directory's repository, with -dirty if files differ from it; None outside one."""
+    command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - constant
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

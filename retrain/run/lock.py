@@ -1,0 +1,85 @@
+"""One writer per run directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import ConfigError, ConfigProblem
+
+
+class Lock:
+    """A file that names the process that owns a run directory, by host and process id.
+
+    An empty file is a free lock. The lock of a process that no longer exists on this host is taken over;
+    on another host nobody can tell, so the user is asked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def acquire(self) -> None:
+        """Take the lock, or raise ConfigError naming the owner; OSError where it cannot be written."""
+        with self.path.open("a+") as file:
+            # Held only while reading and writing the owner, so that two starting processes take turns.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            owner = _parse(file.read())
+            if owner is not None and _alive(owner):
+                raise ConfigError([self._refusal(owner)])
+            file.truncate(0)
+            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "born": _born(os.getpid())}))
+
+    def release(self) -> None:
+        """Free the lock if this process holds it."""
+        owner = self.owner()
+        if owner is not None and (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid()):
+            self.path.write_text("")
+
+    def owner(self) -> dict[str, Any] | None:
+        """Host and process id written in the lock; None if it is free."""
+        return _parse(self.path.read_text()) if self.path.is_file() else None
+
+    def held(self) -> bool:
+        """Somebody owns the lock and may be alive."""
+        owner = self.owner()
+        return owner is not None and _alive(owner)
+
+    def _refusal(self, owner: dict[str, Any]) -> ConfigProblem:
+        away = owner["host"] != socket.gethostname()
+        fix = f"if that process is gone, delete {self.path}" if away else "wait for it, or choose another name"
+        problem = f"in use by process {owner['pid']} on host {owner['host']}"
+        return ConfigProblem(str(self.path.parent), 0, 0, "run directory", problem, fix)
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    """A half-written owner is that of a process killed while starting: the lock is free."""
+    try:
+        owner = dict(json.loads(text))
+        return {"host": str(owner["host"]), "pid": int(owner["pid"]), "born": owner["born"]}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _alive(owner: dict[str, Any]) -> bool:
+    if owner["host"] != socket.gethostname():
+        return True
+    try:
+        os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return owner["born"] == _born(owner["pid"])
+
+
+def _born(pid: int) -> str | None:
+    """Start time of a process in clock ticks, which tells a reused process id; None where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
