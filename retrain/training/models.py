@@ -42,8 +42,8 @@ def load_model(
     revision: str | None = None,
     dtype: str = "float32",
     trust_remote_code: bool = False,
+    chat_template: str | None = None,
     problems: Iterable[Problem] = (),
-    seed: int = 0,
 ) -> Loaded:
     """Load `builtin:tiny`, a directory in transformers format, or a model of the hub.
 
@@ -54,36 +54,42 @@ def load_model(
         revision: branch, tag or commit of a hub model.
         dtype: "float32" or "bfloat16": what the weights are held in.
         trust_remote_code: run Python that the model brings along.
+        chat_template: a Jinja template instead of the tokenizer's own.
         problems: texts that the built-in's tokenizer is trained on: a fixed sample, not this run's order.
-        seed: initialisation of the built-in.
     Raises:
         ComponentError: no such model, or it is not a causal language model that can be loaded (exit 2).
         StorageError: files are missing or broken, or the hub cannot be reached (exit 6).
     """
     if path.startswith(BUILTIN):
-        return _builtin(path, problems, dtype, seed)
+        return _builtin(path, problems, dtype)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     _check_path(path)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **options)
+        loading: Any = AutoModelForCausalLM.from_pretrained
+        model, report = loading(path, dtype=getattr(torch, dtype), output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _explained(path, error) from error
     except Exception as error:  # safetensors raises a class of its own for a truncated or altered file
         if type(error).__module__.split(".")[0] not in {"safetensors_rust", "safetensors", "builtins"}:
             raise
         raise StorageError(f"{path}: the weights cannot be read ({error}); copy or download the model again") from error
+    if report["missing_keys"]:
+        # transformers would train on with random numbers in their place.
+        raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     return _ready(model, tokenizer, path)
 
 
-def _builtin(path: str, problems: Iterable[Problem], dtype: str, seed: int) -> Loaded:
+def _builtin(path: str, problems: Iterable[Problem], dtype: str) -> Loaded:
     if path != "builtin:tiny":
         raise ComponentError(f"no built-in model is called {path!r}", 'the built-in is "builtin:tiny"')
     texts = [text for problem in problems for text in (plain_text(problem.prompt), problem.solution or problem.answer)]
     if not texts:
         raise ComponentError("builtin:tiny makes its tokenizer from the task's texts and got none", "name a [task]")
     tokenizer = build_tokenizer(texts)
-    return _ready(build_model(tokenizer, seed).to(getattr(torch, dtype)), tokenizer, path)
+    return _ready(build_model(tokenizer).to(getattr(torch, dtype)), tokenizer, path)
 
 
 def _check_path(path: str) -> None:
@@ -188,8 +194,8 @@ def template_warning(tokenizer: Any, prompt: str | list[dict[str, str]], chat: C
 
 def save_model(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write model and tokenizer in transformers format (safetensors), for `from_pretrained` of any tool."""
-    directory.mkdir(parents=True, exist_ok=True)
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(directory, safe_serialization=True)
         tokenizer.save_pretrained(str(directory))
     except OSError as error:
