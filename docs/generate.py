@@ -1,0 +1,189 @@
+"""Write docs/reference/*.md from the code: configuration from the schema, components from their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain.config.document import ALIASES
+from retrain.config.schema import Config
+from retrain.registry import KINDS, Component, components
+
+HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
+KIND_TITLES = {
+    "advantage": "Advantages: `[algorithm] advantage_mode`",
+    "transform": "Transforms: `[algorithm] transform_mode`",
+    "algorithm": "Whole algorithms: `[algorithm] algorithm_mode`",
+    "uncertainty": "Uncertainties: `[algorithm] uncertainty_kind`",
+    "signal": "Signals: columns computed when a component names them",
+    "filter": "Filters: `[algorithm] filter`",
+    "loss": "Loss terms: `[[loss]]`",
+    "reduction": "Reductions: `[algorithm] reduction`",
+    "reward": "Rewards: `[[rewards]]`",
+    "task": "Tasks: `[task] name`",
+    "engine": "Engines: `[rollout] engine`",
+    "tracker": "Trackers: `[logging] trackers`",
+    "executor": "Executors: `[campaign]`",
+}
+
+
+def configuration_page() -> str:
+    """Every section, key, type, default and meaning, and the tables of the built-in components."""
+    schema = Config.model_json_schema()
+    definitions: Mapping[str, Any] = schema["$defs"]
+    parts = [
+        "# Configuration reference\n",
+        "Made from the schema that checks your file. Unknown keys are mistakes; so are wrong types and bounds.\n",
+    ]
+    for section, entry in schema["properties"].items():
+        parts += list(section_tables(section, entry, definitions))
+    parts.append("## Other names\n\n| you may write | for |\n|---|---|")
+    parts += [
+        f"| `[{'.'.join(old[:-1])}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |" for old, new in ALIASES.items()
+    ]
+    parts.append("\n## Tables of components\n\nA component reads the table of its name, and only if it is used.\n")
+    parts += [f"### `[{part.table}]`: {part.kind} `{part.name}`\n\n{table(part)}" for part in with_parameters()]
+    return "\n".join(parts)
+
+
+def section_tables(path: str, entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[str]:
+    """The table of a section, then those of the sections in it."""
+    many, reference = find_reference(entry)
+    definition = definitions[reference]
+    title = f"[[{path}]]" if many else f"[{path}]"
+    about = " ".join(str(definition.get("description", "")).split())
+    yield (
+        f"## `{title}`\n\n{sentence(about.removeprefix(f'`{title}`').lstrip(': '))}\n\n{HEADER}"
+        + rows(definition)
+        + "\n"
+    )
+    for key, inner in definition["properties"].items():
+        if find_reference(inner)[1] in definitions:
+            yield from section_tables(f"{path}.{key}", inner, definitions)
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, unless it begins with a symbol such as `c`."""
+    return text[:1].upper() + text[1:] if text[:2].isalpha() else text
+
+
+def find_reference(entry: Mapping[str, Any]) -> tuple[bool, str]:
+    """(whether it is a list of tables, name of the section's definition or "")."""
+    for option in (entry, *entry.get("anyOf", ()), *entry.get("allOf", ())):
+        if "$ref" in option:
+            return False, option["$ref"].rpartition("/")[2]
+        if "$ref" in option.get("items", {}):
+            return True, option["items"]["$ref"].rpartition("/")[2]
+    return False, ""
+
+
+def table(part: Component) -> str:
+    """The parameters of a component as a table, with their meanings from the docstring."""
+    schema = part.schema.model_json_schema()
+    meanings = {"weight": "Factor of the term in the loss; 0 leaves it out."} | arguments(part.target.__doc__ or "")
+    for key, entry in schema.get("properties", {}).items():
+        entry.setdefault("description", meanings.get(key, ""))
+    return HEADER + rows(schema) + "\n"
+
+
+def arguments(docstring: str) -> dict[str, str]:
+    """What `Args:` says of each name; one line may hold `a: ...; b: ...`, and `a, b: ...` names two."""
+    block = re.search(r"Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(docstring), re.DOTALL)
+    entries = re.split(r"(?:^ {4}|; |\. )(?=\w+(?:, \w+)*: )", block[1] if block else "", flags=re.MULTILINE)
+    found: dict[str, str] = {}
+    for entry in entries:
+        names, _, meaning = entry.partition(": ")
+        found |= dict.fromkeys(names.split(", "), sentence(" ".join(meaning.split())))
+    return found
+
+
+def rows(definition: Mapping[str, Any]) -> str:
+    """One row for each key of an object schema."""
+    required = set(definition.get("required", ()))
+    lines: list[str] = []
+    for key, entry in definition.get("properties", {}).items():
+        default = "required" if key in required else f"`{toml(entry.get('default'))}`"
+        meaning = " ".join(str(entry.get("description", "")).split())
+        lines.append(f"| `{key}` | {escape(kind(entry))} | {escape(default)} | {escape(meaning)} |")
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """A pipe would end the cell."""
+    return text.replace("|", "\\|")
+
+
+def kind(entry: Mapping[str, Any]) -> str:
+    """Type and bounds of a key, in a few words."""
+    if "$ref" in entry or "$ref" in entry.get("items", {}):
+        return "table"
+    if "anyOf" in entry:
+        return " or ".join(kind(option) for option in entry["anyOf"] if option.get("type") != "null")
+    if "enum" in entry or "const" in entry:
+        return ", ".join(f"`{toml(value)}`" for value in entry.get("enum", [entry.get("const")]))
+    if entry.get("type") == "array":
+        return "list of " + kind(entry["items"]) if "items" in entry else "list"
+    names = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "table"}
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {entry[key]:g}" for key, sign in signs.items() if key in entry and abs(entry[key]) < 1e18]
+    return " ".join([names.get(str(entry.get("type")), "any"), ", ".join(bounds)]).strip()
+
+
+def toml(value: Any) -> str:
+    """A default as it would be written."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items() if item not in (None, {})) + "}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def with_parameters() -> list[Component]:
+    """Built-in components that have any parameter, one for each table."""
+    return [part for part in components() if part.schema.model_fields]
+
+
+def components_page() -> str:
+    """Every component with what it reads, its parameters, and its docstring."""
+    parts = [
+        "# Components\n",
+        "Made from the docstrings. Each of these names can be replaced by a dotted path to your own.\n",
+    ]
+    for each in KINDS:
+        found = components(each)
+        if found:
+            parts.append(f"## {KIND_TITLES[each]}\n")
+            parts += [component_text(part) for part in found]
+    return "\n".join(parts)
+
+
+def component_text(part: Component) -> str:
+    """Heading, columns, parameters and docstring of one component."""
+    first, _, rest = inspect.cleandoc(part.target.__doc__ or "").partition("\n")
+    reads = f"Reads {', '.join(f'`{column}`' for column in part.reads)}.\n\n" if part.reads else ""
+    parameters = f"Parameters, in `[{part.table}]`:\n\n{table(part)}\n" if part.schema.model_fields else ""
+    body = f"```text\n{rest.strip()}\n```\n\n" if rest.strip() else ""
+    return f"### `{part.name}`\n\n{first}\n\n{body}{reads}{parameters}"
+
+
+PAGES = {"configuration.md": configuration_page, "components.md": components_page}
+
+
+def main(folder: Path = Path(__file__).parent / "reference") -> None:
+    """Write the pages into `folder`."""
+    folder.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

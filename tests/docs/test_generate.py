@@ -1,0 +1,68 @@
+"""The generated pages name every key and component there is."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from retrain.config.schema import Config
+from retrain.registry import components
+
+GENERATE = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "generate.py"))
+
+
+@pytest.fixture(scope="module")
+def configuration():
+    return GENERATE["configuration_page"]()
+
+
+def test_every_section_and_key_is_described(configuration):
+    for section, field in Config.model_fields.items():
+        assert f"[{section}]" in configuration
+        for key in getattr(field.annotation, "model_fields", {}):
+            assert f"| `{key}` |" in configuration
+    assert "| `seed` | integer >= 0 | `0` | Every random draw of the run derives from it. |" in configuration
+
+
+def test_nested_sections_have_their_own_table(configuration):
+    assert "## `[model.lora]`" in configuration
+    assert "| `r` | integer >= 1 | `16` |" in configuration
+
+
+def test_every_component_is_described():
+    page = GENERATE["components_page"]()
+    for part in components():
+        assert f"### `{part.name}`" in page
+
+
+def test_meanings_come_from_the_docstring():
+    text = """Sum.
+
+    Args:
+        rewards: [N] float; group_ids: [N] int.
+        low, high: the bounds,
+            both included.
+    Returns:
+        other: not an argument.
+    """
+    assert GENERATE["arguments"](text) == {
+        "": "",
+        "rewards": "[N] float",
+        "group_ids": "[N] int.",
+        "low": "The bounds, both included.",
+        "high": "The bounds, both included.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"type": "integer", "minimum": 1}, "integer >= 1"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number > 0, <= 1"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "text"),
+        ({"enum": ["a", "b"]}, '`"a"`, `"b"`'),
+        ({"type": "array", "items": {"type": "string"}}, "list of text"),
+    ],
+)
+def test_types_read_as_words(entry, words):
+    assert GENERATE["kind"](entry) == words
