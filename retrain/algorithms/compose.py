@@ -8,6 +8,7 @@ from typing import Any
 
 from retrain.algorithms.pipeline import Pipeline, Stages
 from retrain.algorithms.plain import Hyper
+from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms import transform_chain
 from retrain.registry import Bound, find
 from retrain.types import Batch, Metrics
@@ -73,6 +74,7 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
     )
     given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
     credited, metrics = Pipeline.resolve(stages, lambda name: None, given).credit(batch)
+    metrics |= entropy_metrics(credited.column("uncertainty"), credited.column("planning_mask"), batch.response_mask)
     own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
     rows = [credited.advantages[row, : len(logprobs)].tolist() for row, logprobs in enumerate(logprobs_G)]
     return ComposedAdvantages(rows, own, {name: value for name, value in metrics.items() if name not in own})

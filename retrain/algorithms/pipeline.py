@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from retrain import functional as F
 from retrain.algorithms.graph import Stage, plan
 from retrain.algorithms.plain import Hyper, call_context, call_lists
-from retrain.errors import UserCodeError
+from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+LIFE_CYCLE = ("before", "after", "state_dict", "load_state_dict")
 Signals = Callable[[str], Bound | None]
 
 
@@ -54,7 +55,7 @@ class Pipeline:
     def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Hyper) -> None:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
         self.stateful: dict[str, Any] = {}
-        self._built: dict[str, Any] = {}
+        self._built: dict[tuple[str, str], Any] = {}
 
     @classmethod
     def resolve(cls, stages: Stages, signal: Signals, given: frozenset[str] = frozenset()) -> Pipeline:
@@ -77,8 +78,14 @@ class Pipeline:
         """Build class components from the run's parts; ComponentError if one is missing."""
         for stage in self.graph:
             if stage.bound.component.stateful:
-                built = self._built[stage.name] = stage.bound.build(resources)
-                if hasattr(built, "state_dict"):
+                built = self._built[stage.kind, stage.name] = stage.bound.build(resources)
+                has = [hasattr(built, method) for method in LIFE_CYCLE]
+                if any(has) and not all(has):
+                    raise ComponentError(
+                        f'{stage.kind} "{stage.name}" has only part of a life cycle',
+                        f"write all of {', '.join(LIFE_CYCLE)}",
+                    )
+                if all(has):
                     self.stateful[stage.name] = built
 
     def before(self, batch: Batch) -> Metrics:
@@ -121,7 +128,8 @@ class Pipeline:
             elif stage.kind == "advantage":
                 columns["advantages"] = F.masked.expand(value, batch.response_mask)
         produced["advantages"] = F.masked.keep(columns["advantages"], batch.response_mask)
-        return produced, metrics | credit_metrics(produced, batch.response_mask)
+        columns["advantages"] = produced["advantages"]
+        return produced, metrics | credit_metrics(columns, batch.response_mask)
 
     def _stage(self, stage: Stage, columns: dict[str, Any]) -> tuple[Any, Metrics]:
         if stage.bound.component.contract == "lists":
@@ -133,7 +141,7 @@ class Pipeline:
         return value, metrics
 
     def _callable(self, stage: Stage) -> Callable[..., Any]:
-        return self._built.get(stage.name, stage.bound)
+        return self._built.get((stage.kind, stage.name), stage.bound)
 
 
 def credit_metrics(columns: Mapping[str, Any], response_mask: Tensor) -> Metrics:

@@ -53,11 +53,7 @@ class SepaLambda:
         """The weight at this step, with sepa_lambda, sepa_gate_open and {exec,plan}_entropy_{mean,var}."""
         value = self.at(step)
         metrics = {"sepa_lambda": value, "sepa_gate_open": float(self._opened_at is not None)}
-        planning = planning_mask.bool() & response_mask
-        for name, mask in (("exec", response_mask & ~planning), ("plan", planning)):
-            metrics[f"{name}_entropy_mean"] = float(F.masked.masked_mean(uncertainty, mask))
-            metrics[f"{name}_entropy_var"] = float(F.masked.masked_variance(uncertainty, mask))
-        return value, metrics
+        return value, metrics | entropy_metrics(uncertainty, planning_mask, response_mask)
 
     def at(self, step: int) -> float:
         """The weight at a step, given what has been seen so far."""
@@ -101,3 +97,13 @@ class SepaLambda:
         """Go on from `state_dict`."""
         self._opened_at, self._seen = state["opened_at"], state["seen"]
         self._variance, self._initial = state["variance"], state["initial"]
+
+
+def entropy_metrics(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor) -> Metrics:
+    """{exec,plan}_entropy_{mean,var} over all execution and all planning tokens of the batch."""
+    planning = planning_mask.bool() & response_mask
+    metrics: Metrics = {}
+    for name, mask in (("exec", response_mask & ~planning), ("plan", planning)):
+        metrics[f"{name}_entropy_mean"] = float(F.masked.masked_mean(uncertainty, mask))
+        metrics[f"{name}_entropy_var"] = float(F.masked.masked_variance(uncertainty, mask))
+    return metrics

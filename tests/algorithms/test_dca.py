@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.algorithms.conftest import call
+from tests.reference import credit
+
+CASES = json.loads((Path(__file__).parents[1] / "data/vectors.json").read_text())["dca"]
+
+
+def dca(name, correct, lengths, group_ids=None, **params):
+    columns = {
+        "rewards": torch.tensor(correct, dtype=torch.float64),
+        "correct": torch.tensor(correct).bool(),
+        "lengths": torch.tensor(lengths),
+        "group_ids": torch.tensor(group_ids or [0] * len(correct)),
+        "max_tokens": 100,
+    }
+    return call("advantage", name, columns, **params)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_published_vectors(case):
+    given_, expected = case["input"], case["expected"]
+    for key, name, dynamic in (
+        ("dca_grpo", "dca", False),
+        ("dca_grpo", "dca_grpo", False),
+        ("ddca_grpo", "dca", True),
+        ("dca_rloo", "dca_rloo", False),
+        ("ddca_rloo", "dca_rloo", True),
+    ):
+        found = dca(name, given_["correct"], given_["lengths"], beta=given_["beta"], dynamic=dynamic)
+        assert found.tolist() == pytest.approx(expected[key], abs=1e-9), (name, dynamic)
+    assert dca("grpo_std", given_["correct"], given_["lengths"]).tolist() == pytest.approx(
+        expected["grpo_std"], abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "grpo_lp_gamma1e-3" in c["expected"]], ids=lambda c: c["id"])
+def test_length_penalty_vectors(case):
+    found = dca("grpo_lp", case["input"]["correct"], case["input"]["lengths"], gamma=1e-3)
+    assert found.tolist() == pytest.approx(case["expected"]["grpo_lp_gamma1e-3"], abs=1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.booleans(), st.integers(1, 400)), min_size=1, max_size=6), min_size=1, max_size=4
+    ),
+    st.booleans(),
+)
+def test_equals_the_printed_formula(groups, dynamic):
+    rows = [(g, *row) for g, group in enumerate(groups) for row in group]
+    rows = rows[::2] + rows[1::2]
+    ids, correct, lengths = (list(column) for column in zip(*rows, strict=True))
+    for name, loo in (("dca", False), ("dca_rloo", True)):
+        found = dca(name, [float(c) for c in correct], lengths, ids, beta=0.2, dynamic=dynamic)
+        for g in set(ids):
+            mine = [i for i, other in enumerate(ids) if other == g]
+            expected = credit.dca(
+                [float(correct[i]) for i in mine], [correct[i] for i in mine], [lengths[i] for i in mine], 0.2, dynamic, loo
+            )
+            assert found[mine].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_no_correct_answer_ranks_below_a_wrong_one():
+    found = dca("dca", [1.0, 0.0, 1.0, 0.0, 1.0], [1, 5000, 9000, 1, 30])
+    assert found[[0, 2, 4]].min() > found[[1, 3]].max()
+
+
+def test_equal_lengths_and_single_correct_answers_leave_the_accuracy_term():
+    assert dca("dca", [1.0, 1.0], [7, 7]).tolist() == [0.0, 0.0]
+    assert dca("dca_rloo", [1.0, 0.0], [7, 9]).tolist() == [1.0, -1.0]
+    assert dca("dca_rloo", [1.0], [7]).tolist() == [0.0]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.registry import components, find
+from tests.algorithms.conftest import call
+from tests.reference import losses as reference
+
+VECTORS = json.loads((Path(__file__).parents[1] / "data/vectors.json").read_text())
+POLICY_TERMS = ["reinforce", "ppo_clip", "gspo", "cispo"]
+numbers = st.floats(-6, 0)
+token = st.tuples(numbers, numbers, st.floats(-2, 2))
+
+
+def tensors(rows):
+    lp, old, advantage = (torch.tensor(column, dtype=torch.float64)[None] for column in zip(*rows, strict=True))
+    return {
+        "logprobs": lp.requires_grad_(),
+        "old_logprobs": old,
+        "ref_logprobs": old,
+        "entropy": -lp,
+        "advantages": advantage,
+        "response_mask": torch.ones_like(lp, dtype=torch.bool),
+    }
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(token, min_size=1, max_size=6))
+def test_every_term_equals_the_printed_formula(rows):
+    columns = tensors(rows)
+    lps, olds, advantages = zip(*rows, strict=True)
+    each = list(zip(*(lps, olds, advantages), strict=True))
+    expected = {
+        ("ppo_clip",): [reference.ppo_clip(*row) for row in each],
+        ("ppo_clip", ("eps_low", 0.1), ("eps_high", 0.28), ("dual_clip", 3.0)): [
+            reference.ppo_clip(*row, 0.1, 0.28, 3.0) for row in each
+        ],
+        ("gspo",): [reference.gspo(lps, olds, a) for a in advantages],
+        ("cispo",): [reference.cispo(*row) for row in each],
+        ("reinforce",): [-lp * a for lp, _, a in each],
+        ("entropy",): list(lps),
+        ("sft",): [-lp for lp in lps],
+        **{("kl", ("estimator", k)): [reference.kl(lp, old, k) for lp, old, _ in each] for k in ("k1", "k2", "k3")},
+    }
+    for (name, *params), want in expected.items():
+        found = call("loss", name, columns, **dict(params))
+        assert found[0].tolist() == pytest.approx(want, abs=1e-9), (name, params)
+
+
+def test_published_ppo_vector():
+    case = VECTORS["ppo_clip"]
+    columns = {
+        "logprobs": torch.tensor(case["new"], dtype=torch.float64),
+        "old_logprobs": torch.tensor(case["old"], dtype=torch.float64),
+        "advantages": torch.tensor(case["adv"], dtype=torch.float64),
+        "response_mask": torch.tensor(case["mask"]).bool(),
+    }
+    bound = find("loss", "ppo_clip").bind({"eps_low": case["clip"], "eps_high": case["clip"]})
+    values, metrics = bound(*(columns[name] for name in bound.reads))
+    weight = find("reduction", "token_mean").bind()(columns["response_mask"].double())
+    expected = case["expected"]
+    assert (values * weight).sum().item() == pytest.approx(expected["loss_token_mean"], abs=1e-9)
+    assert (metrics["policy/clip_fraction"] * weight).sum().item() == pytest.approx(expected["clipfrac"], abs=1e-9)
+    assert (metrics["policy/approx_kl"] * weight).sum().item() == pytest.approx(expected["ppo_kl"], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", POLICY_TERMS)
+def test_gradient_at_ratio_one_is_minus_the_advantage(name):
+    columns = tensors([(-1.0, -1.0, 0.7), (-2.5, -2.5, 0.7), (-0.1, -0.1, 0.7)])
+    call("loss", name, columns).sum().backward()
+    assert columns["logprobs"].grad[0].tolist() == pytest.approx([-0.7] * 3, abs=1e-12)
+
+
+def test_no_gradient_past_the_trust_region_but_always_back_into_it():
+    inside, outside = math.log(1.1), math.log(1.5)
+    columns = tensors([(outside, 0.0, 1.0), (outside, 0.0, -1.0), (-outside, 0.0, -1.0), (inside, 0.0, 1.0)])
+    call("loss", "ppo_clip", columns).sum().backward()
+    assert columns["logprobs"].grad[0].tolist() == pytest.approx([0.0, 1.5, 0.0, -1.1])
+
+
+def test_dual_clip_bounds_the_loss_of_a_failure():
+    columns = tensors([(2.0, 0.0, -1.0), (2.0, 0.0, 1.0)])
+    assert call("loss", "ppo_clip", columns, dual_clip=3.0)[0].tolist() == pytest.approx([3.0, -1.2])
+
+
+def test_cispo_cuts_the_weight_and_keeps_the_gradient():
+    columns = tensors([(3.0, 0.0, 1.0), (0.5, 0.0, 1.0)])
+    call("loss", "cispo", columns).sum().backward()
+    assert columns["logprobs"].grad[0].tolist() == pytest.approx([-5.0, -math.exp(0.5)])
+
+
+@pytest.mark.parametrize("name", sorted(c.name for c in components("loss") if c.source == "built-in"))
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_whatever_padding_holds_gives_zero_loss_and_zero_gradient_there(name, poison):
+    bound = find("loss", name).bind()
+    mask = torch.tensor([[False, True, True, False]])
+    columns = {
+        column: torch.tensor([[poison, -1.0, -700.0, poison]], dtype=torch.float64, requires_grad=True)
+        for column in ("logprobs", "old_logprobs", "ref_logprobs", "entropy", "advantages")
+    }
+    columns["old_logprobs"] = torch.tensor([[poison, -700.0, -1.0, poison]], dtype=torch.float64)
+    values = call("loss", name, columns | {"response_mask": mask})
+    values.sum().backward()
+    assert values.isfinite().all()
+    assert values[~mask].tolist() == [0.0, 0.0]
+    for column in bound.reads:
+        gradient = getattr(columns.get(column), "grad", None)
+        if gradient is not None:
+            assert gradient.isfinite().all()
+            assert gradient[~mask].tolist() == [0.0, 0.0]
