@@ -46,10 +46,12 @@ def unsupported(model: Any) -> str | None:
 
 def fusable(model: Any) -> bool:
     """Whether the rewritten forward of the Llama family computes this model."""
-    config = base_model(model).config
+    model = base_model(model)
+    config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     return (
-        config.model_type in _FUSED_FAMILIES
+        type(model).__module__.startswith("transformers.")  # a subclass may compute something else
+        and config.model_type in _FUSED_FAMILIES
         and config.hidden_act == "silu"
         and rope.get("rope_type", "default") in _FUSED_ROPE
         and rope.get("partial_rotary_factor", 1.0) == 1.0

@@ -27,14 +27,21 @@ class GenerateEngine:
     Args:
         model: any transformers causal LM; its weights are copied, as in the embedded engine.
         max_rows: completions sampled at once.
+
+    Attributes:
+        version, tolerance: as in the embedded engine.
     """
 
     def __init__(self, model: Any, *, max_rows: Annotated[int, Field(gt=0)] = 512) -> None:
+        from transformers import GenerationConfig
+
         from retrain.engines.embedded.general import own_instance
 
         base = base_model(model)
         self._model = own_instance(base, next(base.parameters()).dtype)
+        self._model.generation_config = GenerationConfig()  # fields that are None would be filled from it
         self._max_rows = max_rows
+        self.tolerance = 1e-3 if "32" in str(self._model.dtype) else 0.15
         self.version: int | None = None
         if base is model:
             self.load_weights(model.state_dict(), 0)
@@ -84,7 +91,10 @@ class GenerateEngine:
         tokens = output.sequences[:, ids.shape[1] :]
         scores = [score.float().log_softmax(-1) for score in output.scores]
         columns = [score.gather(-1, tokens[:, t, None]) for t, score in enumerate(scores)]
-        return loop.completions(tokens, torch.cat(columns, -1), sampling, self.version or 0)
+        logprobs = torch.cat(columns, -1)
+        if sampling.temperature == 0:  # generate has one greedy row per prompt
+            tokens, logprobs = (rows.repeat_interleave(sampling.group_size, 0) for rows in (tokens, logprobs))
+        return loop.completions(tokens, logprobs, sampling, self.version or 0)
 
 
 def _generation_config(sampling: Sampling) -> Any:
@@ -94,7 +104,7 @@ def _generation_config(sampling: Sampling) -> Any:
     drawn = {} if greedy else {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     return GenerationConfig(
         do_sample=not greedy,
-        num_return_sequences=sampling.group_size,
+        num_return_sequences=1 if greedy else sampling.group_size,
         max_new_tokens=sampling.max_tokens,
         eos_token_id=list(sampling.stop_ids) or None,
         pad_token_id=0,

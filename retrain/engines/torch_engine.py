@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, longest_sequence, unsupported
+from retrain.engines.capability import base_model, fusable, longest_sequence, unsupported
 from retrain.errors import ComponentError, EngineError
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
@@ -35,7 +35,11 @@ class TorchEngine:
             multiplies bfloat16 in hardware (twice as fast; log-probs within about 0.02), else float32.
             On a CPU everything but the matrix products, the head's included, is float32 in any case.
         fused: use the rewritten forward where there is one (Llama, Mistral, Qwen2, Qwen3).
-        memory_mb: bound on keys, values, logits and prefill activations; more rows than fit are sampled in turn.
+        memory_mb: bound on keys, values, logits and prefill activations; more prompts than fit are sampled in turn.
+
+    Attributes:
+        version: of the weights in force; None until there are any (an adapter model's must be loaded merged).
+        tolerance: a log-prob this far from the trainer's, in nats, is still rounding.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class TorchEngine:
         self._decoder = _decoder(self._model, self._dtype, fused)
         self._device = next(self._model.parameters()).device
         self._budget = memory_mb << 20
+        self.tolerance = 1e-3 if "32" in str(self._dtype) else 0.15
         self.version: int | None = None
         if self._model is model:
             self.load_weights(model.state_dict(), 0)
@@ -122,6 +127,7 @@ def _resolve(dtype: str, model: Any) -> Any:
 
 
 def _decoder(model: Any, dtype: Any, fused: bool) -> Decoder:
+    from retrain.engines.embedded.fused import FusedDecoder
     from retrain.engines.embedded.general import GeneralDecoder
 
-    return GeneralDecoder(model, dtype)
+    return FusedDecoder(model, dtype) if fused and fusable(model) else GeneralDecoder(model, dtype)

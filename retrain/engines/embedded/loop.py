@@ -62,11 +62,21 @@ def sample_chunk(
         if running == 0 or step + 1 == sampling.max_tokens:
             break
         if running <= _COMPACT_BELOW * len(done):
-            rows = (~done).nonzero()[:, 0]
+            rows = packed(done, running)
             alive, tokens, done, uniform = alive[rows], tokens[rows], done[rows], uniform[:, rows]
             decoder.slots.keep(rows)
         logits = decoder.step(tokens)
     return out, logprobs
+
+
+def packed(done: Tensor, running: int) -> Tensor:
+    """The rows still running, [running] int64: those that lie behind fill the places of finished ones before them.
+
+    As few rows as possible move, because moving a row means moving its keys and values.
+    """
+    rows = torch.arange(running, device=done.device)
+    rows[done[:running]] = (~done[running:]).nonzero()[:, 0] + running
+    return rows
 
 
 def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -58,9 +58,14 @@ class Slots(Cache):
         return None if self.bias is None else self.bias[..., : self.used + 1]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows [n] (int64) only."""
-        self.keys = [keys.index_select(0, rows) for keys in self.keys]
-        self.values = [values.index_select(0, rows) for values in self.values]
+        """Go on with these rows [n] (int64) only, as the first n; rows[i] >= i, so each moves down or stays."""
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
+        sources = rows[moved]
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[moved, ..., : self.used] = keys[sources, ..., : self.used]
+            values[moved, :, : self.used] = values[sources, :, : self.used]
+        self.keys = [keys[: len(rows)] for keys in self.keys]
+        self.values = [values[: len(rows)] for values in self.values]
         self.pad = self.pad[rows]
         self.bias = None if self.bias is None else self.bias[rows]
 

@@ -1,0 +1,205 @@
+"""The embedded engine against the model's own forward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, scored, tiny
+
+from retrain.engines import TorchEngine, choose_engine
+from retrain.errors import ComponentError, EngineError
+from retrain.types import Sampling
+
+SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
+PATHS = [(name, False) for name in MODELS] + [(name, True) for name in FUSED]
+
+
+def worst_error(engine, model, prompts, sampling):
+    groups = engine.sample(prompts, sampling)
+    assert [len(group) for group in groups] == [sampling.group_size] * len(prompts)
+    return max(
+        (scored(model, prompt, row.ids, sampling.temperature) - torch.tensor(row.logprobs)).abs().max().item()
+        for prompt, group in zip(prompts, groups, strict=True)
+        for row in group
+    )
+
+
+@pytest.mark.parametrize(("name", "fused"), PATHS)
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.2])
+def test_logprobs_are_the_trainers(name, fused, temperature):
+    model = tiny(name)
+    engine = TorchEngine(model, dtype="float32", fused=fused)
+    assert ("fused" in engine.describe()) == fused
+    for prompts in (PROMPTS, EVEN):
+        assert worst_error(engine, model, prompts, replace(SAMPLING, temperature=temperature)) < 1e-4
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_and_general_paths_agree(name):
+    model = tiny(name)
+    both = [TorchEngine(model, dtype="float32", fused=fused).sample(PROMPTS, SAMPLING) for fused in (True, False)]
+    for one, other in zip(sum(both[0], []), sum(both[1], []), strict=True):
+        assert one.ids == other.ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_neox"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_bfloat16_products_stay_within_tolerance(name, fused):
+    model = tiny(name, initializer_range=0.1)
+    engine = TorchEngine(model, dtype="bfloat16", fused=fused)
+    error = worst_error(engine, model, PROMPTS, SAMPLING)
+    assert 1e-5 < error < engine.tolerance
+
+
+def test_auto_dtype_is_a_choice_for_the_cpu():
+    engine = TorchEngine(tiny("qwen3"))
+    expected = "bfloat16" if torch.cpu.get_capabilities().get("avx512_bf16") else "float32"
+    assert expected in engine.describe()
+
+
+def test_a_completion_ends_with_its_first_stop_id_or_at_the_limit():
+    rows = sum(TorchEngine(tiny("qwen3")).sample(PROMPTS * 4, SAMPLING), [])
+    assert {row.finish_reason for row in rows} == {"stop", "length"}
+    for row in rows:
+        assert len(row.ids) == len(row.logprobs)
+        assert not set(row.ids[:-1]) & {2, 5}
+        if row.finish_reason == "stop":
+            assert row.ids[-1] in {2, 5}
+        else:
+            assert row.ids[-1] not in {2, 5}
+            assert len(row.ids) == SAMPLING.max_tokens
+
+
+def test_without_stop_ids_every_completion_is_full():
+    rows = sum(TorchEngine(tiny("qwen3")).sample(PROMPTS, replace(SAMPLING, stop_ids=())), [])
+    assert {(len(row.ids), row.finish_reason) for row in rows} == {(12, "length")}
+
+
+def test_one_token_is_sampled_from_the_prompt_alone():
+    model = tiny("llama")
+    engine = TorchEngine(model, dtype="float32")
+    assert worst_error(engine, model, PROMPTS, replace(SAMPLING, max_tokens=1)) < 1e-4
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_compaction_does_not_change_what_is_sampled(fused, monkeypatch):
+    model = tiny("qwen3")
+    engine = TorchEngine(model, dtype="float32", fused=fused)
+    prompts = PROMPTS * 5
+    compacted = engine.sample(prompts, SAMPLING)
+    monkeypatch.setattr("retrain.engines.embedded.loop._COMPACT_BELOW", -1.0)
+    whole = engine.sample(prompts, SAMPLING)
+    assert [row.ids for row in sum(compacted, [])] == [row.ids for row in sum(whole, [])]
+
+
+def test_chunks_do_not_change_what_is_sampled(monkeypatch):
+    engine = TorchEngine(tiny("qwen3"), dtype="float32")
+    at_once = engine.sample(PROMPTS * 3, SAMPLING)
+    monkeypatch.setattr(engine, "_budget", 1)
+    one_by_one = engine.sample(PROMPTS * 3, SAMPLING)
+    assert [row.ids for row in sum(at_once, [])] == [row.ids for row in sum(one_by_one, [])]
+
+
+def test_a_seed_repeats_and_another_differs_and_the_global_state_stays():
+    engine = TorchEngine(tiny("qwen3"))
+    before = torch.get_rng_state()
+    first = engine.sample(PROMPTS, SAMPLING)
+    assert engine.sample(PROMPTS, SAMPLING) == first
+    assert engine.sample(PROMPTS, replace(SAMPLING, seed=5)) != first
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_tokens_follow_the_models_distribution():
+    model = tiny("qwen3")
+    rows = TorchEngine(model, dtype="float32").sample([[7, 8]], Sampling(4000, 1, temperature=1.2))[0]
+    counts = torch.bincount(torch.tensor([row.ids[0] for row in rows]), minlength=VOCABULARY)
+    with torch.no_grad():
+        expected = (model(torch.tensor([[7, 8]])).logits[0, -1] / 1.2).softmax(-1)
+    deviation = (counts / 4000 - expected).abs() / (expected * (1 - expected) / 4000).sqrt()
+    assert deviation[expected > 1e-3].max() < 4.5
+
+
+def test_greedy_is_the_models_argmax_and_all_of_a_group_agree():
+    model = tiny("mistral")
+    group = TorchEngine(model, dtype="float32").sample([[7, 8]], Sampling(2, 6, temperature=0.0))[0]
+    ids = [7, 8]
+    for _ in range(6):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert [row.ids for row in group] == [tuple(ids[2:])] * 2
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_trainers_updates_wait_for_load_weights(fused):
+    model = tiny("qwen3")
+    engine = TorchEngine(model, dtype="float32", fused=fused)
+    before = engine.sample(PROMPTS, SAMPLING)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert engine.sample(PROMPTS, SAMPLING) == before
+    engine.load_weights(model.state_dict(), 7)
+    assert worst_error(engine, model, PROMPTS, SAMPLING) < 1e-4
+    assert {row.weights_version for row in sum(engine.sample(PROMPTS, SAMPLING), [])} == {7}
+
+
+def test_the_trainers_model_is_left_as_it_was():
+    model = tiny("gpt2")
+    implementation, state = model.config._attn_implementation, {k: v.clone() for k, v in model.state_dict().items()}
+    TorchEngine(model).sample(PROMPTS, SAMPLING)
+    assert model.config._attn_implementation == implementation
+    assert model.config.pad_token_id == 0
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_wrong_weights_are_refused_whole(fused):
+    model = tiny("llama")
+    engine = TorchEngine(model, dtype="float32", fused=fused)
+    before = engine.sample(PROMPTS, SAMPLING)
+    weights = {name: value * 2 for name, value in model.state_dict().items()}
+    weights["lora"] = weights.pop("lm_head.weight")
+    weights["model.norm.weight"] = torch.ones(3)
+    with pytest.raises(EngineError, match=r"lm_head.weight is missing; lora is unknown; .* shape \[3\], not \[32\]"):
+        engine.load_weights(weights, 1)
+    assert engine.sample(PROMPTS, SAMPLING) == before
+
+
+def test_weights_that_are_not_finite_are_reported():
+    model = tiny("qwen3")
+    engine = TorchEngine(model)
+    engine.load_weights({name: value * float("nan") for name, value in model.state_dict().items()}, 3)
+    with pytest.raises(EngineError, match="version 3 are not finite"):
+        engine.sample(PROMPTS, SAMPLING)
+
+
+def test_requests_beyond_the_model_are_refused():
+    engine = TorchEngine(tiny("gpt2"))
+    with pytest.raises(EngineError, match="7 tokens and max_tokens = 58 need 65 positions, but the model has 64"):
+        engine.sample(PROMPTS, replace(SAMPLING, max_tokens=58))
+    engine.sample(PROMPTS, replace(SAMPLING, max_tokens=57, stop_ids=()))
+    with pytest.raises(EngineError, match="no tokens"):
+        engine.sample([[1], []], SAMPLING)
+    assert engine.sample([], SAMPLING) == []
+
+
+def test_unserved_models_are_refused():
+    model = tiny("mistral", sliding_window=16)
+    with pytest.raises(ComponentError, match='slides over 16 tokens; use engine = "transformers"'):
+        TorchEngine(model)
+    assert choose_engine(model)[0] == "transformers"
+
+
+def test_adapters_are_sampled_merged_and_only_after_loading():
+    peft = pytest.importorskip("peft")
+    plain = tiny("qwen3")
+    adapted = peft.get_peft_model(tiny("qwen3"), peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
+    for fused in (True, False):
+        engine = TorchEngine(adapted, dtype="float32", fused=fused)
+        with pytest.raises(EngineError, match="no weights yet"):
+            engine.sample(PROMPTS, SAMPLING)
+        engine.load_weights(plain.state_dict(), 1)
+        assert worst_error(engine, plain, PROMPTS, SAMPLING) < 1e-4
