@@ -36,6 +36,7 @@ class Document:
     """A configuration as it is read: values under their canonical keys, their places, and all mistakes so far."""
 
     file: str
+    text: str = ""
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     places: dict[Path, Place] = field(default_factory=dict[Path, Place])
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
@@ -109,7 +110,7 @@ def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:
         fix = "each key once; strings in quotes; true and false in lower case"
         raise _unreadable(name, error.lineno, error.colno, f"not valid TOML: {error.msg}", fix) from None
     places = {path: Place(name, line, column, path) for path, (line, column) in positions(text).items()}
-    document = Document(name, data, places)
+    document = Document(name, text, data, places)
     document.move_aliases()
     for override in overrides:
         document.override(override)
@@ -142,6 +143,7 @@ def _value(text: str) -> Any:
 def _set(data: dict[str, Any], path: Path, value: Any) -> str:
     """Set `value` at `path`, making tables on the way; says what is wrong with the path, or ""."""
     node: Any = data
+    part: Any
     for depth, part in enumerate(path):
         if problem := _no_child(node, part, show(path[:depth])):
             return problem
@@ -150,7 +152,7 @@ def _set(data: dict[str, Any], path: Path, value: Any) -> str:
         if depth == len(path) - 1:
             node[part] = value
         else:
-            inner = [] if isinstance(path[depth + 1], int) else {}
+            inner: Any = [] if isinstance(path[depth + 1], int) else {}
             node = node.setdefault(part, inner) if isinstance(node, dict) else node[part]
     return ""
 

@@ -13,6 +13,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from retrain import registry
 from retrain.algorithms.objective import Objective
@@ -31,7 +32,7 @@ class LoadedConfig:
     """A valid configuration.
 
     Attributes:
-        file: where it was read from.
+        file, text: where it was read from, and what stood there.
         config: the sections, every key with its value.
         tables: the components' tables as written.
         components: the components that the configuration names, bound to their parameters.
@@ -40,11 +41,25 @@ class LoadedConfig:
     """
 
     file: str
+    text: str
     config: Config
     tables: Mapping[str, Any]
     components: Resolved
     places: Mapping[Path, Place]
     warnings: tuple[ConfigProblem, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the run directory, unless `[logging] name` says otherwise."""
+        return FilePath(self.file).stem
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything that decides the run, as JSON: sections with all defaults, tables, components with parameters."""
+        return {
+            **self.config.model_dump(mode="json"),
+            **to_jsonable_python(self.tables, fallback=str),
+            "components": to_jsonable_python(self.components.described(), fallback=str),
+        }
 
 
 def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -82,7 +97,9 @@ def validate(document: Document) -> LoadedConfig:
             resolved.bound.setdefault(slot.kind, []).append(component)
     _plan(document, resolved)
     _stop(document, binder)
-    return LoadedConfig(document.file, config, tables, resolved, document.places, tuple(document.warnings))
+    return LoadedConfig(
+        document.file, document.text, config, tables, resolved, document.places, tuple(document.warnings)
+    )
 
 
 def _known_keys() -> Catalog:
@@ -140,11 +157,11 @@ def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
 
 def _plan(document: Document, resolved: Resolved) -> None:
     """Refuse a chain whose columns cannot all be computed, or a loss without terms."""
-    path: Path = ("algorithm", "transform_mode")
+    path: Path = ("loss",)
     try:
-        Pipeline.resolve(resolved.stages(exact=True), resolved.signal)
-        path = ("loss",)
-        Objective(resolved.all("loss"), resolved.one("reduction"))
+        objective = Objective(resolved.all("loss"), resolved.one("reduction"))
+        path = ("algorithm", "transform_mode")
+        Pipeline.resolve(resolved.stages(exact=False, also=objective.signals), resolved.signal)
     except ComponentError as error:
         document.refuse(path, error.problem, error.fix)
 

@@ -31,7 +31,7 @@ _TYPES = {
 _BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
 
 
-def catalog(tables: Mapping[str, type[BaseModel]]) -> Catalog:
+def catalog(tables: Mapping[str, Any]) -> Catalog:
     """What may be written where, for "did you mean"."""
     found: Catalog = {(): list(tables)}
     for name, model in tables.items():
@@ -75,10 +75,9 @@ def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str,
 def _existing(data: Any, location: Path) -> Path:
     """The part of pydantic's location that is in the data: names of union members are not."""
     path: Path = ()
+    part: Any
     for part in location:
-        if (isinstance(data, dict) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
+        if part in (data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()):
             data = data[part]
             path = (*path, part)
     return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,6 @@ AUTO = "auto"
 
 MISMATCH = ("tis", "mis")
 """Transforms that correct for a sampler whose log-probs are not the trainer's own; the first is the default."""
-
-_HYPER = {"gtpo_beta": ("gtpo", "beta"), "hicra_alpha": ("hicra", "alpha")}
 
 
 @dataclass(frozen=True)
@@ -73,32 +71,39 @@ class Resolved:
         """As `one`; None where the configuration leaves it open: algorithm, and engine = "auto"."""
         return next(iter(self.all(kind)), None)
 
-    def stages(self, exact: bool) -> Stages:
+    def stages(self, exact: bool, also: Collection[str] = ()) -> Stages:
         """The credit pipeline's components.
 
         Args:
             exact: the engine's log-probs are the trainer's own; where they are not, the difference is
                 corrected by truncated importance weights, unless the chain does so already.
+            also: columns to compute besides those that are logged always.
         """
         transforms = self.all("transform")
         if not exact and not any(stage.name in MISMATCH for stage in transforms):
             correction = self.named("transform", MISMATCH[0])
             transforms += (correction,) if correction else ()
-        hyper = Hyper(
-            **{
-                key: bound.params[part]
-                for key, (name, part) in _HYPER.items()
-                if (bound := self.named("transform", name))
-            }
-        )
         return Stages(
             self.one("advantage"),
             transforms,
             self.optional("algorithm"),
             self.one("uncertainty"),
             self.one("filter"),
-            hyper=hyper,
+            observed=(*dict.fromkeys((*Stages.observed, *sorted(also))),),
+            hyper=Hyper(self._parameter("gtpo", "beta"), self._parameter("hicra", "alpha")),
         )
+
+    def _parameter(self, transform: str, key: str) -> Any:
+        bound = self.named("transform", transform)
+        assert bound is not None, f"{transform} is built in"
+        return bound.params[key]
+
+    def described(self) -> dict[str, list[dict[str, Any]]]:
+        """Name, source and parameters of every component, by kind."""
+        return {
+            kind: [{"name": one.name, "source": one.component.source, "params": dict(one.params)} for one in bound]
+            for kind, bound in self.bound.items()
+        }
 
     def named(self, kind: str, name: str) -> Bound | None:
         """A registered component that no key names, with the parameters of its table; None if there is none."""

@@ -209,8 +209,8 @@ class Training(Section):
 class Warmup(Section):
     """`[warmup]`: supervised steps on the task's worked solutions before RL."""
 
-    steps: Natural = 700
-    """Optimizer steps; 0 for none. Default 700 for a builtin model and 0 for any other."""
+    steps: Natural = 400
+    """Optimizer steps; 0 for none. Default 400 for a builtin model and 0 for any other."""
     batch_size: Count = 32
     """Solutions per step."""
     lr: Positive = 2e-3

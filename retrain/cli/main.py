@@ -1,0 +1,87 @@
+"""The `retrain` command. A subcommand's module is imported when it runs, so that `--help` stays quick."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from retrain import __version__
+from retrain.errors import RetrainError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("retrain.cli.train:train", "Train a model as a TOML file says."),
+    "validate": ("retrain.cli.read:validate", "Check a configuration; every mistake with line, column and fix."),
+    "explain": ("retrain.cli.read:explain", "Show what a configuration will do, without doing it."),
+    "init": ("retrain.cli.start:init", "Write a commented configuration to start from."),
+    "schema": ("retrain.cli.read:schema", "Print the JSON Schema of configurations, for editors."),
+    "plugins": ("retrain.cli.start:plugins", "List every component with its parameters."),
+    "doctor": ("retrain.cli.start:doctor", "Check this machine: Python, torch, devices, extras."),
+}
+"""Command -> (module:function, line in the help)."""
+
+
+class Commands(TyperGroup):
+    """The subcommands of COMMANDS, imported on use; errors of the package become a message and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import the command's module and build it; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(cmd_name)(getattr(importlib.import_module(module), function))
+        return typer.main.get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; RETRAIN_DEBUG=1 shows tracebacks."""
+        try:
+            return super().invoke(ctx)
+        except RetrainError as error:
+            if os.environ.get("RETRAIN_DEBUG"):
+                raise
+            print("\n".join([str(error), *getattr(error, "__notes__", ())]), file=sys.stderr)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="retrain",
+    help="Composable reinforcement learning for language models, from one TOML file.",
+    epilog="Start with: retrain init run.toml",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """Options of `retrain` itself."""
+    if version:
+        print(f"retrain {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the `retrain` command."""
+    app()

@@ -1,0 +1,70 @@
+"""Commands that read a configuration and train nothing: validate, explain, schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retrain.errors import ConfigError, ConfigProblem
+
+File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check a configuration without loading torch or a model.
+
+    Exit code 2 and one line per mistake: file:line:column, key, problem, fix.
+    """
+    from retrain.config.load import load
+
+    try:
+        loaded = load(file, overrides or ())
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"valid": False, "problems": _rows(error.problems), "warnings": []}, indent=2))
+        raise typer.Exit(error.exit_code) from None
+    if as_json:
+        print(json.dumps({"valid": True, "problems": [], "warnings": _rows(loaded.warnings)}, indent=2))
+        return
+    warn(loaded.warnings)
+    print(f"{file}: valid")
+
+
+def schema() -> None:
+    """Print the JSON Schema of a configuration, tables of all registered components included."""
+    from retrain.config.jsonschema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def explain(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
+
+    Every stage is tried on a small synthetic batch.
+    """
+    from retrain.config.explain import explain as report
+    from retrain.config.explain import render
+    from retrain.config.load import load
+
+    loaded = load(file, overrides or ())
+    facts = report(loaded)
+    print(json.dumps(facts, indent=2) if as_json else render(facts))
+    if not as_json:
+        warn(loaded.warnings)
+
+
+def warn(warnings: tuple[ConfigProblem, ...]) -> None:
+    """Print warnings to standard error."""
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _rows(problems: list[ConfigProblem] | tuple[ConfigProblem, ...]) -> list[dict[str, Any]]:
+    return [vars(problem) for problem in problems]

@@ -1,0 +1,52 @@
+"""The JSON Schema of a configuration file: completion and checks in an editor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retrain import registry
+from retrain.config.document import ALIASES, show
+from retrain.config.resolve import CHAINS
+from retrain.config.schema import Config
+
+_NAMED = {
+    ("Algorithm", "advantage_mode"): "advantage",
+    ("Algorithm", "transform_mode"): "transform",
+    ("Algorithm", "algorithm_mode"): "algorithm",
+    ("Algorithm", "uncertainty_kind"): "uncertainty",
+    ("Algorithm", "reduction"): "reduction",
+    ("Algorithm", "filter"): "filter",
+    ("Task", "name"): "task",
+    ("Reward", "name"): "reward",
+    ("Loss", "name"): "loss",
+    ("Rollout", "engine"): "engine",
+    ("Logging", "trackers"): "tracker",
+}
+"""(model, key) -> the kind of component that the key names."""
+
+
+def json_schema() -> dict[str, Any]:
+    """Sections, and the table of every registered component. A dotted path is valid wherever a name is."""
+    schema = Config.model_json_schema()
+    definitions: dict[str, Any] = schema["$defs"]
+    for (model, key), kind in _NAMED.items():
+        chains = [name for name in CHAINS if name not in registry.names(kind)] if kind == "transform" else []
+        definitions[model]["properties"][key]["examples"] = [*chains, *registry.names(kind)]
+    for name, readers in registry.table_names().items():
+        table = registry.table_schema(readers).model_json_schema()
+        definitions |= table.pop("$defs", {})
+        schema["properties"][name] = table | {"description": _used_by(readers)}
+    for alias, key in ALIASES.items():
+        _add_alias(schema, str(alias[0]), str(alias[1]), f"The same as {show(key)}.")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "retrain configuration"} | schema
+
+
+def _used_by(readers: list[registry.Component]) -> str:
+    return "Parameters of " + ", ".join(f"{reader.kind} {reader.name}" for reader in readers)
+
+
+def _add_alias(schema: dict[str, Any], table: str, key: str, description: str) -> None:
+    target: dict[str, Any] = schema["properties"].get(table, {})
+    if "$ref" in target:
+        target = schema["$defs"][target["$ref"].rsplit("/", 1)[1]]
+    target.get("properties", {})[key] = {"description": description}
