@@ -1,1 +1,6 @@
-"""tracking."""
+"""Sinks of metrics besides the run directory. Importing this declares them and loads no tracking library."""
+
+from retrain.tracking.guard import Guard, Tracker
+from retrain.tracking.trackers import Tensorboard, Trackio, Wandb
+
+__all__ = ["Guard", "Tensorboard", "Tracker", "Trackio", "Wandb"]

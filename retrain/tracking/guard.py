@@ -1,0 +1,83 @@
+"""A tracker can never stop, slow or fail a run."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from retrain.types import Metrics, Observer
+
+_WAITING = 1000
+"""Rows that may wait for a slow tracker."""
+
+
+class Tracker(Protocol):
+    """A sink of metrics."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step."""
+        ...
+
+    def close(self) -> None:
+        """Flush and finish."""
+        ...
+
+
+class Guard:
+    """Runs a tracker in a thread of its own and drops it at the first failure, with one warning.
+
+    `log` returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish within
+    `patience_s` seconds of `close` is left alone; metrics.jsonl has every row in any case.
+    """
+
+    def __init__(self, name: str, tracker: Tracker, observe: Observer, patience_s: float = 30.0) -> None:
+        self.name = name
+        self._tracker, self._observe, self._patience = tracker, observe, patience_s
+        self._work: queue.Queue[tuple[int, Metrics] | None] = queue.Queue(_WAITING)
+        self._disabled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics over."""
+        self._put((step, dict(metrics)))
+
+    def close(self) -> None:
+        """Let the tracker finish, for as long as it is worth waiting."""
+        self._put(None)
+        if not self._disabled.is_set():
+            self._thread.join(self._patience)
+            if self._thread.is_alive():
+                self._disable(f"did not finish within {self._patience:g} s")
+
+    def _put(self, item: tuple[int, Metrics] | None) -> None:
+        if self._disabled.is_set():
+            return
+        try:
+            self._work.put_nowait(item)
+        except queue.Full:
+            self._disable(f"is {_WAITING} rows behind")
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            step, metrics = item
+            if not self._attempt(lambda step=step, metrics=metrics: self._tracker.log(step, metrics)):
+                return
+        self._attempt(self._tracker.close)
+
+    def _attempt(self, call: Callable[[], None]) -> bool:
+        """True if the call went well. SystemExit counts as a failure: some libraries exit on bad credentials."""
+        try:
+            call()
+        except BaseException as error:
+            self._disable(f"raised {type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _disable(self, reason: str) -> None:
+        if not self._disabled.is_set():
+            self._disabled.set()
+            text = f"tracker {self.name} {reason}; training goes on without it, metrics.jsonl is complete"
+            self._observe("message", {"text": text, "level": "warning"})

@@ -1,0 +1,126 @@
+"""The trackers write what they are told and nothing secret."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import retrain.tracking.trackers as trackers
+from retrain.errors import MissingExtraError
+from retrain.registry import find
+
+CANARY = "canary-4711"
+
+
+def built(name, run_dir, **params):
+    return find("tracker", name).bind(params).build({"run_dir": run_dir})
+
+
+def test_declaring_trackers_imports_none_of_them():
+    source = (
+        "import sys, retrain.tracking;"
+        "print([m for m in ('wandb', 'tensorboard', 'trackio', 'torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    for name in ("wandb", "tensorboard", "trackio"):
+        with pytest.raises(MissingExtraError, match=rf"retrain\[{name}\]"):
+            built(name, tmp_path)
+
+
+WANDB = """
+import sys
+from pathlib import Path
+from retrain.registry import find
+run_dir = Path(sys.argv[1])
+made = find("tracker", "wandb").bind({"project": "p", "group": "g", "tags": ["a", "b"]}).build({"run_dir": run_dir})
+for step in range(3):
+    made.log(step, {"reward/mean": step / 10, "loss/total": float("nan")})
+made.log(2, {"eval/accuracy": 0.25})
+made.close()
+"""
+
+
+def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path):
+    pytest.importorskip("wandb")
+    (tmp_path / "config.resolved.json").write_text(json.dumps({"training": {"lr": 0.125}}))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    env |= {"HOME": str(tmp_path / "home"), "SOME_TOKEN": CANARY}
+    done = subprocess.run(
+        [sys.executable, "-c", WANDB, str(tmp_path), f"--key={CANARY}"],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    files = [file for file in (tmp_path / "wandb").rglob("*") if file.is_file()]
+    data = b"".join(file.read_bytes() for file in files)
+    assert any(file.suffix == ".wandb" for file in files)
+    assert b"reward/mean" in data
+    assert b"eval/accuracy" in data
+    assert b"0.125" in data
+    assert CANARY.encode() not in data
+    assert CANARY not in done.stdout + done.stderr
+
+
+def test_wandb_looks_for_a_key_without_reading_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not trackers._wandb_key()
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert trackers._wandb_key()
+    (tmp_path / ".netrc").write_text("nonsense\n")
+    assert not trackers._wandb_key()
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    assert trackers._wandb_key()
+
+
+def test_tensorboard_writes_every_scalar(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    made = built("tensorboard", tmp_path)
+    for step in range(3):
+        made.log(step, {"reward/mean": step / 4})
+    made.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 0.5)]
+
+
+TRACKIO = """
+import sys
+from pathlib import Path
+from retrain.registry import find
+made = find("tracker", "trackio").bind({"project": "p", "name": "n"}).build({"run_dir": Path(sys.argv[1])})
+for step in range(3):
+    made.log(step, {"reward/mean": step / 4, "loss/total": float("nan")})
+made.close()
+"""
+
+
+def test_trackio_stores_rows_on_this_machine(tmp_path):
+    pytest.importorskip("trackio")
+    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRACKIO, str(tmp_path)], capture_output=True, text=True, env=env, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    data = b"".join(file.read_bytes() for file in (tmp_path / "store").rglob("*") if file.is_file())
+    assert b"reward/mean" in data
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
+def test_closing_an_unused_tracker_does_nothing(tmp_path, name):
+    pytest.importorskip(name)
+    built(name, tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
