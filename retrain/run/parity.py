@@ -40,7 +40,7 @@ def check_parity(parts: Parts, batch: Batch) -> Metrics:
     if not len(difference):
         return {}
     mean, largest = float(difference.mean()), float(difference.max())
-    limit = parts.config.rollout.parity_tolerance or TOLERANCE[parts.config.model.dtype]
+    limit = parts.config.rollout.parity_tolerance or TOLERANCE[parts.policy.settings.dtype]
     if not mean <= limit:
         raise EngineError(
             f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "

@@ -65,3 +65,10 @@ class Parts:
         for name, part in self.pipeline.stateful.items():
             part.load_state_dict(state["signals"][name])
         return int(state["loop"]["step"]), int(state["loop"]["cursor"])
+
+    def close(self) -> None:
+        """End the reward processes, the engine and the trackers."""
+        self.pool.close()
+        for part in (self.sampler, *self.trackers):
+            if hasattr(part, "close"):
+                part.close()

@@ -120,8 +120,10 @@ class RunDirectory:
         """The resolved configuration that the run was started with; empty if there is none."""
         return read_json(self.path / "config.resolved.json")
 
-    def restore(self) -> State | None:
-        """The newest valid checkpoint's state, with every file rewound to it; None to start from zero.
+    def restore(self, path: Path | None = None) -> State | None:
+        """The state of checkpoint `path`, or of the newest valid one, with every file rewound to it.
+
+        None to start from zero.
 
         Rows and rollouts of steps after the checkpoint are dropped, because the resumed run writes them
         again: its files end up equal to those of a run that was never interrupted.
@@ -129,8 +131,8 @@ class RunDirectory:
         Raises:
             StorageError: there are checkpoints and none is valid.
         """
-        found = None
-        if self.resuming:
+        found = path
+        if found is None and self.resuming:
             found = checkpoint.latest(self.checkpoints, self._say)
         with _storage(f"rewind {self.path}"):
             self._rewind(checkpoint.step_of(found) if found else 0)

@@ -1,0 +1,48 @@
+"""`retrain train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retrain.cli.read import File, Overrides, warn
+
+
+def train(  # noqa: PLR0913 - its parameters are the command line
+    file: File,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None, typer.Option(help="auto: go on from the newest checkpoint; never; or a checkpoint's path.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run of this name first.")] = False,
+    allow_change: Annotated[
+        list[str] | None, typer.Option(help="A key that may differ from the run to be resumed. Repeatable.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Train a model as a TOML file says; everything is written to runs/NAME.
+
+    Exit codes: 0 done, 1 user code, 2 configuration, 3 data, 4 diverged, 5 engine, 6 storage,
+    75 preempted (resume with --resume auto), 130 Ctrl-C.
+    """
+    from retrain.config.load import load
+
+    loaded = load(file, overrides or ())
+    warn(loaded.warnings)
+    how = _resume(resume or loaded.config.checkpoint.resume, fresh, tuple(allow_change or ()))
+    from retrain.cli.display import display
+    from retrain.run.session import Resume, run
+
+    with display(plain=plain) as observe:
+        run(loaded, Resume(*how), observe)
+
+
+def _resume(resume: str, fresh: bool, allow_change: tuple[str, ...]) -> tuple[str, Path | None, tuple[str, ...]]:
+    """Mode of the run directory, checkpoint to start from, and keys that may change."""
+    if fresh:
+        return "fresh", None, allow_change
+    if resume in ("auto", "never"):
+        return ("auto" if resume == "auto" else "new"), None, allow_change
+    return "auto", Path(resume), allow_change

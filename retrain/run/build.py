@@ -1,0 +1,196 @@
+"""From a validated configuration to the parts of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from retrain import registry
+from retrain.algorithms.objective import Objective
+from retrain.algorithms.pipeline import Pipeline
+from retrain.config.load import LoadedConfig
+from retrain.config.resolve import AUTO
+from retrain.config.schema import Config
+from retrain.engines.capability import choose_engine
+from retrain.errors import ComponentError
+from retrain.registry import Bound
+from retrain.rewards.pool import RewardPool
+from retrain.run.parts import Parts
+from retrain.run.rundir import RunDirectory
+from retrain.tracking.guard import Guard
+from retrain.training.models import Loaded, load_model
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import LoraSettings, PolicySettings
+from retrain.training.warmup import WarmupSettings, warm_start
+from retrain.types import Observer, Task
+
+_VOCABULARY_PROBLEMS = 2000
+"""Problems whose texts a built-in model's tokenizer is made from."""
+
+
+def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Parts:
+    """Build everything a run needs, warm start included.
+
+    Raises:
+        ComponentError: a part of the run that a component asks for does not exist.
+        DataError: the task's data cannot be used.
+        StorageError: the model cannot be read.
+    """
+    config, components = loaded.config, loaded.components
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    device = choose_device(config.training.device)
+    observe("phase", {"name": "loading the task and the model"})
+    task: Task = components.one("task").build({"seed": config.training.seed})
+    model = initial_model(loaded, device, observe)
+    policy = TorchPolicy(model.model, policy_settings(config, device))
+    resources = resources_of(config, model, policy, directory)
+    engine = choose(loaded, policy.model)
+    pipeline, objective = credit(loaded, exact=engine.component.traits.get("exact", False))
+    pipeline.build(resources)
+    return Parts(
+        config=config,
+        loaded=model,
+        policy=policy,
+        sampler=engine.build(resources),
+        task=task,
+        pool=reward_pool(loaded),
+        pipeline=pipeline,
+        objective=objective,
+        directory=directory,
+        trackers=[Guard(tracker.name, tracker.build(resources), observe) for tracker in components.all("tracker")],
+        observe=observe,
+    )
+
+
+def choose_device(device: str) -> torch.device:
+    """The device that `[training] device` means here; ComponentError if there is no such GPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ComponentError(f'[training] device = "{device}", but torch sees no GPU', 'set it to "auto" or "cpu"')
+    return torch.device(device)
+
+
+def model_dtype(config: Config, device: torch.device) -> Any:
+    """The name of the dtype that `[model] dtype` means on this device."""
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer) -> Loaded:
+    """The model before RL: loaded or made, and warm-started on the task's worked solutions.
+
+    Tokenizer, initial weights and demonstrations derive from `[warmup] seed`, not from the run's seed: runs
+    with different seeds start from the same weights, and find them in the cache.
+    """
+    config = loaded.config
+    teacher: Task = loaded.components.one("task").build({"seed": config.warmup.seed})
+    model = load_model(
+        config.model.path,
+        revision=config.model.revision,
+        dtype=model_dtype(config, device),
+        trust_remote_code=config.model.trust_remote_code,
+        problems=_Problems(teacher, _VOCABULARY_PROBLEMS),
+    )
+    model.model.to(device)  # pyright: ignore[reportArgumentType]
+    if config.warmup.steps:
+        warmup = config.warmup
+        settings = WarmupSettings(
+            steps=warmup.steps,
+            batch_size=warmup.batch_size,
+            lr=warmup.lr,
+            warmup_steps=warmup.warmup_steps,
+            dtype=model_dtype(config, device),
+            seed=warmup.seed,
+        )
+        problems = list(_Problems(teacher, min(warmup.problems, warmup.steps * warmup.batch_size)))
+        observe("phase", {"name": "warm start"})
+        if warm_start(model, problems, settings, observe, chat=config.model.chat, cache=warmup.cache):
+            observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
+    return model
+
+
+class _Problems:
+    """The first `count` training problems, made when asked for."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self._task, self._count = task, count
+
+    def __iter__(self) -> Any:
+        return (self._task.problem(index) for index in range(self._count))
+
+
+def policy_settings(config: Config, device: torch.device) -> PolicySettings:
+    """How the policy is trained, from the sections that say so."""
+    optimizer, training, lora = config.optimizer, config.training, config.model.lora
+    return PolicySettings(
+        temperature=training.temperature,
+        micro_batch_tokens=training.micro_batch_tokens,
+        optimizer=optimizer.name,
+        lr=optimizer.lr,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        eps=optimizer.eps,
+        warmup_steps=optimizer.warmup_steps,
+        schedule=optimizer.schedule,
+        total_steps=training.max_steps * training.epochs * training.minibatches,
+        max_grad_norm=optimizer.max_grad_norm,
+        dtype=model_dtype(config, device),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        epochs=training.epochs,
+        minibatches=training.minibatches,
+        lora=LoraSettings(**lora.model_dump(), seed=training.seed) if lora else None,
+    )
+
+
+def resources_of(config: Config, model: Loaded, policy: TorchPolicy, directory: RunDirectory) -> dict[str, Any]:
+    """The parts of the run that a component may ask for, by name."""
+    return {
+        "policy": policy,
+        "model": policy.model,
+        "model_path": config.model.path,
+        "tokenizer": model.tokenizer,
+        "seed": config.training.seed,
+        "device": policy.device,
+        "total_steps": config.training.max_steps,
+        "max_tokens": config.training.max_tokens,
+        "group_size": config.training.group_size,
+        "temperature": config.training.temperature,
+        "search_paths": config.plugins.search_paths,
+        "run_dir": directory.path,
+    }
+
+
+def choose(loaded: LoadedConfig, model: Any) -> Bound:
+    """The engine that the configuration names, or the one that suits the model."""
+    named = loaded.components.optional("engine")
+    if named is not None:
+        return named
+    assert loaded.config.rollout.engine == AUTO
+    name, _ = choose_engine(model)
+    bound = loaded.components.named("engine", name)
+    return bound or registry.find("engine", name).bind()
+
+
+def credit(loaded: LoadedConfig, exact: bool) -> tuple[Pipeline, Objective]:
+    """The credit pipeline and the objective, with the signals that each of them reads."""
+    components = loaded.components
+    objective = Objective(components.all("loss"), components.one("reduction"))
+    return Pipeline.resolve(components.stages(exact, objective.signals), components.signal), objective
+
+
+def reward_pool(loaded: LoadedConfig) -> RewardPool:
+    """The processes that score completions."""
+    pool = loaded.config.reward_pool
+    rewards = [(bound, float(bound.params["weight"])) for bound in loaded.components.all("reward")]
+    return RewardPool(
+        rewards,
+        workers=pool.workers,
+        timeout_s=pool.timeout_s,
+        memory_mb=pool.memory_mb,
+        max_failed=pool.max_failed,
+        search_paths=loaded.config.plugins.search_paths,
+    )

@@ -1,0 +1,153 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from retrain.errors import DivergedError, Preempted
+from retrain.functional.seeds import derive_seed
+from retrain.run.collect import Collection, collect, with_policy_columns
+from retrain.run.evaluate import evaluate
+from retrain.run.parity import check_parity, parity_due
+from retrain.run.parts import Parts
+from retrain.run.signals import Stop
+from retrain.types import Batch, Metrics
+
+_MAX_NONFINITE = 3
+"""Consecutive non-finite updates after which a run has diverged."""
+
+
+def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
+    """Train from step `start` to `[training] max_steps`.
+
+    One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row.
+    Everything random in a step derives from the seed and the step's number, so a run that is resumed
+    from a checkpoint continues bit for bit.
+
+    Args:
+        start: optimizer steps already done; `cursor`: problems already drawn (both from a checkpoint).
+    Raises:
+        Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
+        DivergedError: loss or gradients were non-finite three times in a row.
+        EngineError: sampler and trainer disagree.
+    """
+    settings, nonfinite = parts.config.training, 0
+    parts.sampler.load_weights(parts.policy.weights(), start)
+    if start == 0:
+        evaluate_and_record(parts, 0)
+    for step in range(start, settings.max_steps):
+        torch.manual_seed(derive_seed(settings.seed, "step", step))
+        clock = Clock()
+        with clock("rollout"):
+            collection = collect(parts, step, cursor)
+        metrics, batch = update(parts, collection, step, clock)
+        cursor = collection.cursor
+        nonfinite = nonfinite + 1 if metrics.get("update/nonfinite") else 0
+        with clock("sync"):
+            parts.sampler.load_weights(parts.policy.weights(), step + 1)
+        record(parts, step, collection, batch, metrics | clock.metrics(collection.metrics["tokens/sampled"]))
+        if nonfinite >= _MAX_NONFINITE:
+            parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch), name="diverged")
+            raise DivergedError(
+                f"loss or gradients were not finite {nonfinite} times in a row, last at step {step}; "
+                f"the batch is in {parts.directory.path / 'rollouts'}; lower [optimizer] lr, or resume an earlier step"
+            )
+        done = step + 1
+        if due(done, parts.config.eval.every, settings.max_steps):
+            evaluate_and_record(parts, done)
+        if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):
+            parts.directory.save_checkpoint(done, parts.state_dict(done, cursor))
+        if stop.requested and done < settings.max_steps:
+            raise Preempted(f"stopped by {stop.requested} after step {done}; the same command resumes it")
+
+
+def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tuple[Metrics, Batch | None]:
+    """Credit and one policy update; without a trainable row both are skipped and said so."""
+    if collection.batch is None:
+        return {"update/skipped": 1.0}, None
+    metrics: Metrics = {}
+    with clock("credit"):
+        batch = with_policy_columns(parts, collection.batch)
+        metrics |= parts.pipeline.before(batch)
+        batch, credit = parts.pipeline.credit(batch)
+        metrics |= credit
+    if parity_due(parts, step):
+        with clock("parity"):
+            metrics |= check_parity(parts, batch)
+    with clock("update"):
+        metrics |= parts.policy.update(batch, parts.objective)
+    with clock("credit"):
+        metrics |= parts.pipeline.after(batch)
+    return metrics, batch
+
+
+def record(parts: Parts, step: int, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:
+    """Write the step's metrics row, its rollouts when due, and tell the trackers and the display."""
+    row = {"step": step} | collection.metrics | metrics
+    parts.directory.write_metrics(row)
+    every = parts.config.logging.rollouts_every
+    if every and step % every == 0:
+        parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch))
+    for tracker in parts.trackers:
+        tracker.log(step, row)
+    sample = collection.rollouts[0]
+    parts.observe("step", row | {"max_steps": parts.config.training.max_steps})
+    parts.observe("sample", {"prompt": sample.prompt, "text": sample.text, "reward": sample.reward})
+
+
+def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> Iterator[dict[str, Any]]:
+    """Every rollout as a JSON row, with its tokens and, where it was trained on, the credit of each."""
+    from dataclasses import asdict
+
+    rows = {index: row for row, index in enumerate(collection.kept)} if batch is not None else {}
+    for index, rollout in enumerate(collection.rollouts):
+        tokens = [parts.loaded.tokenizer.decode([token]) for token in rollout.completion_ids]
+        credit: dict[str, Any] = {}
+        if batch is not None and index in rows:
+            span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
+            credit["advantages"] = batch.advantages[rows[index], span].tolist()
+            if "planning_mask" in batch.extra:
+                credit["planning"] = batch.extra["planning_mask"][rows[index], span].int().tolist()
+        yield asdict(rollout) | {"tokens": tokens} | credit
+
+
+def evaluate_and_record(parts: Parts, step: int) -> dict[str, Any]:
+    """Evaluate on held-out problems and write the row."""
+    parts.observe("phase", {"name": f"evaluation after {step} steps"})
+    began = time.perf_counter()
+    row = evaluate(parts, step) | {"time/evaluation_s": time.perf_counter() - began}
+    parts.directory.write_eval(row)
+    for tracker in parts.trackers:
+        tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})
+    parts.observe("eval", row)
+    return row
+
+
+def due(done: int, every: int, total: int) -> bool:
+    """After every `every` steps, and after the last one; `every` = 0 leaves only the last."""
+    return done == total or (every > 0 and done % every == 0)
+
+
+class Clock:
+    """Wall time of the phases of one step."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.spent: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - began
+
+    def metrics(self, tokens: float) -> Metrics:
+        """time/PHASE_s, time/step_s, and sampled tokens per second of rollout."""
+        metrics = {f"time/{phase}_s": seconds for phase, seconds in self.spent.items()}
+        rate = tokens / max(self.spent.get("rollout", 0.0), 1e-9)
+        return metrics | {"time/step_s": time.perf_counter() - self.began, "time/tokens_per_s": rate}

@@ -1,0 +1,31 @@
+"""SIGTERM asks a run to stop after the current step; a second one ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+from retrain.errors import Preempted
+
+
+class Stop:
+    """Context manager; `requested` names the signal once it has arrived, and is empty before."""
+
+    def __init__(self) -> None:
+        self.requested = ""
+        self._previous: Any = None
+
+    def __enter__(self) -> Stop:
+        self._previous = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            # The step does not end in time: leave now, the previous checkpoint is intact.
+            os._exit(Preempted.exit_code)
+        self.requested = signal.Signals(number).name
