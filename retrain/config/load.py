@@ -25,6 +25,7 @@ from retrain.config.positions import Path
 from retrain.config.resolve import Binder, Resolved, needs_import
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
+from retrain.rewards.pool import fields_read
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,12 @@ def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
 
 def _plan(document: Document, resolved: Resolved) -> None:
     """Refuse a chain whose columns cannot all be computed, or a loss without terms."""
-    path: Path = ("loss",)
+    path: Path = ()
     try:
+        for index, reward in enumerate(resolved.all("reward")):
+            path = ("rewards", index, "name")
+            fields_read(reward)
+        path = ("loss",)
         objective = Objective(resolved.all("loss"), resolved.one("reduction"))
         path = ("algorithm", "transform_mode")
         Pipeline.resolve(resolved.stages(exact=False, also=objective.signals), resolved.signal)

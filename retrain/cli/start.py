@@ -1,0 +1,156 @@
+"""Commands to start with: init, plugins, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from retrain.cli.read import Json
+from retrain.errors import ConfigError, ConfigProblem, StorageError
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "gym": ("reasoning-gym",),
+    "hub": ("datasets",),
+    "lora": ("peft",),
+    "math": ("math-verify",),
+    "parquet": ("pyarrow",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
+}
+"""Extra -> the distributions that it brings."""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    template: Annotated[
+        Literal["quickstart", "jsonl"], typer.Option(help="quickstart: builtin model and task; jsonl: your own data.")
+    ] = "quickstart",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a commented configuration to start from."""
+    if file.exists() and not force:
+        raise ConfigError(
+            [ConfigProblem(str(file), 0, 0, "file", "exists already", "name another one, or add --force")]
+        )
+    text = (files("retrain.cli") / "templates" / f"{template}.toml").read_text(encoding="utf-8")
+    try:
+        file.write_text(text.replace("FILE", str(file)), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{file}: cannot be written ({error.strerror}); name a file in a directory of yours"
+        ) from None
+    print(f"wrote {file}\nnext: retrain train {file}")
+
+
+def plugins(
+    kind: Annotated[str | None, typer.Argument(help="Only this kind: advantage, transform, reward ...")] = None,
+    as_json: Json = False,
+) -> None:
+    """List every component: what it reads, its parameters with defaults, and where it comes from."""
+    from retrain.registry import KINDS, components
+
+    if kind is not None and kind not in KINDS:
+        fix = f"one of: {', '.join(KINDS)}"
+        raise ConfigError([ConfigProblem("retrain plugins", 0, 0, kind, "no such kind of component", fix)])
+    rows = [_described(component) for component in components(kind)]
+    if as_json:
+        print(json.dumps(rows, indent=2, default=str))
+        return
+    for row in rows:
+        print(f"{row['kind']} {row['name']}  ({row['source']})\n    {row['summary']}")
+        if row["reads"]:
+            print(f"    reads: {', '.join(row['reads'])}")
+        for name, default in row["params"].items():
+            print(f"    [{row['table']}] {name} = {default}")
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check this machine. Exit code 6 if runs cannot be written here."""
+    found = {name: _attempt(check) for name, check in _CHECKS.items()}
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        for name, value in found.items():
+            print(f"{name}: {', '.join(f'{k} {v}' for k, v in value.items()) if isinstance(value, dict) else value}")
+    if not found["this directory"] == "writable":
+        raise StorageError(f"{Path.cwd()} cannot be written; start from a directory of yours, or set [logging] dir")
+
+
+def _described(component: Any) -> dict[str, Any]:
+    document = (component.target.__doc__ or "").strip()
+    return {
+        "kind": component.kind,
+        "name": component.name,
+        "source": component.source,
+        "summary": document.split("\n\n")[0].replace("\n", " "),
+        "reads": list(component.reads),
+        "table": component.table,
+        "params": {
+            name: "required" if info.is_required() else info.default
+            for name, info in component.schema.model_fields.items()
+        },
+    }
+
+
+def _attempt(check: Callable[[], Any]) -> Any:
+    try:
+        return check()
+    except Exception as error:  # a broken installation is what is looked for
+        return f"broken: {type(error).__name__}: {error}"
+
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.platform()}"
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"version": torch.__version__, "threads": torch.get_num_threads(), "GPUs": "; ".join(gpus) or "none"}
+
+
+def _packages() -> dict[str, str]:
+    return {name: _version(name) for name in ("transformers", "tokenizers", "safetensors", "pydantic", "wandb")}
+
+
+def _extras() -> dict[str, str]:
+    return {extra: ", ".join(_version(name) for name in names) for extra, names in EXTRAS.items()}
+
+
+def _engines() -> str:
+    from retrain.registry import names
+
+    return ", ".join(names("engine"))
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _writable() -> str:
+    with tempfile.TemporaryFile(dir=Path.cwd()):
+        return "writable"
+
+
+_CHECKS: dict[str, Callable[[], Any]] = {
+    "python": _python,
+    "processors": lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    "torch": _torch,
+    "packages": _packages,
+    "extras": _extras,
+    "engines": _engines,
+    "this directory": _writable,
+}

@@ -1,0 +1,189 @@
+"""What a configuration will do, without doing it: facts for `retrain explain`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain.algorithms.objective import Objective
+from retrain.algorithms.pipeline import Pipeline
+from retrain.config.document import show
+from retrain.config.load import LoadedConfig
+from retrain.config.resolve import AUTO, MISMATCH, slots
+from retrain.config.schema import BUILTIN
+from retrain.registry import Bound
+
+
+def explain(loaded: LoadedConfig) -> dict[str, Any]:
+    """Facts by topic, JSON-able; imports torch for the probe."""
+    from retrain.config.probe import probe
+
+    return {
+        "file": loaded.file,
+        "run_directory": str(Path(loaded.config.logging.dir) / (loaded.config.logging.name or loaded.name)),
+        "components": _components(loaded),
+        "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],
+        "engine": _engine(loaded),
+        "pipeline": _pipeline(loaded),
+        "loss": _loss(loaded),
+        "batch": _batch(loaded),
+        "forwards_per_step": _forwards(loaded),
+        "evaluation": _evaluation(loaded),
+        "seeds": _seeds(loaded),
+        "overrides": [place.file for place in loaded.places.values() if not place.line],
+        "probe": probe(loaded),
+    }
+
+
+def render(facts: Mapping[str, Any], indent: str = "") -> str:
+    """The facts as indented text; a table of like rows becomes one line per row."""
+    lines: list[str] = []
+    for key, value in facts.items():
+        title = f"{indent}{key.replace('_', ' ')}"
+        if isinstance(value, Mapping):
+            lines += [title, render(value, indent + "  ")]
+        elif isinstance(value, list) and value:
+            lines += [title, *(f"{indent}  {_row(item)}" for item in value)]
+        elif value not in ([], None, ""):
+            lines.append(f"{title}: {_text(value)}")
+    return "\n".join(lines)
+
+
+def _row(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return str(item)
+    return "  ".join(f"{key}: {_text(value)}" for key, value in item.items() if value not in ([], {}, None, ""))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {inner}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _all(loaded: LoadedConfig) -> list[tuple[str, Bound]]:
+    return [(kind, bound) for kind, several in loaded.components.bound.items() for bound in several]
+
+
+def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
+    keys: dict[tuple[str, str], list[str]] = {}
+    for slot in slots(loaded.config):
+        keys.setdefault((slot.kind, slot.name), []).append(show(slot.path))
+    return [
+        {
+            kind: bound.name,
+            "from": _source(bound),
+            "key": keys[kind, bound.name][0],
+            "reads": list(bound.reads),
+            "params": dict(bound.params),
+        }
+        for kind, bound in _all(loaded)
+    ]
+
+
+def _source(bound: Bound) -> str:
+    if bound.component.source == "built-in":
+        return bound.component.target.__module__
+    try:
+        return f"{inspect.getsourcefile(bound.component.target)} ({bound.component.source})"
+    except TypeError:
+        return bound.component.source
+
+
+def _engine(loaded: LoadedConfig) -> dict[str, Any]:
+    engine, path = loaded.components.optional("engine"), loaded.config.model.path
+    if engine is not None:
+        return {"name": engine.name, "why": "[rollout] engine says so"}
+    if path.startswith(BUILTIN):
+        return {"name": "torch", "why": f'"{AUTO}": the embedded engine serves the builtin models'}
+    return {"name": AUTO, "why": "torch if the embedded engine can serve the architecture, else transformers"}
+
+
+def _is_exact(loaded: LoadedConfig) -> bool | None:
+    """Whether the engine's log-probs are the trainer's own; None while the engine is not known."""
+    name = _engine(loaded)["name"]
+    bound = loaded.components.optional("engine") or loaded.components.named("engine", name) if name != AUTO else None
+    return None if bound is None else bool(bound.component.traits.get("exact", False))
+
+
+def _pipeline(loaded: LoadedConfig) -> dict[str, Any]:
+    exact, pipeline = _is_exact(loaded), _planned(loaded)
+    return {
+        "stages": [
+            {stage.kind: stage.name, "reads": list(stage.reads), "writes": stage.writes} for stage in pipeline.graph
+        ],
+        "columns_from_the_policy": sorted(pipeline.policy_columns),
+        "mismatch": {
+            True: "none: the sampler's log-probs are the trainer's own",
+            False: f"{MISMATCH[0]} is added if the chain has none of {', '.join(MISMATCH)}",
+            None: f"{MISMATCH[0]} is added unless the engine's log-probs are the trainer's own",
+        }[exact],
+    }
+
+
+def _planned(loaded: LoadedConfig) -> Pipeline:
+    stages = loaded.components.stages(_is_exact(loaded) is not False, _objective(loaded).signals)
+    return Pipeline.resolve(stages, loaded.components.signal)
+
+
+def _objective(loaded: LoadedConfig) -> Objective:
+    return Objective(loaded.components.all("loss"), loaded.components.one("reduction"))
+
+
+def _loss(loaded: LoadedConfig) -> dict[str, Any]:
+    used = [term.name for term in _objective(loaded).terms]
+    off = [term.name for term in loaded.components.all("loss") if term.name not in used]
+    terms = [{"term": term.name, "weight": term.params["weight"]} for term in _objective(loaded).terms]
+    return {"terms": terms, "switched_off": off, "reduction": loaded.components.one("reduction").name}
+
+
+def _batch(loaded: LoadedConfig) -> dict[str, Any]:
+    training, rollout = loaded.config.training, loaded.config.rollout
+    rows = training.batch_size * training.group_size
+    tokens = rows * training.max_tokens
+    rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)
+    return {
+        "completions_per_step": f"{training.batch_size} prompts x {training.group_size} = {rows}",
+        "response_tokens_per_step_at_most": tokens * rounds,
+        "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
+        "optimizer_steps_per_step": training.epochs * training.minibatches,
+        "steps": training.max_steps,
+        "completions_in_all": rows * training.max_steps,
+        "warm_up_steps": loaded.config.warmup.steps,
+    }
+
+
+def _forwards(loaded: LoadedConfig) -> dict[str, Any]:
+    """How often the model sees the whole batch in one step, apart from sampling it."""
+    training, objective = loaded.config.training, _objective(loaded)
+    several = training.epochs * training.minibatches > 1
+    policy = Pipeline.resolve(
+        loaded.components.stages(True, objective.signals), loaded.components.signal
+    ).policy_columns
+    scoring = bool(policy) or (several and "old_logprobs" in objective.reads)
+    return {
+        "scoring": int(scoring),
+        "reference": int("ref_logprobs" in objective.reads),
+        "forward_and_backward": training.epochs,
+    }
+
+
+def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
+    settings, steps = loaded.config.eval, loaded.config.training.max_steps
+    if not settings.problems:
+        return {"evaluations": 0}
+    within = (steps - 1) // settings.every if settings.every else 0
+    return {
+        "evaluations": within + 2,
+        "completions_each": settings.problems * (settings.samples + settings.greedy),
+        "half_width_of_accuracy_at_most": round(0.98 / settings.problems**0.5, 3),
+    }
+
+
+def _seeds(loaded: LoadedConfig) -> dict[str, int]:
+    config = loaded.config
+    return {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed}

@@ -1,0 +1,120 @@
+"""Try every component once on a small synthetic batch, before any model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from retrain.algorithms.objective import Objective
+from retrain.algorithms.pipeline import Pipeline
+from retrain.config.load import LoadedConfig
+from retrain.errors import RetrainError
+from retrain.rewards.pool import FIELDS, RewardPool
+from retrain.types import POLICY_COLUMNS, Batch
+
+_GROUPS, _PROMPT = 4, 3
+_RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths")
+
+
+def probe(loaded: LoadedConfig) -> dict[str, str]:
+    """What each part said to a synthetic input: "ok ..." or "failed: ..."."""
+    problem = _attempt(lambda: loaded.components.one("task").build({"seed": loaded.config.training.seed}).problem(0))
+    results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}" if not isinstance(problem, str) else problem}
+    results["rewards"] = _said(_attempt(lambda: _rewards(loaded)))
+    results["credit and loss"] = _said(_attempt(lambda: _credit_and_loss(loaded)))
+    return results
+
+
+def synthetic_batch(group_size: int, max_tokens: int) -> Batch:
+    """Groups of random completions, half of them right, of different lengths, with the policy's columns."""
+    draw = torch.Generator().manual_seed(0)
+    rows, width = _GROUPS * group_size, _PROMPT + min(max_tokens, 12)
+    lengths = torch.randint(1, width - _PROMPT + 1, (rows,), generator=draw)
+    column = torch.arange(width)
+    attention = column < _PROMPT + lengths[:, None]
+    response = attention & (column >= _PROMPT)
+    logprobs = -torch.rand(rows, width, generator=draw) * response
+    rewards = (torch.arange(rows) % 2).float()
+    return Batch(
+        input_ids=torch.randint(0, 100, (rows, width), generator=draw) * attention,
+        attention_mask=attention,
+        response_mask=response,
+        sampler_logprobs=logprobs,
+        rewards=rewards,
+        correct=rewards > 0,
+        lengths=lengths,
+        group_ids=torch.arange(_GROUPS).repeat_interleave(group_size),
+        is_expert=torch.zeros(rows, dtype=torch.bool),
+        advantages=torch.zeros(rows, width),
+        max_tokens=max_tokens,
+        extra={name: logprobs if name == "old_logprobs" else -logprobs for name in POLICY_COLUMNS},
+    )
+
+
+def _credit_and_loss(loaded: LoadedConfig) -> str:
+    training, components = loaded.config.training, loaded.components
+    batch = synthetic_batch(training.group_size, training.max_tokens)
+    objective = Objective(components.all("loss"), components.one("reduction"))
+    stages = components.stages(exact=False, also=objective.signals)
+    planned = Pipeline.resolve(stages, components.signal)
+    needs_model = [
+        stage.name
+        for stage in planned.graph
+        if stage.bound.component.stateful and not set(stage.bound.component.needs) <= set(_RUN_SCALARS)
+    ]
+    batch = batch.replace(**{name: _stand_in(name, batch) for name in needs_model})
+    pipeline = Pipeline.resolve(stages, components.signal, given=frozenset((*needs_model, *POLICY_COLUMNS)))
+    pipeline.build(_scalars(loaded))
+    pipeline.before(batch)
+    batch, _ = pipeline.credit(batch)
+    kept = float(pipeline.informative(batch).float().mean())
+    logprobs = batch.sampler_logprobs.clone().requires_grad_()
+    columns = {name: batch.column(name) for name in objective.reads} | {"logprobs": logprobs}
+    loss, _ = objective(columns, objective.weights(batch))
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return f"loss {loss.item():.4g}, gradient norm {gradient.norm().item():.4g}, {kept:.0%} of rows informative"
+
+
+def _stand_in(name: str, batch: Batch) -> Any:
+    """A column of a signal that needs the model: a mask if its name says so, else log-probs."""
+    if name.endswith("_mask"):
+        return batch.response_mask & (torch.arange(batch.response_mask.shape[1]) % 3 == 0)
+    return batch.sampler_logprobs
+
+
+def _scalars(loaded: LoadedConfig) -> dict[str, Any]:
+    training = loaded.config.training
+    return {
+        "seed": training.seed,
+        "total_steps": training.max_steps,
+        "max_tokens": training.max_tokens,
+        "group_size": training.group_size,
+        "temperature": training.temperature,
+        "search_paths": loaded.config.plugins.search_paths,
+    }
+
+
+def _rewards(loaded: LoadedConfig) -> str:
+    item = dict.fromkeys(FIELDS, "1") | {"length": 1, "max_tokens": loaded.config.training.max_tokens}
+    item |= {"problem": {"id": "0", "prompt": "1", "answer": "1", "extra": {}}, "finish_reason": "stop"}
+    pairs = [(bound, float(bound.params["weight"])) for bound in loaded.components.all("reward")]
+    settings = loaded.config.reward_pool
+    paths = loaded.config.plugins.search_paths
+    with RewardPool(pairs, workers=1, timeout_s=settings.timeout_s, max_failed=1.0, search_paths=paths) as pool:
+        score = pool.score([item])[0]
+    parts = ", ".join(f"{name} = {value}" for name, value in score.parts.items())
+    return f"{score.status}, {parts} {score.detail}".strip()
+
+
+def _attempt(action: Any) -> Any:
+    try:
+        return action()
+    except RetrainError as error:
+        return f"failed: {error}"
+    except Exception as error:  # user code may raise anything, and that is what is to be shown
+        return f"failed: {type(error).__name__}: {error}"
+
+
+def _said(result: str) -> str:
+    return result if result.startswith("failed") else f"ok: {result}"
