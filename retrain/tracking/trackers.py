@@ -45,7 +45,7 @@ class Wandb:
         require("wandb", "wandb")
         self._run_dir, self._run = run_dir, None
         self._options: dict[str, Any] = {"project": project, "name": name or run_dir.name, "group": group, "tags": tags}
-        self._mode = mode
+        self._mode: Literal["auto", "online", "offline"] = mode
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step."""
@@ -56,7 +56,8 @@ class Wandb:
     def _connect(self) -> Any:
         import wandb
 
-        mode = self._mode if self._mode != "auto" else ("online" if _wandb_key() else "offline")
+        automatic: Literal["online", "offline"] = "online" if _wandb_key() else "offline"
+        mode = automatic if self._mode == "auto" else self._mode
         settings = wandb.Settings(
             silent=True,
             console="off",

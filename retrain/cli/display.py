@@ -1,0 +1,254 @@
+"""What a run shows while it goes on: a live screen in a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from retrain.types import Observer
+
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVES: tuple[tuple[str, str, str], ...] = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("accuracy", "reward/accuracy", "{:.1%}"),
+    ("informative", "groups/informative", "{:.0%}"),
+    ("tokens", "tokens/response", "{:.1f}"),
+    ("entropy", "policy/entropy", "{:.3f}"),
+    ("grad norm", "grad/norm", "{:.3g}"),
+    ("tokens/s", "time/tokens_per_s", "{:,.0f}"),
+)
+"""Label, metric and format of each curve; a metric that the run does not report has no row."""
+
+_LABEL, _VALUE = 12, 9
+_SAMPLE_LINES = 3
+
+
+@contextmanager
+def display(plain: bool) -> Generator[Observer]:
+    """An observer for the length of a run.
+
+    Lines instead of the live screen: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal.
+    """
+    console = Console(highlight=False)
+    if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+        yield Lines()
+        return
+    screen = Screen(console)
+    # Two frames a second keep the clock moving and cost about one per cent of a core.
+    with Live(console=console, get_renderable=screen.render, refresh_per_second=2, vertical_overflow="crop"):
+        yield screen
+    if screen.summary:
+        console.print(Text("\n" + screen.summary, style="bold"))
+
+
+class Lines:
+    """One line per event, about fifty for the steps of a run; for logs, pipes and schedulers."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Print the event if it is worth a line."""
+        line = getattr(self, f"_{event}", _nothing)(details)
+        if line:
+            print(clean(line), file=sys.stderr if details.get("level") == "warning" else sys.stdout, flush=True)
+
+    def _step(self, row: Mapping[str, Any]) -> str:
+        done, total = int(row["step"]) + 1, int(row["max_steps"])
+        self._steps += 1
+        if self._steps > 1 and done < total and done % max(1, total // 50):
+            return ""
+        values = [f"{label} {form.format(row[name])}" for label, name, form in _CURVES if name in row]
+        seconds = f"{row['time/step_s']:.2f} s" if "time/step_s" in row else ""
+        return "  ".join((f"step {done}/{total}", *values, seconds)).rstrip()
+
+    def _warmup(self, row: Mapping[str, Any]) -> str:
+        done, total = int(row["step"]), int(row["steps"])
+        return "" if done % max(1, total // 10) else f"warm start {done}/{total}  loss {row['loss']:.3f}"
+
+    def _warmup_waiting(self, row: Mapping[str, Any]) -> str:
+        return "waiting for another process that computes the same warm start"
+
+    def _phase(self, row: Mapping[str, Any]) -> str:
+        return f"{row['name']} ..."
+
+    def _eval(self, row: Mapping[str, Any]) -> str:
+        return evaluation(row)
+
+    def _message(self, row: Mapping[str, Any]) -> str:
+        return f"{row['level']}: {row['text']}" if row.get("level") == "warning" else str(row["text"])
+
+    def _done(self, row: Mapping[str, Any]) -> str:
+        return str(row["text"])
+
+
+@dataclass
+class Screen:
+    """The state of the live screen and its picture.
+
+    The picture never wraps a line, so that every frame has the height of the last.
+    """
+
+    console: Console
+    phase: str = "starting"
+    done: int = 0
+    total: int = 0
+    left_s: float | None = None
+    curves: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    evaluation: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sample: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    summary: str = ""
+    began: float = field(default_factory=time.perf_counter)
+    _first: tuple[float, int] | None = None
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Take in an event; the picture follows with the next frame."""
+        getattr(self, f"_{event}", _nothing)(details)
+
+    def _phase(self, row: Mapping[str, Any]) -> None:
+        self.phase, self.left_s = clean(str(row["name"])), None
+        if self._first is None:
+            self.total = 0
+
+    def _warmup(self, row: Mapping[str, Any]) -> None:
+        self.phase = f"warm start, loss {row['loss']:.3f}"
+        self.done, self.total, self.left_s = int(row["step"]), int(row["steps"]), row["left_s"]
+
+    def _warmup_waiting(self, row: Mapping[str, Any]) -> None:
+        self.phase = "waiting for another process that computes the same warm start"
+
+    def _step(self, row: Mapping[str, Any]) -> None:
+        now = time.perf_counter()
+        self.done, self.total, self.phase = int(row["step"]) + 1, int(row["max_steps"]), "training"
+        if self._first is None:
+            self._first = (now - row.get("time/step_s", 0.0), self.done - 1)
+        start, before = self._first
+        self.left_s = (now - start) / (self.done - before) * (self.total - self.done)
+        for _, name, _ in _CURVES:
+            if name in row:
+                self.curves.setdefault(name, []).append(float(row[name]))
+
+    def _eval(self, row: Mapping[str, Any]) -> None:
+        self.evaluation = row
+
+    def _sample(self, row: Mapping[str, Any]) -> None:
+        self.sample = row
+
+    def _message(self, row: Mapping[str, Any]) -> None:
+        warning = row.get("level") == "warning"
+        self.console.print(Text(clean(str(row["text"])), style="yellow" if warning else "dim"))
+
+    def _done(self, row: Mapping[str, Any]) -> None:
+        self.phase, self.left_s = "done", None
+        self.summary = clean(str(row["text"]))
+
+    def render(self) -> RenderableType:
+        """The picture for the console's width of this moment."""
+        width = self.console.width
+        parts: list[RenderableType] = [self._progress(width)]
+        if self.curves or self.evaluation:
+            parts += [Text(), self._curves(width)]
+        if self.sample:
+            parts += [Text(), Rule(self._sample_title(), style="dim", align="left"), *self._sample_text(width)]
+        return Padding(Group(*parts), (1, 0, 0, 0))
+
+    def _progress(self, width: int) -> RenderableType:
+        text = Text(
+            f"{self.phase:<24}" if width >= 100 else self.phase, style="bold", overflow="ellipsis", no_wrap=True
+        )
+        if not self.total:
+            return Text.assemble(text, ("  " + clock(time.perf_counter() - self.began), "dim"), no_wrap=True)
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(ratio=2, no_wrap=True)
+        table.add_column(ratio=3, no_wrap=True)
+        table.add_column(no_wrap=True, justify="right")
+        left = "" if self.left_s is None else f"  {clock(self.left_s)} left"
+        table.add_row(text, ProgressBar(self.total, self.done), Text(f"{self.done}/{self.total}{left}", no_wrap=True))
+        return table
+
+    def _curves(self, width: int) -> RenderableType:
+        room = min(80, width - _LABEL - _VALUE - 3)
+        lines = [
+            self._curve(label, form.format(self.curves[name][-1]), self.curves[name], room)
+            for label, name, form in _CURVES
+            if name in self.curves
+        ]
+        if self.evaluation:
+            lines.append(self._held_out(self.evaluation))
+        return Group(*lines)
+
+    def _held_out(self, row: Mapping[str, Any]) -> Text:
+        text = Text.assemble((f"{'held out':<{_LABEL}}", "dim"), f"{row['accuracy']:>{_VALUE}.1%}  ", no_wrap=True)
+        if "ci_low" in row:
+            text.append(f"95 % interval {row['ci_low']:.1%} to {row['ci_high']:.1%}, ")
+        return text.append(f"after {row['step']} steps")
+
+    def _curve(self, label: str, value: str, values: Sequence[float], room: int) -> Text:
+        return Text.assemble(
+            (f"{label:<{_LABEL}}", "dim"), f"{value:>{_VALUE}}  ", (sparkline(values, room), "cyan"), no_wrap=True
+        )
+
+    def _sample_title(self) -> Text:
+        reward = self.sample["reward"]
+        return Text("sample, " + ("not scored" if reward is None else f"reward {reward:.3f}"), style="dim")
+
+    def _sample_text(self, width: int) -> list[Text]:
+        prompt = " ".join(clean(str(self.sample["prompt"])).split())
+        lines = [Text(f"{prompt[:width]}", style="dim", no_wrap=True, overflow="ellipsis")]
+        text = " ".join(clean(str(self.sample["text"])).split()) or "(empty)"
+        wrapped = Text(text[: width * (_SAMPLE_LINES + 1)]).wrap(self.console, width)
+        shown = list(wrapped[:_SAMPLE_LINES])
+        return lines + shown + [Text() for _ in range(_SAMPLE_LINES - len(shown))]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as at most `width` bars between their least and greatest; a bar is a mean over its share of them.
+
+    What is not finite leaves a gap.
+    """
+    count = min(width, len(values))
+    means: list[float | None] = []
+    for index in range(count):
+        part = values[index * len(values) // count : (index + 1) * len(values) // count]
+        finite = [value for value in part if math.isfinite(value)]
+        means.append(sum(finite) / len(finite) if finite else None)
+    known = [mean for mean in means if mean is not None]
+    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
+
+
+def evaluation(row: Mapping[str, Any]) -> str:
+    """An evaluation as a line: accuracy with its 95 % interval, after how many steps."""
+    interval = f" (95 % interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
+    return f"held-out accuracy {row['accuracy']:.1%}{interval} after {row['step']} steps"
+
+
+def clock(seconds: float) -> str:
+    """`m:ss` below an hour, `h:mm:ss` from there."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def clean(text: str) -> str:
+    """Text of a model cannot drive the terminal: what is not printable, escape codes included, shows as a dot."""
+    return "".join(char if char.isprintable() or char == "\n" else " " if char == "\t" else "·" for char in text)
+
+
+def _nothing(details: Mapping[str, Any]) -> None:
+    """Events that this display does not show."""
