@@ -26,9 +26,7 @@ CHAINS = {
     "maxrl + sepa + gtpo": ["sepa", "gtpo"],
     "maxrl + sepa + gtpo + hicra": ["sepa", "gtpo", "hicra"],
 }
-WORDS = (
-    "the sum of two odd numbers is even so we add carry and write digit then step by 7 12 x y = + ( ) wait let me think"
-)
+WORDS = "the sum of two odd numbers so we add carry and write digit then step by 7 12 x y = + ( ) wait let me think"
 
 
 def main() -> None:

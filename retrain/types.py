@@ -202,7 +202,14 @@ POLICY_COLUMNS: frozenset[str] = frozenset({"old_logprobs", "entropy", "varentro
 
 
 class Sampler(Protocol):
-    """Where completions come from: the two verbs of an engine."""
+    """Where completions come from: the two verbs of an engine.
+
+    Attributes:
+        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
+            that rounding explains; stale or wrong weights show more.
+    """
+
+    tolerance: float
 
     def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         """`sampling.group_size` completions for each prompt (token ids), in the prompts' order."""

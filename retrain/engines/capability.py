@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from retrain.errors import EngineError
+from retrain.types import Sampling
 
 _FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -32,7 +36,9 @@ def unsupported(model: Any) -> str | None:
     A sliding window that is never shorter than the model's longest sequence is full attention.
     """
     model = base_model(model)
-    config = model.config
+    config = getattr(model, "config", None)
+    if not hasattr(model, "get_output_embeddings") or config is None:
+        return "it is not a transformers model"
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         return "it is an encoder-decoder or attends to another sequence"
     if model.get_output_embeddings() is None:
@@ -58,9 +64,21 @@ def fusable(model: Any) -> bool:
     )
 
 
-def longest_sequence(model: Any) -> int | None:
-    """Positions the model knows, prompt and completion together; None if it states no limit."""
-    return getattr(base_model(model).config, "max_position_embeddings", None)
+def check_request(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+    """EngineError if a prompt is empty, or with its completion longer than the positions that the model knows."""
+    if not all(len(prompt) for prompt in prompts):
+        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+    limit = _positions(model)
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    if limit is not None and longest + sampling.max_tokens > limit:
+        raise EngineError(
+            f"a prompt of {longest} tokens and max_tokens = {sampling.max_tokens} need {longest + sampling.max_tokens} "
+            f"positions, but the model has {limit}; lower [training] max_tokens or drop long prompts"
+        )
+
+
+def _positions(model: Any) -> int | None:
+    return getattr(model.config, "max_position_embeddings", None)
 
 
 def _unusual_attention(model: Any) -> str | None:
@@ -70,7 +88,7 @@ def _unusual_attention(model: Any) -> str | None:
         return f"it has layers of kind {', '.join(other)}"
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in kinds or not kinds
-    if slides and window is not None and window < (longest_sequence(model) or window + 1):
+    if slides and window is not None and window < (_positions(model) or window + 1):
         return f"its attention slides over {window} tokens"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "it caps its attention scores"

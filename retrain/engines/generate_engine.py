@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, longest_sequence
-from retrain.engines.torch_engine import check_request
+from retrain.engines.capability import base_model, check_request
 from retrain.errors import EngineError
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
@@ -68,7 +67,7 @@ class GenerateEngine:
 
         if self.version is None:
             raise EngineError("the sampler has no weights yet: call load_weights first")
-        check_request(prompts, sampling, longest_sequence(self._model))
+        check_request(self._model, prompts, sampling)
         size = max(1, self._max_rows // sampling.group_size)
         device = self._model.device
         results: list[list[Completion]] = []

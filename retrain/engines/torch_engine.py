@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, fusable, longest_sequence, unsupported
+from retrain.engines.capability import base_model, check_request, fusable, unsupported
 from retrain.errors import ComponentError, EngineError
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
@@ -64,7 +64,7 @@ class TorchEngine:
 
     def describe(self) -> str:
         """The path, type and device in use, in words."""
-        return f"torch engine, {self._decoder.name} decoder, {self._dtype} products on {self._device}"
+        return f"torch engine, {self._decoder.name} decoder, {str(self._dtype)[6:]} products on {self._device}"
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
@@ -81,7 +81,7 @@ class TorchEngine:
 
         if self.version is None:
             raise EngineError("the sampler has no weights yet: call load_weights first")
-        check_request(prompts, sampling, longest_sequence(self._model))
+        check_request(self._model, prompts, sampling)
         lengths = [len(prompt) for prompt in prompts]
         results: dict[int, list[Completion]] = {}
         for chunk in loop.chunks(lengths, self._budget, lambda length: self._bytes(length, sampling)):
@@ -98,20 +98,8 @@ class TorchEngine:
         key_heads = getattr(config, "num_key_value_heads", None) or heads
         slots = 2 * config.num_hidden_layers * key_heads * size * (length + sampling.max_tokens)
         inner = getattr(config, "intermediate_size", None) or 4 * hidden
-        prefill = length * (8 * hidden + 4 * inner)
+        prefill = length * (8 * hidden + 4 * inner + 2 * length)
         return 4 * (sampling.group_size * (slots + 4 * config.vocab_size) + prefill)
-
-
-def check_request(prompts: Sequence[Sequence[int]], sampling: Sampling, limit: int | None) -> None:
-    """EngineError if a prompt is empty, or too long for the model with its completion."""
-    if not all(len(prompt) for prompt in prompts):
-        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    if limit is not None and longest + sampling.max_tokens > limit:
-        raise EngineError(
-            f"a prompt of {longest} tokens and max_tokens = {sampling.max_tokens} need {longest + sampling.max_tokens} "
-            f"positions, but the model has {limit}; lower [training] max_tokens or drop long prompts"
-        )
 
 
 def _resolve(dtype: str, model: Any) -> Any:

@@ -154,7 +154,7 @@ def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any
         return Any
     if not isinstance(annotation, str):
         return annotation
-    function: Any = vars(target).get("__init__", target) if inspect.isclass(target) else inspect.unwrap(target)
+    function: Any = getattr(target, "__init__") if inspect.isclass(target) else inspect.unwrap(target)  # noqa: B009
     try:
         return eval(annotation, dict(function.__globals__))  # noqa: S307 - the user's own source, already imported
     except Exception as error:

@@ -75,7 +75,7 @@ class RewardPool:
         self._judges = [bool(bound.component.traits.get("correctness", True)) for bound, _ in rewards]
         self.names = _unique([bound.name for bound, _ in rewards])
         targets = tuple(
-            (name, _target(bound), bound.params) for name, (bound, _) in zip(self.names, rewards, strict=True)
+            (name, _target(bound), bound.arguments) for name, (bound, _) in zip(self.names, rewards, strict=True)
         )
         self._settings = Settings(targets, tuple(str(path) for path in search_paths), timeout_s, memory_mb)
         self._size, self._max_failed = workers, max_failed
@@ -122,6 +122,10 @@ class RewardPool:
             raise
 
     def _start(self) -> None:
+        """Have all workers alive and loaded, whatever became of them since."""
+        for worker in [worker for worker in self._workers if worker.process.poll() is not None]:
+            worker.kill()
+            self._workers.remove(worker)
         self._workers += [_Worker(self._settings) for _ in range(self._size - len(self._workers))]
         try:
             while not all(worker.ready for worker in self._workers):

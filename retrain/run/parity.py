@@ -11,11 +11,6 @@ from retrain.types import Batch, Metrics
 _ROWS = 8
 """Completions re-scored per check: enough to see wrong weights, cheap enough to forget about."""
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest mean |log-prob difference| per token. Stale or wrong weights show 0.1 and more in float32; bf16
-rounding alone reaches some hundredths."""
-
-
 def parity_due(parts: Parts, step: int) -> bool:
     """After the first weight sync and then every `[rollout] parity_every` of them; 0 switches it off."""
     every = parts.config.rollout.parity_every
@@ -40,7 +35,7 @@ def check_parity(parts: Parts, batch: Batch) -> Metrics:
     if not len(difference):
         return {}
     mean, largest = float(difference.mean()), float(difference.max())
-    limit = parts.config.rollout.parity_tolerance or TOLERANCE[parts.policy.settings.dtype]
+    limit = parts.config.rollout.parity_tolerance or parts.sampler.tolerance
     if not mean <= limit:
         raise EngineError(
             f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "

@@ -52,6 +52,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=4096,
+        initializer_range=0.04,  # learns in fewer steps than from the usual 0.02
         tie_word_embeddings=True,
         pad_token_id=SPECIAL.index(PAD),  # the trainer numbers special tokens first, in order
         bos_token_id=SPECIAL.index(BOS),

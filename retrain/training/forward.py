@@ -17,6 +17,8 @@ from retrain.types import Batch
 
 _TOLERANCE = 1e-3
 _CHUNK_ELEMENTS = 1 << 25
+_CACHED_CELLS = 2048
+"""A processor is a tenth faster on parts whose activations stay in its cache than on larger ones."""
 
 
 class Forward:
@@ -33,7 +35,9 @@ class Forward:
     """
 
     def __init__(self, model: Any, settings: PolicySettings) -> None:
-        self.model, self.temperature, self.budget = model, settings.temperature, settings.micro_batch_tokens
+        self.model, self.temperature = model, settings.temperature
+        most = _CACHED_CELLS if model.device.type == "cpu" else settings.micro_batch_tokens
+        self.budget = min(settings.micro_batch_tokens, most)
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.chunk = settings.logprob_chunk or max(1, _CHUNK_ELEMENTS // model.config.vocab_size)
         ids = torch.arange(10, device=model.device).view(2, 5) * 7 % model.config.vocab_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,7 +47,7 @@ def inject(model: Any, settings: LoraSettings) -> Any:
 
 
 @contextmanager
-def adapters_off(wrapper: Any) -> Iterator[None]:
+def adapters_off(wrapper: Any) -> Generator[None]:
     """The frozen base model inside this block."""
     with wrapper.disable_adapter():
         yield
@@ -69,7 +69,7 @@ def merged(model: Any) -> dict[str, Tensor]:
 
 
 @contextmanager
-def training(model: Any) -> Iterator[None]:
+def training(model: Any) -> Generator[None]:
     """The adapters' dropout is active inside this block; a model without adapters is left as it is."""
     dropouts = [module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{_ADAPTER}")]
     for module in dropouts:

@@ -31,7 +31,7 @@ class PolicySettings:
 
     Attributes:
         temperature: of sampling, > 0; training log-probs are taken at it.
-        micro_batch_tokens: cells (rows x longest row) of one forward; changes memory, not results.
+        micro_batch_tokens: most cells (rows x longest row) of one forward; changes memory and speed, not results.
         optimizer: "adamw", or "muon" for the hidden matrices with AdamW for the rest.
         lr: peak learning rate. betas, eps: of AdamW. weight_decay: decoupled, on matrices only.
         warmup_steps: optimizer steps of linear warm-up from lr / warmup_steps.

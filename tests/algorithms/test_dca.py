@@ -50,9 +50,7 @@ def test_length_penalty_vectors(case):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(
-        st.lists(st.tuples(st.booleans(), st.integers(1, 400)), min_size=1, max_size=6), min_size=1, max_size=4
-    ),
+    st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 400)), min_size=1, max_size=6), min_size=1, max_size=4),
     st.booleans(),
 )
 def test_equals_the_printed_formula(groups, dynamic):
@@ -64,7 +62,12 @@ def test_equals_the_printed_formula(groups, dynamic):
         for g in set(ids):
             mine = [i for i, other in enumerate(ids) if other == g]
             expected = credit.dca(
-                [float(correct[i]) for i in mine], [correct[i] for i in mine], [lengths[i] for i in mine], 0.2, dynamic, loo
+                [float(correct[i]) for i in mine],
+                [correct[i] for i in mine],
+                [lengths[i] for i in mine],
+                0.2,
+                dynamic,
+                loo,
             )
             assert found[mine].tolist() == pytest.approx(expected, abs=1e-9)
 

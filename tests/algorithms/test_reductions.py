@@ -13,7 +13,9 @@ def reduced(name, mask=MASK):
 
 def test_weights_by_hand():
     assert torch.equal(reduced("token_mean"), MASK / 4)
-    torch.testing.assert_close(reduced("sequence_mean"), MASK / torch.tensor([[6.0], [2.0], [2.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        reduced("sequence_mean"), MASK / torch.tensor([[6.0], [2.0], [2.0]], dtype=torch.float64)
+    )
     torch.testing.assert_close(reduced("dr_grpo"), MASK / 10)
 
 

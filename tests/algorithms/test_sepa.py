@@ -19,7 +19,8 @@ def step_batch(step, rate=1.0, uncertainty=(1.0, 3.0, 9.0), planning=(0, 0, 1)):
     batch = make_batch([[-1.0] * 3] * 10, rewards, step=step)
     shape = batch.response_mask.shape
     return batch.replace(
-        uncertainty=torch.tensor(uncertainty).double().expand(shape), planning_mask=torch.tensor(planning).expand(shape).bool()
+        uncertainty=torch.tensor(uncertainty).double().expand(shape),
+        planning_mask=torch.tensor(planning).expand(shape).bool(),
     )
 
 

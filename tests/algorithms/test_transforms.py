@@ -132,7 +132,11 @@ def test_levels_of_the_mismatch_ratio():
 
 @pytest.mark.parametrize("name", ["gtpo", "sepa", "hicra", "surprisal_mask", "whiten", "tis", "mis"])
 def test_rows_padding_and_what_padding_holds_do_not_matter(name):
-    rows = [(1.0, [(-1.0, True), (-4.0, False)]), (-2.0, [(-3.0, False), (-2.0, True), (-1.5, False)]), (0.5, [(-1.0, False)])]
+    rows = [
+        (1.0, [(-1.0, True), (-4.0, False)]),
+        (-2.0, [(-3.0, False), (-2.0, True), (-1.5, False)]),
+        (0.5, [(-1.0, False)]),
+    ]
     params = {"rho": 0.5} if name == "surprisal_mask" else {}
 
     def run(rows, width, fill):

@@ -66,6 +66,11 @@ def tiny(name: str, **changes: Any) -> Any:
     return built
 
 
+def flat(groups: list[list[Any]]) -> list[Any]:
+    """The completions of all groups in one list."""
+    return [row for group in groups for row in group]
+
+
 @torch.no_grad()
 def scored(model: Any, prompt: list[int], ids: tuple[int, ...], temperature: float) -> torch.Tensor:
     """Log-probs [len(ids)] of a completion by one unpadded forward of the trainer's model."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import transformers as hf
-from tests.engines.models import GROUPED, MODELS, tiny
 
 from retrain.engines import choose_engine, unsupported
 from retrain.engines.capability import fusable
+from tests.engines.models import GROUPED, MODELS, tiny
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -74,6 +75,10 @@ def test_the_reason_names_what_is_in_the_way(config, model, reason):
     built = model(config)
     assert re.search(reason, unsupported(built))
     assert choose_engine(built)[0] == "transformers"
+
+
+def test_other_modules_are_no_models():
+    assert unsupported(torch.nn.Linear(2, 2)) == "it is not a transformers model"
 
 
 def test_layers_of_unknown_kind_are_refused():

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engines.models import PROMPTS, scored, tiny
 
 from retrain.engines import GenerateEngine, TorchEngine
 from retrain.errors import EngineError
 from retrain.types import Sampling
+from tests.engines.models import PROMPTS, flat, scored, tiny
 
 SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 
@@ -34,7 +34,7 @@ def test_the_models_generation_config_decides_nothing():
     model.generation_config.update(eos_token_id=[3, 4, 6], top_k=1, temperature=0.1, repetition_penalty=3.0)
     model.config.eos_token_id = 7
     assert GenerateEngine(model).sample(PROMPTS, replace(SAMPLING, stop_ids=())) == plain
-    assert {len(row.ids) for row in sum(plain, [])} == {12}
+    assert {len(row.ids) for row in flat(plain)} == {12}
 
 
 def test_seeded_without_touching_the_global_state():
@@ -50,8 +50,8 @@ def test_seeded_without_touching_the_global_state():
 def test_both_engines_agree_where_nothing_is_random(changes):
     model = tiny("qwen2")
     sampling = replace(SAMPLING, **changes)
-    ours = sum(TorchEngine(model, dtype="float32").sample(PROMPTS, sampling), [])
-    theirs = sum(GenerateEngine(model).sample(PROMPTS, sampling), [])
+    ours = flat(TorchEngine(model, dtype="float32").sample(PROMPTS, sampling))
+    theirs = flat(GenerateEngine(model).sample(PROMPTS, sampling))
     for one, other in zip(ours, theirs, strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, scored, tiny
+from pydantic import ValidationError
 
 from retrain.engines import TorchEngine, choose_engine
 from retrain.errors import ComponentError, EngineError
+from retrain.registry import find
 from retrain.types import Sampling
+from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, flat, scored, tiny
 
 SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 PATHS = [(name, False) for name in MODELS] + [(name, True) for name in FUSED]
@@ -40,7 +44,7 @@ def test_logprobs_are_the_trainers(name, fused, temperature):
 def test_fused_and_general_paths_agree(name):
     model = tiny(name)
     both = [TorchEngine(model, dtype="float32", fused=fused).sample(PROMPTS, SAMPLING) for fused in (True, False)]
-    for one, other in zip(sum(both[0], []), sum(both[1], []), strict=True):
+    for one, other in zip(flat(both[0]), flat(both[1]), strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
@@ -61,7 +65,7 @@ def test_auto_dtype_is_a_choice_for_the_cpu():
 
 
 def test_a_completion_ends_with_its_first_stop_id_or_at_the_limit():
-    rows = sum(TorchEngine(tiny("qwen3")).sample(PROMPTS * 4, SAMPLING), [])
+    rows = flat(TorchEngine(tiny("qwen3")).sample(PROMPTS * 4, SAMPLING))
     assert {row.finish_reason for row in rows} == {"stop", "length"}
     for row in rows:
         assert len(row.ids) == len(row.logprobs)
@@ -74,7 +78,7 @@ def test_a_completion_ends_with_its_first_stop_id_or_at_the_limit():
 
 
 def test_without_stop_ids_every_completion_is_full():
-    rows = sum(TorchEngine(tiny("qwen3")).sample(PROMPTS, replace(SAMPLING, stop_ids=())), [])
+    rows = flat(TorchEngine(tiny("qwen3")).sample(PROMPTS, replace(SAMPLING, stop_ids=())))
     assert {(len(row.ids), row.finish_reason) for row in rows} == {(12, "length")}
 
 
@@ -92,7 +96,7 @@ def test_compaction_does_not_change_what_is_sampled(fused, monkeypatch):
     compacted = engine.sample(prompts, SAMPLING)
     monkeypatch.setattr("retrain.engines.embedded.loop._COMPACT_BELOW", -1.0)
     whole = engine.sample(prompts, SAMPLING)
-    assert [row.ids for row in sum(compacted, [])] == [row.ids for row in sum(whole, [])]
+    assert [row.ids for row in flat(compacted)] == [row.ids for row in flat(whole)]
 
 
 def test_chunks_do_not_change_what_is_sampled(monkeypatch):
@@ -100,7 +104,7 @@ def test_chunks_do_not_change_what_is_sampled(monkeypatch):
     at_once = engine.sample(PROMPTS * 3, SAMPLING)
     monkeypatch.setattr(engine, "_budget", 1)
     one_by_one = engine.sample(PROMPTS * 3, SAMPLING)
-    assert [row.ids for row in sum(at_once, [])] == [row.ids for row in sum(one_by_one, [])]
+    assert [row.ids for row in flat(at_once)] == [row.ids for row in flat(one_by_one)]
 
 
 def test_a_seed_repeats_and_another_differs_and_the_global_state_stays():
@@ -142,7 +146,7 @@ def test_the_trainers_updates_wait_for_load_weights(fused):
     assert engine.sample(PROMPTS, SAMPLING) == before
     engine.load_weights(model.state_dict(), 7)
     assert worst_error(engine, model, PROMPTS, SAMPLING) < 1e-4
-    assert {row.weights_version for row in sum(engine.sample(PROMPTS, SAMPLING), [])} == {7}
+    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {7}
 
 
 def test_the_trainers_model_is_left_as_it_was():
@@ -203,3 +207,16 @@ def test_adapters_are_sampled_merged_and_only_after_loading():
             engine.sample(PROMPTS, SAMPLING)
         engine.load_weights(plain.state_dict(), 1)
         assert worst_error(engine, plain, PROMPTS, SAMPLING) < 1e-4
+
+
+def test_built_by_name_with_a_checked_table():
+    component = find("engine", "torch")
+    engine = component.bind({"dtype": "float32", "memory_mb": 1}).build({"model": tiny("gpt2")})
+    assert engine.describe() == "torch engine, general decoder, float32 products on cpu"
+    with pytest.raises(ValidationError, match="memory_mb"):
+        component.bind({"memory_mb": 0})
+
+
+def test_naming_an_engine_does_not_import_torch():
+    code = "import sys, retrain.engines; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -63,9 +63,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         ordered, order = logits.sort(-1, descending=True)
         before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
-        before[:, 0] = 0
-        beyond = (before >= sampling.top_p).index_fill_(
-            -1, torch.zeros(1, dtype=torch.long, device=logits.device), False
-        )
+        beyond = before >= sampling.top_p
+        beyond[:, 0] = False
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
     return logits
