@@ -1,0 +1,99 @@
+"""Small random models of several architectures, and batches for them."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from retrain.algorithms.objective import Objective
+from retrain.registry import find
+from retrain.types import Batch
+
+VOCABULARY = 32
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+_GROUPED = _SHAPE | {"num_key_value_heads": 2, "head_dim": 8}
+MODELS = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE, num_key_value_heads=2)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=None)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0
+        )
+    ),
+    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SHAPE)),
+    "windowed": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=6)),
+    "capped": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**_GROUPED, sliding_window=4, final_logit_softcapping=0.05, query_pre_attn_scalar=8)
+    ),
+}
+
+
+def make_model(kind: str = "qwen3", seed: int = 0):
+    """A model with weights large enough that its distributions are far from uniform."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = MODELS[kind]().eval()
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.data.normal_(0, 0.3)
+        return model
+
+
+def make_batch(rows: int = 8, seed: int = 0, dead: int = 0, longest: int = 9) -> Batch:
+    """Random rows in groups of four; the last `dead` rows have no advantage."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    prompt, response = draw(1, 4, rows), draw(1, longest, rows)
+    total = prompt + response
+    columns = torch.arange(int(total.max()))[None]
+    mask = columns < total[:, None]
+    scored = mask & (columns >= prompt[:, None])
+    advantages = torch.randn(rows, generator=generator)
+    advantages[rows - dead :] = 0
+    blank = torch.zeros(mask.shape)
+    return Batch(
+        input_ids=draw(0, VOCABULARY, *mask.shape) * mask,
+        attention_mask=mask,
+        response_mask=scored,
+        sampler_logprobs=(blank - 3).where(scored, 0.0),
+        rewards=torch.zeros(rows),
+        correct=torch.zeros(rows, dtype=torch.bool),
+        lengths=response,
+        group_ids=torch.arange(rows) // 4,
+        is_expert=torch.zeros(rows, dtype=torch.bool),
+        advantages=(advantages[:, None] + blank).where(scored, 0.0),
+        max_tokens=longest,
+    )
+
+
+def make_objective(*names: str, reduction: str = "token_mean") -> Objective:
+    """The named loss terms, each with weight 1."""
+    terms = [find("loss", name).bind({"weight": 1.0}) for name in names or ("ppo_clip",)]
+    return Objective(terms, find("reduction", reduction).bind({}))
