@@ -1,0 +1,112 @@
+"""Rewards that go wrong in every way the pool has to survive. Imported by its workers."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import retrain
+
+
+def by_text(completion, answer):
+    """Does what the completion names; otherwise scores whether it equals the answer."""
+    action = ACTIONS.get(completion)
+    return action() if action else float(completion == answer)
+
+
+def second(completion, answer):
+    return 2.0
+
+
+def always_raises(completion, answer):
+    raise ValueError(f"cannot score {completion}")
+
+
+def no_opinion(completion, answer):
+    return None
+
+
+def wants_more(completion, answer, teacher):
+    return 0.0
+
+
+def positional_only(completion, answer, /):
+    return 0.0
+
+
+def with_default(completion, answer, scale=3.0):
+    return scale
+
+
+def everything(completion, answer, prompt, problem, length, max_tokens, finish_reason):
+    assert problem == {"id": "p", "prompt": "q?", "answer": answer, "extra": {"level": 3}}
+    assert (prompt, finish_reason) == ("q?", "stop")
+    return length / max_tokens
+
+
+@retrain.reward("half_hearted", correctness=False)
+def half_hearted(completion, *, value: float = 0.25):
+    return value
+
+
+class Counting:
+    """Keeps state in its worker."""
+
+    def __init__(self, *, start: int = 0):
+        self.calls = start
+
+    def __call__(self, completion):
+        self.calls += 1
+        return self.calls
+
+
+def environment(completion, answer):
+    return float(os.environ.get(completion) == answer)
+
+
+def torch_loaded(completion, answer):
+    return float("torch" in sys.modules)
+
+
+def _hang():
+    while True:
+        pass
+
+
+def _print_much():
+    for _ in range(100):
+        print("x" * 1_000_000)
+    return 1.0
+
+
+def _grandchild():
+    child = subprocess.Popen(["sleep", "600"])
+    with open(os.environ["PID_FILE"], "w") as file:
+        file.write(str(child.pid))
+    time.sleep(600)
+
+
+ACTIONS = {
+    "hang": _hang,
+    "power": lambda: 9**9**9**9,
+    "segfault": lambda: ctypes.string_at(0),
+    "allocate": lambda: float(len(bytearray(4 << 30))),
+    "exit": lambda: os._exit(3),
+    "sysexit": lambda: sys.exit("bye"),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raise": lambda: 1 / 0,
+    "recursion": lambda: ACTIONS["recursion"](),
+    "print": _print_much,
+    "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT) or 1.0,
+    "grandchild": _grandchild,
+    "list": lambda: [1.0, 2.0],
+    "nan": lambda: float("nan"),
+    "inf": lambda: float("inf"),
+    "string": lambda: "1.0",
+    "huge": lambda: 10**400,
+    "bool": lambda: True,
+    "none": lambda: None,
+    "pid": os.getpid,
+}

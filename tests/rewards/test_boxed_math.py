@@ -1,0 +1,152 @@
+r"""Mathematical equivalence of boxed answers, its traps, and what hostile text cannot do."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import pytest
+
+from retrain.errors import ComponentError, MissingExtraError
+from retrain.registry import find
+from retrain.rewards.boxed_math import BoxedMath, last_box, simple_equal
+from retrain.rewards.pool import RewardPool
+
+math_verify = pytest.importorskip("math_verify")
+
+RIGHT = [
+    (r"so \boxed{5}", "5"),
+    (r"\boxed{\frac12}", "0.5"),
+    (r"\boxed{0.5}", r"\frac{1}{2}"),
+    (r"\boxed{2\sqrt{2}}", r"\sqrt{8}"),
+    (r"\boxed{\{1,2\}}", r"\{2,1\}"),
+    (r"\boxed{1,000}", "1000"),
+    (r"\boxed{y=2x+1}", "y=1+2x"),
+    (r"\boxed{50\%}", r"50\%"),
+    (r"\boxed{C}", "C"),
+    (r"\boxed{4} no, \boxed{5}", "5"),
+    (r"\boxed{5}", r"\boxed{5}"),
+]
+WRONG = [
+    ("5", "5"),
+    (r"\boxed{5=5}", "5"),
+    (r"\boxed{x=5}", "5"),
+    (r"\boxed{5=5}", "x=5"),
+    (r"\boxed{x\in[1,2]}", "[1,2]"),
+    (r"\boxed{1000\%}", "10"),
+    (r"\boxed{1000\%}", "1000"),
+    ("1, 2, 3", "3"),
+    (r"\boxed{1,2,3}", "3"),
+    (r"\boxed{3 \text{ or } 4}", "3"),
+    (r"\boxed{3$ $4}", "3"),
+    (r"\boxed{5} no, \boxed{4}", "5"),
+    (r"\boxed{(1,2)}", "(2,1)"),
+    (r"\boxed{5", "5"),
+    (r"\boxed{}", ""),
+    (r"\boxed{B}", "C"),
+    (r"\boxed{" + "1+" * 400 + "1}", "401"),
+]
+
+
+@pytest.fixture(scope="module")
+def symbolic():
+    return BoxedMath()
+
+
+@pytest.mark.parametrize(("completion", "answer"), RIGHT)
+def test_equal(symbolic, completion, answer):
+    assert symbolic(completion, answer) == 1.0
+
+
+@pytest.mark.parametrize(("completion", "answer"), WRONG)
+def test_not_equal(symbolic, completion, answer):
+    assert symbolic(completion, answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("found", "answer", "equal"),
+    [
+        ("64", "64", True),
+        ("#### 64", "64", True),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", True),
+        ("$12$", "12", True),
+        ("12.50", "12.5", True),
+        (" YES ", "yes", True),
+        ("3/4", "0.75", False),
+        ("50%", "50", False),
+        ("5.", "5", True),
+        ("", "", True),
+        ("inf", "infinity", True),
+        (r"\boxed{5", "5", False),
+        ("x = 5", "5", False),
+        ("5 cm", "5", False),
+        (r"\boxed{7} #### 8", "8", True),
+        ("1,234.0", "1234", True),
+    ],
+)
+def test_simple_normal_form(found, answer, equal):
+    assert simple_equal(found, answer) is equal
+
+
+def test_simple_reward_with_and_without_a_box():
+    assert BoxedMath(equivalence="simple")("12.50", "12.5") == 0
+    assert BoxedMath(equivalence="simple")(r"\boxed{12.50}", "#### 12.5") == 1
+    assert BoxedMath(equivalence="simple", require_box=False)("#### 12.50", "12.5") == 1
+    assert BoxedMath(require_box=False)(r"\frac12", "0.5") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"\boxed{a{b}c}", "a{b}c"),
+        (r"\boxed{\{1\}}", r"\{1\}"),
+        (r"\boxed{1} \boxed{2", None),
+        (r"\boxed{\boxed{3}}", "3"),
+        ("none", None),
+    ],
+)
+def test_last_box(text, box):
+    assert last_box(text) == box
+
+
+def test_hostile_powers_are_killed():
+    reward = find("reward", "boxed_math").bind({})
+    with RewardPool([(reward, 1.0)], timeout_s=1.0, max_failed=1.0) as pool:
+        hostile = [r"\boxed{9^{9^{9^{9^9}}}}", r"\boxed{5}", r"\boxed{" + "{" * 100 + "}" * 100 + "}"]
+        scores = pool.score([{"completion": text, "answer": "5"} for text in hostile])
+    assert scores[0].status in ("timeout", "ok", "error")
+    assert scores[0].value in (None, 0.0)
+    assert scores[1].value == 1.0
+    assert scores[2].value in (None, 0.0)
+
+
+@pytest.mark.parametrize("name", ["exact", "number", "boxed_math", "format", "overlong"])
+def test_model_text_is_never_executed(name, tmp_path):
+    canary = tmp_path / "canary"
+    code = f"__import__('os').system('touch {canary}')"
+    params = {"pattern": "(.*)"} if name == "format" else {}
+    if name == "boxed_math":
+        params = {"require_box": False}
+    reward = find("reward", name).bind(params)
+    texts = [
+        code,
+        f"\\boxed{{{code}}}",
+        f"so {code}",
+        f"so {code.replace(' ', chr(9))}",
+        f"\\boxed{{\\text{{{code}}}}}",
+        f"${code}$",
+    ]
+    with RewardPool([(reward, 1.0)], timeout_s=5.0, max_failed=1.0) as pool:
+        pool.score([{"completion": t, "answer": "1", "length": 3, "max_tokens": 9} for t in texts])
+        pool.score([{"completion": "1", "answer": t, "length": 3, "max_tokens": 9} for t in texts])
+    assert not os.path.exists(canary)
+
+
+def test_missing_library_names_the_extra(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(MissingExtraError, match=r"math-verify is not installed; pip install \"retrain\[math\]\""):
+        BoxedMath()
+    assert issubclass(MissingExtraError, ComponentError)

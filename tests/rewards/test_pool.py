@@ -1,0 +1,285 @@
+"""The reward pool against rewards that hang, crash, allocate, print and return nonsense."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from retrain.errors import ComponentError, UserCodeError
+from retrain.registry import find
+from retrain.rewards.pool import RewardPool
+
+HERE = Path(__file__).parent
+FAILURES = {
+    "hang": "timeout",
+    "power": "timeout",
+    "segfault": "crashed",
+    "exit": "crashed",
+    "kill": "crashed",
+    "allocate": "error",
+    "raise": "error",
+    "sysexit": "error",
+    "recursion": "error",
+    "list": "invalid",
+    "nan": "invalid",
+    "inf": "invalid",
+    "string": "invalid",
+    "huge": "invalid",
+    "none": "invalid",
+}
+
+
+def bound(name, **params):
+    path = name if name in ("exact", "format", "overlong", "number") else f"misbehaving.{name}"
+    return find("reward", path, [HERE]).bind(params)
+
+
+def pool(*rewards, **settings):
+    entries = [(reward, 1.0) if not isinstance(reward, tuple) else reward for reward in rewards]
+    return RewardPool(
+        entries, search_paths=[HERE], **{"timeout_s": 0.5, "memory_mb": 1024, "max_failed": 1.0} | settings
+    )
+
+
+def items(*completions, answer="right"):
+    return [{"completion": text, "answer": answer} for text in completions]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_failure_costs_its_own_item_only(workers):
+    completions = [text for failure in FAILURES for text in ("right", failure, "wrong")]
+    with pool(bound("by_text"), workers=workers) as scorer:
+        started = time.monotonic()
+        scores = scorer.score(items(*completions))
+        assert time.monotonic() - started < 25
+        again = scorer.score(items("right", "wrong"))
+    for text, score in zip(completions, scores, strict=True):
+        if text in FAILURES:
+            assert (score.value, score.correct, score.status) == (None, None, FAILURES[text]), text
+            assert score.parts == {"misbehaving.by_text": None}
+        else:
+            assert (score.value, score.status) == (float(text == "right"), "ok")
+            assert score.correct == (text == "right")
+    assert [score.value for score in again] == [1.0, 0.0]
+
+
+def test_details_name_the_function_and_what_happened():
+    with pool(bound("by_text")) as scorer:
+        detail = {t: s.detail for t, s in zip(FAILURES, scorer.score(items(*FAILURES)), strict=True)}
+    assert detail["hang"] == "misbehaving.by_text took longer than 0.5 s"
+    assert detail["segfault"] == "misbehaving.by_text ended its process (killed by SIGSEGV)"
+    assert detail["exit"] == "misbehaving.by_text ended its process (exit code 3)"
+    assert detail["raise"] == "misbehaving.by_text raised ZeroDivisionError: division by zero"
+    assert detail["list"] == "misbehaving.by_text returned [1.0, 2.0] (list); expected one finite number or None"
+    assert detail["string"].startswith("misbehaving.by_text returned '1.0' (str); expected one finite number")
+    assert "MemoryError" in detail["allocate"]
+    assert detail["none"] == "every reward (misbehaving.by_text) returned None"
+
+
+def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
+    with pool(bound("by_text"), timeout_s=10.0) as scorer:
+        assert [s.value for s in scorer.score(items("print", "interrupt", "bool", "right"))] == [1.0] * 4
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_hang_is_killed_within_half_a_second_of_its_limit():
+    with pool(bound("by_text"), timeout_s=1.0) as scorer:
+        started = time.monotonic()
+        scorer.score(items("hang"))
+        assert 1.0 <= time.monotonic() - started < 1.0 + 0.5 + 1.0  # + a busy machine
+
+
+def test_an_idle_worker_that_dies_is_replaced():
+    with pool(bound("by_text"), timeout_s=10.0) as scorer:
+        first = int(scorer.score(items("pid"))[0].value)
+        os.kill(first, signal.SIGKILL)
+        assert eventually(lambda: not alive(first))
+        score = scorer.score(items("pid"))[0]
+        assert score.status == "ok"
+        assert score.value != first
+
+
+def test_killing_a_worker_kills_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
+    with pool(bound("by_text"), timeout_s=1.5) as scorer:
+        assert scorer.score(items("grandchild"))[0].status == "timeout"
+        assert eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
+
+
+def test_workers_die_with_a_killed_parent(tmp_path):
+    script = (
+        "import sys; from tests_pool import pool, bound, items\n"
+        "scorer = pool(bound('by_text'), timeout_s=60.0)\n"
+        "print(int(scorer.score(items('pid'))[0].value), flush=True)\n"
+        "scorer.score(items('hang'))\n"
+    )
+    (tmp_path / "tests_pool.py").write_text(
+        Path(__file__).read_text().replace("Path(__file__).parent", f"Path({str(HERE)!r})")
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    worker = int(parent.stdout.readline())
+    assert alive(worker)
+    parent.kill()
+    parent.wait()
+    assert eventually(lambda: not alive(worker))
+
+
+def test_close_ends_the_workers_and_score_starts_new_ones():
+    scorer = pool(bound("by_text"), timeout_s=10.0)
+    pid = int(scorer.score(items("pid"))[0].value)
+    scorer.close()
+    assert not alive(pid)
+    assert scorer.score(items("right"))[0].value == 1.0
+    scorer.close()
+
+
+def test_workers_do_not_import_torch():
+    with pool(bound("torch_loaded"), bound("exact"), timeout_s=10.0) as scorer:
+        assert scorer.score(items("x"))[0].parts["misbehaving.torch_loaded"] == 0.0
+
+
+def test_secrets_stay_out_of_workers(monkeypatch):
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "my_secret", "DB_PASSWORD", "PLAIN_SETTING"):
+        monkeypatch.setenv(name, "canary")
+    with pool(bound("environment"), timeout_s=10.0) as scorer:
+        names = ["WANDB_API_KEY", "HF_TOKEN", "my_secret", "DB_PASSWORD", "PLAIN_SETTING"]
+        assert [s.value for s in scorer.score(items(*names, answer="canary"))] == [0, 0, 0, 0, 1]
+
+
+def test_weighted_sum_parts_and_correctness():
+    with pool((bound("half_hearted"), 2.0), (bound("by_text"), 0.5), timeout_s=10.0) as scorer:
+        right, wrong = scorer.score(items("right", "wrong"))
+    assert (right.value, wrong.value) == (1.0, 0.5)
+    assert right.parts == {"misbehaving.half_hearted": 0.25, "misbehaving.by_text": 1.0}
+    assert (right.correct, wrong.correct) == (True, False)
+
+
+def test_a_reward_without_opinion_is_left_out_and_weight_zero_only_records():
+    with pool((bound("no_opinion"), 1.0), (bound("second"), 0.0), (bound("by_text"), 3.0), timeout_s=10.0) as scorer:
+        score = scorer.score(items("right"))[0]
+    assert (score.value, score.correct) == (3.0, True)
+    assert score.parts == {"misbehaving.no_opinion": None, "misbehaving.second": 2.0, "misbehaving.by_text": 1.0}
+
+
+def test_one_failing_part_fails_the_item_and_keeps_the_other_parts():
+    with pool(bound("second"), bound("by_text"), timeout_s=0.5) as scorer:
+        hang, right = scorer.score(items("hang", "right"))
+    assert (hang.value, hang.status) == (None, "timeout")
+    assert hang.parts == {"misbehaving.second": 2.0, "misbehaving.by_text": None}
+    assert right.value == 3.0
+
+
+def test_all_fields_parameters_and_classes():
+    item = {
+        "completion": "c",
+        "answer": "a",
+        "prompt": "q?",
+        "problem": {"id": "p", "prompt": "q?", "answer": "a", "extra": {"level": 3}},
+        "length": 30,
+        "max_tokens": 40,
+        "finish_reason": "stop",
+    }
+    rewards = [bound("everything"), bound("half_hearted", value=0.5), bound("with_default"), bound("Counting", start=6)]
+    with pool(*rewards, timeout_s=10.0) as scorer:
+        assert list(scorer.score([item])[0].parts.values()) == [0.75, 0.5, 3.0, 7.0]
+        assert scorer.score([item])[0].parts["misbehaving.Counting"] == 8.0
+
+
+def test_repeated_names_are_numbered():
+    with pool(bound("exact"), bound("exact", pattern="(.*)"), workers=0) as scorer:
+        assert list(scorer.score(items("so right"))[0].parts) == ["exact", "exact_2"]
+
+
+def test_no_workers_means_right_here():
+    with pool(bound("by_text"), workers=0) as scorer:
+        scores = scorer.score(items("right", "raise", "list"))
+        assert [s.status for s in scores] == ["ok", "error", "invalid"]
+        assert scorer.score(items("pid"))[0].value == os.getpid()
+        assert scorer.score([]) == []
+
+
+def test_too_many_failures_stop_the_run_with_a_sample():
+    with pool(bound("always_raises"), max_failed=0.5, timeout_s=10.0) as scorer, pytest.raises(UserCodeError) as caught:
+        scorer.score(items("some text"))
+    message = str(caught.value)
+    assert caught.value.exit_code == 1
+    assert "1 of 1 completions could not be scored" in message
+    assert "misbehaving.always_raises raised ValueError: cannot score some text" in message
+    assert "completion 'some text', answer 'right'" in message
+    assert "Traceback" in message
+
+
+def test_failures_below_the_ceiling_are_told_once_with_the_traceback(caplog):
+    with pool(bound("by_text"), max_failed=0.5, timeout_s=10.0) as scorer, caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert scorer.score(items("raise", "right"))[0].status == "error"
+    assert len(caplog.records) == 1
+    assert "ZeroDivisionError" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("wants_more", "reads teacher, which no completion has"), ("positional_only", "positional-only")],
+)
+def test_signatures_that_cannot_be_called(name, complaint):
+    with pytest.raises(ComponentError, match=complaint):
+        pool(bound(name))
+
+
+def test_a_module_that_breaks_only_in_the_worker(tmp_path, monkeypatch):
+    module = tmp_path / "breaks_later.py"
+    module.write_text("def score(completion, answer):\n    return 1.0\n")
+    reward = find("reward", "breaks_later.score", [tmp_path]).bind({})
+    module.write_text("raise RuntimeError('no licence')\n")
+    with pytest.raises(ComponentError, match="no licence"):
+        RewardPool([(reward, 1.0)], search_paths=[tmp_path])
+    module.write_text("import os\nos._exit(9)\n")
+    with pytest.raises(UserCodeError, match="exit code 9"):
+        RewardPool([(reward, 1.0)], search_paths=[tmp_path])
+    module.write_text(
+        "class score:\n    def __init__(self): raise OSError('no model')\n    def __call__(self, completion): ...\n"
+    )
+    with pytest.raises(UserCodeError, match="OSError: no model"):
+        RewardPool([(reward, 1.0)], search_paths=[tmp_path])
+    module.write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr("retrain.rewards.pool._START_TIMEOUT_S", 1.0)
+    with pytest.raises(UserCodeError, match="longer than 1 s"):
+        RewardPool([(reward, 1.0)], search_paths=[tmp_path])
+
+
+def test_a_reward_defined_inside_a_function_has_no_path():
+    from retrain.registry.component import Component
+
+    def local(completion):
+        return 1.0
+
+    reward = Component("reward", "local", local, "local", source="registered").bind({})
+    with pytest.raises(ComponentError, match="defined inside a function"):
+        RewardPool([(reward, 1.0)])

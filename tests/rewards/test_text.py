@@ -1,0 +1,95 @@
+"""Rewards on text and length: worked examples and traps."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrain.registry import components, find
+from retrain.rewards.text import exact, format_matches, number, overlong
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        ("so 125", 1),
+        ("let me think\n7+8=15\nso 125\n", 1),
+        ("so 125  \n\n", 1),
+        ("so 12\nso 125", 1),
+        ("so 125\nso 12", 0),
+        ("so 125 or so", 0),
+        ("so 1250", 0),
+        ("also 125", 0),
+        ("125", 0),
+        ("", 0),
+    ],
+)
+def test_exact_reads_the_last_line(completion, value):
+    assert exact(completion, "125") == value
+
+
+def test_exact_takes_the_last_match_of_another_pattern():
+    assert exact("#### 3\n#### 4 ", "4", pattern=r"#### (.+)") == 1
+    assert exact("#### 4\n#### 3", "4", pattern=r"#### (.+)") == 0
+    assert exact("nothing", "4", pattern=r"#### (.+)") == 0
+    assert exact("a", "4", pattern=r"(x)?a") == 0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "value"),
+    [
+        ("the answer is 1,234.50.", "1234.5", 1),
+        ("first 3, then 4", "4", 1),
+        ("first 4, then 3", "4", 0),
+        ("5-3", "3", 1),
+        ("5 - 3", "3", 1),
+        ("it is -3", "-3", 1),
+        ("x-3", "3", 1),
+        ("(-3)", "-3", 1),
+        ("1,2", "2", 1),
+        ("6.02e23", "602e21", 1),
+        ("50%", "0.5", 0),
+        ("1e999", "1", 0),
+        ("9" * 400, "1", 0),
+        ("none", "1", 0),
+        ("0.3333333", "0.33333333", 1),
+        ("0.333", "0.33333333", 0),
+    ],
+)
+def test_number(completion, answer, value):
+    assert number(completion, answer) == value
+
+
+def test_number_tolerance_is_relative_above_one():
+    assert number("1001", "1000", tolerance=0.001) == 1
+    assert number("1002", "1000", tolerance=0.001) == 0
+
+
+def test_number_refuses_an_answer_without_one():
+    with pytest.raises(ValueError, match="'forty' holds no number"):
+        number("40", "forty")
+
+
+def test_format():
+    assert format_matches("<think>a\nb</think> 3", pattern=r"^<think>.*</think>") == 1
+    assert format_matches("3", pattern=r"^<think>.*</think>") == 0
+
+
+@pytest.mark.parametrize(("length", "value"), [(0, 0), (80, 0), (90, -0.5), (100, -1), (120, -1)])
+def test_overlong_by_hand(length, value):
+    assert overlong(length, 100) == pytest.approx(value)
+
+
+def test_overlong_with_the_lengths_of_the_paper():
+    assert overlong(16384, 20480) == 0
+    assert overlong(16384 + 2048, 20480) == pytest.approx(-0.5)
+    assert overlong(20480, 20480) == -1
+
+
+def test_only_judgements_count_as_correctness():
+    judges = {c.name: c.traits.get("correctness", True) for c in components("reward")}
+    assert judges["exact"]
+    assert judges["number"]
+    assert judges["boxed_math"]
+    assert not judges["format"]
+    assert not judges["overlong"]
+    assert find("reward", "overlong").reads == ("length", "max_tokens")
