@@ -1,0 +1,190 @@
+"""`[warmup]`: supervised steps on the task's worked solutions, through the policy's own update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from retrain import __version__
+from retrain.algorithms.objective import Objective
+from retrain.errors import DataError, DivergedError
+from retrain.registry import find
+from retrain.training.cache import cached, content_key, tensors_digest
+from retrain.training.models import Chat, Loaded, render
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import PolicySettings
+from retrain.types import Batch, Observer, Problem
+
+_RECIPE = 1
+"""Raised when this module's results change, so that no older cache entry is taken for the new result."""
+
+
+@dataclass(frozen=True)
+class WarmupSettings:
+    """Settings of a warm start; the defaults suit `builtin:tiny`.
+
+    Attributes:
+        steps: optimizer steps. batch_size: worked solutions in each.
+        lr: peak learning rate, reached after warmup_steps, then decayed to 0 by a half cosine.
+        dtype: of the matrix products.
+        seed: of what is random in the policy's update (dropout); not the run's.
+    """
+
+    steps: int = 400
+    batch_size: int = 32
+    lr: float = 2e-3
+    warmup_steps: int = 50
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+
+
+def warm_start(
+    loaded: Loaded,
+    problems: Sequence[Problem],
+    settings: WarmupSettings,
+    observe: Observer,
+    *,
+    chat: Chat = "auto",
+    cache: bool = True,
+) -> bool:
+    """Train the loaded model in place to imitate the problems' solutions, in their order, over and over.
+
+    Loss: mean of -log p(token) over the solutions' tokens and the end-of-sequence token after each.
+
+    Args:
+        problems: with solutions. Give a sample that does not depend on the run's seed, so that
+            runs with different seeds start from the same weights (and find them in the cache).
+        observe: told of `warmup` events with step, steps, loss and seconds left.
+        chat: how prompts are rendered; as for sampling.
+        cache: keep the weights for, or take them from, runs with the same model, problems and settings.
+    Returns:
+        Whether the weights came from the cache.
+    Raises:
+        DataError: a problem has no solution to imitate.
+        DivergedError: the loss was not finite.
+    """
+    if settings.steps == 0:
+        return False
+    used = list(problems[: settings.steps * settings.batch_size])
+    if not used:
+        raise DataError("warm-up has no problems to imitate; set [warmup] steps = 0")
+
+    def build() -> dict[str, Tensor]:
+        return _train(loaded, used, settings, observe, chat)
+
+    if not cache:
+        weights, hit = build(), False
+    else:
+        facts = _facts(loaded, used, settings, chat)
+        weights, hit = cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
+    loaded.model.load_state_dict(weights, strict=False)
+    loaded.model.tie_weights()
+    loaded.model.eval()
+    return hit
+
+
+def demonstrations(loaded: Loaded, problems: Sequence[Problem], chat: Chat = "auto") -> list[tuple[list[int], int]]:
+    """(token ids, prompt length) of each problem's prompt, solution and end-of-sequence token.
+
+    The solution is tokenised apart from the prompt, as a sampled completion would be.
+    """
+    rows: list[tuple[list[int], int]] = []
+    own: Any = loaded.tokenizer.eos_token_id
+    end: int = loaded.stop_ids[0] if own is None else own
+    for problem in problems:
+        if problem.solution is None:
+            raise DataError(
+                f"problem {problem.id!r} has no solution to imitate; give the task solutions, or set [warmup] steps = 0"
+            )
+        _, prompt = render(loaded.tokenizer, problem.prompt, chat)
+        solution: Any = loaded.tokenizer(problem.solution, add_special_tokens=False)["input_ids"]
+        rows.append(([*prompt, *solution, end], len(prompt)))
+    return rows
+
+
+def expert_batch(rows: Sequence[tuple[list[int], int]], device: torch.device | str = "cpu") -> Batch:
+    """Rows of (token ids, prompt length) as a batch of expert rows: no rewards, no advantages."""
+    count, width = len(rows), max(len(ids) for ids, _ in rows)
+    input_ids = torch.zeros(count, width, dtype=torch.int64)
+    for row, (ids, _) in enumerate(rows):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+    ends = torch.tensor([len(ids) for ids, _ in rows])
+    starts = torch.tensor([start for _, start in rows])
+    column = torch.arange(width)
+    attention = column < ends[:, None]
+    fields: dict[str, Any] = {
+        "input_ids": input_ids,
+        "attention_mask": attention,
+        "response_mask": attention & (column >= starts[:, None]),
+        "sampler_logprobs": torch.zeros(count, width),
+        "rewards": torch.zeros(count),
+        "correct": torch.zeros(count, dtype=torch.bool),
+        "lengths": ends - starts,
+        "group_ids": torch.arange(count),
+        "is_expert": torch.ones(count, dtype=torch.bool),
+        "advantages": torch.zeros(count, width),
+    }
+    return Batch(**{name: value.to(device) for name, value in fields.items()})
+
+
+def _train(
+    loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, observe: Observer, chat: Chat
+) -> dict[str, Tensor]:
+    """Run the supervised steps; returns the weights without those that are tied to others."""
+    rows = demonstrations(loaded, problems, chat)
+    policy = TorchPolicy(loaded.model, _policy_settings(settings))
+    objective = Objective([find("loss", "sft").bind({"weight": 1.0})], find("reduction", "token_mean").bind())
+    began = time.perf_counter()
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        for step in range(settings.steps):
+            first = step * settings.batch_size
+            chosen = [rows[index % len(rows)] for index in range(first, first + settings.batch_size)]
+            metrics = policy.update(expert_batch(chosen, policy.device), objective)
+            if metrics.get("update/nonfinite"):
+                raise DivergedError(f"the loss of warm-up step {step} is not finite; lower [warmup] lr")
+            spent, done = time.perf_counter() - began, step + 1
+            left = spent / done * (settings.steps - done)
+            loss = metrics.get("loss/sft", float("nan"))
+            observe("warmup", {"step": done, "steps": settings.steps, "loss": loss, "left_s": left})
+    return _own_weights(policy.weights())
+
+
+def _policy_settings(settings: WarmupSettings) -> PolicySettings:
+    return PolicySettings(
+        lr=settings.lr,
+        betas=(0.9, 0.95),
+        warmup_steps=settings.warmup_steps,
+        schedule="cosine",
+        total_steps=settings.steps,
+        dtype=settings.dtype,
+    )
+
+
+def _own_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, each storage once: the head that is the embedding is restored by tying."""
+    seen: set[int] = set()
+    own: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if value.data_ptr() not in seen:
+            own[name] = value.detach().to("cpu", copy=True)
+        seen.add(value.data_ptr())
+    return own
+
+
+def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, chat: Chat) -> dict[str, Any]:
+    """Everything that the weights depend on."""
+    texts = [[problem.prompt, problem.solution] for problem in problems]
+    return {
+        "code": [__version__, _RECIPE],
+        "architecture": loaded.model.config.to_json_string(use_diff=True),
+        "weights": tensors_digest(_own_weights(loaded.model.state_dict())),
+        "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
+        "problems": content_key({"texts": texts}),
+        "settings": asdict(settings) | {"chat": chat},
+    }

@@ -1,0 +1,140 @@
+import dataclasses
+
+import pytest
+import torch
+
+from retrain.errors import DataError, DivergedError
+from retrain.training.cache import cache_root
+from retrain.training.models import Loaded, load_model
+from retrain.training.warmup import WarmupSettings, demonstrations, expert_batch, warm_start
+from retrain.types import Problem
+from tests.make_checkpoint import make_checkpoint
+
+WORDS = ["one", "two", "three", "four"]
+PROBLEMS = [Problem(id=word, prompt=f"{word}?\n", answer=word, solution=f"so {word}") for word in WORDS]
+SETTINGS = WarmupSettings(steps=30, batch_size=4, lr=5e-3, warmup_steps=5)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def loaded() -> Loaded:
+    return load_model("builtin:tiny", problems=PROBLEMS)
+
+
+class Watch(list):
+    def __call__(self, event, details):
+        self.append((event, dict(details)))
+
+
+def answer(loaded: Loaded, prompt: str) -> str:
+    ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
+    out = loaded.model.generate(ids, do_sample=False, max_new_tokens=8, eos_token_id=2, pad_token_id=0)
+    return loaded.tokenizer.decode(out[0, ids.shape[1] :])
+
+
+def weights(loaded: Loaded):
+    return {name: value.clone() for name, value in loaded.model.state_dict().items()}
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_model_imitates_the_solutions_and_ends_after_them(loaded):
+    watch = Watch()
+    assert not warm_start(loaded, PROBLEMS, SETTINGS, watch)
+    assert [answer(loaded, problem.prompt) for problem in PROBLEMS] == [f"so {word}<eos>" for word in WORDS]
+    assert [event for event, _ in watch] == ["warmup"] * 30
+    first, last = watch[0][1], watch[-1][1]
+    assert (last["step"], last["steps"], last["left_s"]) == (30, 30, 0.0)
+    assert last["loss"] < 0.1 < first["loss"]
+    assert first["left_s"] > 0
+    assert not loaded.model.training
+    assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
+
+
+def test_second_run_takes_equal_weights_from_the_cache(loaded):
+    settings, watch = dataclasses.replace(SETTINGS, steps=2), Watch()
+    warm_start(loaded, PROBLEMS, settings, watch)
+    again = load_model("builtin:tiny", problems=PROBLEMS)
+    assert warm_start(again, PROBLEMS, settings, watch)
+    assert same(weights(loaded), weights(again))
+    assert len(watch) == 2
+
+
+@pytest.mark.parametrize("change", [{"steps": 3}, {"lr": 1e-3}, {"batch_size": 2}, {"seed": 1}])
+def test_other_settings_are_computed_anew(loaded, change):
+    settings = dataclasses.replace(SETTINGS, steps=2)
+    start = weights(loaded)
+    warm_start(loaded, PROBLEMS, settings, Watch())
+    loaded.model.load_state_dict(start)
+    assert not warm_start(loaded, PROBLEMS, dataclasses.replace(settings, **change), Watch())
+
+
+def test_other_texts_or_weights_are_computed_anew(loaded):
+    settings = dataclasses.replace(SETTINGS, steps=2)
+    start = weights(loaded)
+    warm_start(loaded, PROBLEMS, settings, Watch())
+    assert not warm_start(loaded, PROBLEMS, settings, Watch())  # it goes on from the weights it has
+    loaded.model.load_state_dict(start)
+    assert not warm_start(loaded, PROBLEMS[::-1], settings, Watch())
+
+
+def test_without_the_cache_the_result_is_the_same_and_the_global_generator_untouched(loaded):
+    settings = dataclasses.replace(SETTINGS, steps=2)
+    again = load_model("builtin:tiny", problems=PROBLEMS)
+    before = torch.random.get_rng_state()
+    assert not warm_start(loaded, PROBLEMS, settings, Watch(), cache=False)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert not warm_start(again, PROBLEMS, settings, Watch())
+    assert same(weights(loaded), weights(again))
+
+
+def test_no_steps_change_nothing(loaded):
+    start = weights(loaded)
+    assert not warm_start(loaded, [], dataclasses.replace(SETTINGS, steps=0), Watch())
+    assert same(start, weights(loaded))
+
+
+def test_problems_without_solutions_are_refused(loaded):
+    with pytest.raises(DataError, match=r"problem 'x' has no solution.*steps = 0"):
+        warm_start(loaded, [Problem("x", "1?", "1")], SETTINGS, Watch())
+    with pytest.raises(DataError, match="no problems"):
+        warm_start(loaded, [], SETTINGS, Watch())
+
+
+def test_loss_that_is_not_finite_ends_the_run_and_leaves_no_cache_entry(loaded):
+    settings = dataclasses.replace(SETTINGS, lr=1e30, warmup_steps=0)
+    with pytest.raises(DivergedError, match="step 1 is not finite"):
+        warm_start(loaded, PROBLEMS, settings, Watch())
+    assert not list(cache_root().rglob("manifest.json"))
+
+
+def test_demonstration_is_prompt_solution_and_end(loaded):
+    tokenizer = loaded.tokenizer
+    (ids, start), *_ = demonstrations(loaded, PROBLEMS)
+    assert tokenizer.decode(ids[:start]) == "one?\n"
+    assert tokenizer.decode(ids[start:]) == "so one<eos>"
+
+
+def test_chat_model_is_shown_the_template_as_it_will_be_sampled(tmp_path):
+    loaded = load_model(str(make_checkpoint(tmp_path / "chat", chat=True)))
+    messages = Problem("m", [{"role": "user", "content": "1+1?"}], "2", "2")
+    (ids, start), (off, _) = demonstrations(loaded, [messages])[0], demonstrations(loaded, PROBLEMS[:1], "off")[0]
+    assert loaded.tokenizer.decode(ids[:start]) == "<|user|>1+1?<|end|><|assistant|>"
+    assert loaded.tokenizer.decode(ids[start:]) == "2<|end|>"
+    assert loaded.tokenizer.decode(off) == "one?\nso one<|end|>"
+
+
+def test_expert_batch_by_hand():
+    batch = expert_batch([([7, 8, 9, 2], 2), ([7, 2], 1)])
+    assert batch.input_ids.tolist() == [[7, 8, 9, 2], [7, 2, 0, 0]]
+    assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch.response_mask.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    assert batch.lengths.tolist() == [2, 1]
+    assert batch.is_expert.all()
+    assert not batch.advantages.any()
