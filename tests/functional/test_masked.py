@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.functional.masked import expand, keep, masked_mean, masked_variance, row_mean, top_fraction
+
+NAN = float("nan")
+VALUES = torch.tensor([[1.0, 2.0, NAN], [4.0, NAN, float("inf")]], dtype=torch.float64)
+MASK = torch.tensor([[True, True, False], [True, False, False]])
+NONE = torch.zeros_like(MASK)
+
+
+def test_what_lies_outside_the_mask_contributes_nothing():
+    assert keep(VALUES, MASK).tolist() == [[1.0, 2.0, 0.0], [4.0, 0.0, 0.0]]
+    assert masked_mean(VALUES, MASK).item() == pytest.approx(7 / 3)
+    assert masked_variance(VALUES, MASK).item() == pytest.approx(statistics.pvariance([1, 2, 4]))
+    assert masked_variance(VALUES, MASK, ddof=1).item() == pytest.approx(statistics.variance([1, 2, 4]))
+    assert row_mean(VALUES, MASK).tolist() == [[1.5], [4.0]]
+    assert expand(torch.tensor([3.0, 5.0]), MASK).tolist() == [[3.0, 3.0, 0.0], [5.0, 0.0, 0.0]]
+
+
+def test_nothing_masked_gives_zero():
+    assert masked_mean(VALUES, NONE) == 0
+    assert masked_variance(VALUES, NONE) == 0
+    assert row_mean(VALUES, NONE).tolist() == [[0.0], [0.0]]
+    assert not top_fraction(VALUES, NONE, torch.tensor([0, 1]), 0.5).any()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 9), min_size=1, max_size=5)), min_size=1, max_size=5),
+    st.sampled_from([0.01, 0.25, 0.5, 0.99, 1.0]),
+)
+def test_the_top_of_each_group(rows, fraction):
+    mask = torch.tensor([[t < len(values) for t in range(6)] for _, values in rows])
+    padded = torch.tensor([[*map(float, values), *[NAN] * (6 - len(values))] for _, values in rows])
+    selected = top_fraction(padded, mask, torch.tensor([g for g, _ in rows]), fraction)
+    assert not (selected & ~mask).any()
+    for row, (group, values) in enumerate(rows):
+        pool = sorted((v for g, vs in rows if g == group for v in vs), reverse=True)
+        lowest = pool[max(1, -int(-len(pool) * fraction // 1)) - 1]
+        assert selected[row, : len(values)].tolist() == [v >= lowest for v in values]
