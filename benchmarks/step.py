@@ -51,14 +51,11 @@ class Stopwatch:
 
 
 class Retrain:
-    """`retrain train`, through the functions that the command calls."""
+    """`retrain train`, through the function that the command calls."""
 
     def run(self, model: Path, dtype: str, steps: int) -> list[dict[str, float]]:
         from retrain.config.load import load
-        from retrain.run.build import build
-        from retrain.run.loop import train
-        from retrain.run.rundir import RunDirectory
-        from retrain.run.signals import Stop
+        from retrain.run.session import Resume, run
 
         stopwatch = Stopwatch()
 
@@ -68,26 +65,29 @@ class Retrain:
 
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "bench.toml"
-            config.write_text(self.toml(model, dtype, steps))
-            directory = RunDirectory(Path(folder) / "run")
-            parts = build(load(config), directory, observe)
-            with Stop() as stop, parts.pool:
-                stopwatch.start()
-                train(parts, stop)
+            config.write_text(self.toml(model, dtype, steps, folder))
+            run(load(config), Resume(), observe)
         return stopwatch.rows
 
-    def toml(self, model: Path, dtype: str, steps: int) -> str:
+    def toml(self, model: Path, dtype: str, steps: int, folder: str) -> str:
         return f"""
-            model = {{ path = "{model}", dtype = "{dtype}" }}
+            model = {{ path = "{model.resolve()}", dtype = "{dtype}" }}
             task = {{ name = "addition" }}
             optimizer = {{ lr = {LEARNING_RATE}, betas = {list(BETAS)} }}
             warmup = {{ steps = 0 }}
-            eval = {{ problems = 0 }}
+            eval = {{ every = 0, problems = 8 }}
             checkpoint = {{ every = 0 }}
-            logging = {{ rollouts_every = 0 }}
-            training = {{ seed = 1, max_steps = {steps}, batch_size = {PROMPTS}, group_size = {COMPLETIONS},
-                         max_tokens = {MAX_TOKENS}, temperature = 1.0, threads = 1, device = "cpu" }}
-        """.replace(",\n", ",")
+            logging = {{ dir = "{folder}", rollouts_every = 0 }}
+            [training]
+            seed = 1
+            max_steps = {steps}
+            batch_size = {PROMPTS}
+            group_size = {COMPLETIONS}
+            max_tokens = {MAX_TOKENS}
+            temperature = 1.0
+            threads = 1
+            device = "cpu"
+        """
 
 
 class Trl:
