@@ -11,12 +11,12 @@ from typing import Any
 from retrain.config.load import LoadedConfig
 from retrain.run.build import build
 from retrain.run.environment import environment
+from retrain.run.export import export
 from retrain.run.loop import train
 from retrain.run.parts import Parts
+from retrain.run.report import summary
 from retrain.run.rundir import Mode, RunDirectory, config_changes, read_json, read_rows
 from retrain.run.signals import Stop
-from retrain.training.card import write_card
-from retrain.training.models import save_model
 from retrain.types import Observer, State
 
 
@@ -78,30 +78,7 @@ def _restore(parts: Parts, state: State | None) -> tuple[int, int]:
 
 def finish(parts: Parts, seconds: float) -> None:
     """Save the model in transformers format with its card, and say in words what came of the run."""
-    folder = parts.directory.path / "model"
-    save_model(folder, parts.policy.model, parts.loaded.tokenizer, parts.policy.weights())
-    if parts.policy.adapter is not None:
-        parts.policy.save_adapter(parts.directory.path / "adapter")
-    write_card(folder, parts.directory.stored_config(), read_rows(parts.directory.path / "eval.jsonl"))
-    parts.observe("done", {"text": summary(parts, seconds)})
-
-
-def summary(parts: Parts, seconds: float) -> str:
-    """The result in one sentence."""
-    rows = read_rows(parts.directory.path / "eval.jsonl")
-    steps, where = parts.config.training.max_steps, f"The model is in {parts.directory.path / 'model'}."
-    if not rows:
-        return f"Done: {steps} steps in {seconds / 60:.1f} minutes. {where}"
-    first, last = rows[0], rows[-1]
-    if len(rows) == 1:
-        return f"Done: held-out accuracy is {_percent(last)}. {where}"
-    change = last["accuracy"] - first["accuracy"]
-    verb = "rose" if change > 0 else "fell" if change < 0 else "stayed"
-    return (
-        f"Done: held-out accuracy {verb} from {first['accuracy']:.1%} to {_percent(last)} "
-        f"on {last['problems']} problems in {steps} steps and {seconds / 60:.1f} minutes. {where}"
-    )
-
-
-def _percent(row: dict[str, Any]) -> str:
-    return f"{row['accuracy']:.1%} (95 % interval {row['ci_low']:.1%} to {row['ci_high']:.1%})"
+    folder, run = parts.directory.path / "model", parts.directory.path
+    export(parts, folder)
+    text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
+    parts.observe("done", {"text": f"{text} {seconds / 60:.1f} minutes; the model is in {folder}."})

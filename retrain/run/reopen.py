@@ -1,0 +1,68 @@
+"""A run that has been trained, opened again to evaluate, sample or export it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.config.document import Document
+from retrain.config.load import LoadedConfig, validate
+from retrain.errors import ConfigError, ConfigProblem
+from retrain.run import checkpoint
+from retrain.run.build import build
+from retrain.run.parts import Parts
+from retrain.run.rundir import RunDirectory, read_json
+from retrain.types import Observer
+
+
+def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
+    """The parts of a finished or interrupted run, with its trained weights in policy and sampler.
+
+    Args:
+        target: a run directory (its final model, or else its newest valid checkpoint) or a checkpoint in one.
+        overrides: `key=value`, as after `--set`.
+    Raises:
+        ConfigError: there is no run at this path, or an override does not fit.
+        StorageError: there is no valid checkpoint, or it cannot be trusted.
+    """
+    run, saved = _locate(target, observe)
+    loaded = stored(run, overrides, final=saved is None)
+    parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
+    if saved is not None:
+        parts.load_state_dict(checkpoint.load(saved))
+    parts.sampler.load_weights(parts.policy.weights(), parts.policy.step)
+    return parts
+
+
+def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:
+    """The configuration that a run was started with, overridden.
+
+    Args:
+        final: take the run's saved model instead of what the run started from.
+    """
+    data: dict[str, Any] = read_json(run / "config.resolved.json")
+    if final:
+        data["model"] |= {"path": str(run / "model"), "lora": None, "revision": None}
+        data["warmup"] |= {"steps": 0}
+    data["logging"] |= {"trackers": []}
+    document = Document(str(run / "config.resolved.json"), data)
+    for override in overrides:
+        document.override(override)
+    return validate(document)
+
+
+def _locate(target: Path, observe: Observer) -> tuple[Path, Path | None]:
+    """(run directory, checkpoint to load or None for the final model)."""
+    if (target / "config.resolved.json").is_file():
+        if (target / "model" / "config.json").is_file():
+            return target, None
+        found = checkpoint.latest(target / "checkpoints", lambda text: observe("message", {"text": text}))
+        if found is not None:
+            return target, found
+        problem, fix = "has neither a final model nor a checkpoint yet", "wait for the first one"
+    elif target.parent.name == "checkpoints" and target.is_dir():
+        return target.parent.parent, target
+    else:
+        problem, fix = "is not a run", "give runs/NAME or runs/NAME/checkpoints/step-000100"
+    raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])

@@ -1,0 +1,179 @@
+"""Charts as inline SVG: no script, no library, colours from the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+WIDTH, HEIGHT = 440, 230
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 34
+_POINTS = 400
+"""A line of more points is thinned to means of this many; the file stays small and the picture the same."""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Maps data to the drawing and draws ticks, grid and the name of the x axis.
+
+    Attributes:
+        x, y: least and greatest value shown.
+        percent: y values are shares.
+    """
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    percent: bool = False
+
+    def place(self, point: Point) -> str:
+        """`X,Y` in the drawing."""
+        return f"{self.across(point[0]):.1f},{self.up(point[1]):.1f}"
+
+    def across(self, value: float) -> float:
+        """Horizontal position of an x value."""
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * (value - self.x[0]) / (self.x[1] - self.x[0])
+
+    def up(self, value: float) -> float:
+        """Vertical position of a y value."""
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * (value - self.y[0]) / (self.y[1] - self.y[0])
+
+    def draw(self) -> str:
+        """Grid, ticks and labels."""
+        base, parts = HEIGHT - _BOTTOM, list[str]()
+        for tick in ticks(*self.y):
+            y = self.up(tick)
+            label = f"{100 * tick:g} %" if self.percent else number(tick)
+            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text class="tick end" x="{_LEFT - 6}" y="{y + 3.5:.1f}">{label}</text>')
+        for tick in ticks(*self.x, count=6):
+            x = self.across(tick)
+            parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
+            parts.append(f'<text class="tick middle" x="{x:.1f}" y="{base + 16}">{number(tick)}</text>')
+        parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
+        parts.append(f'<text class="tick end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}">step</text>')
+        return "".join(parts)
+
+
+def line_chart(points: Sequence[Point], *, percent: bool = False) -> str:
+    """Every step as a faint line and a running mean over a 25th of the run as a strong one.
+
+    What is not finite leaves a gap in the faint line. Empty if nothing is finite.
+    """
+    finite = [point for point in points if math.isfinite(point[1])]
+    if not finite:
+        return ""
+    axes = Axes(span([x for x, _ in finite]), roomy([y for _, y in finite], percent), percent)
+    faint = "".join(polyline(axes, part, "raw") for part in runs(points))
+    return svg(axes.draw() + faint + polyline(axes, thin(running_mean(finite)), "mean"))
+
+
+def interval_chart(rows: Sequence[tuple[float, float, float, float]]) -> str:
+    """Shares (x, value, low, high) as dots and a line, with the interval as a band, on an axis that starts at 0."""
+    if not rows:
+        return ""
+    axes = Axes(span([row[0] for row in rows]), (0.0, min(1.0, 1.1 * max(row[3] for row in rows)) or 1.0), True)
+    upper, lower = [(x, high) for x, _, _, high in rows], [(x, low) for x, _, low, _ in rows]
+    outline = " ".join(axes.place(point) for point in (*upper, *reversed(lower)))
+    bars = "".join(
+        f'<line class="bar" x1="{axes.across(x):.1f}" x2="{axes.across(x):.1f}" '
+        f'y1="{axes.up(low):.1f}" y2="{axes.up(high):.1f}"/>'
+        for x, _, low, high in rows
+    )
+    dots = "".join(
+        f'<circle class="dot" cx="{axes.across(x):.1f}" cy="{axes.up(y):.1f}" r="3"/>' for x, y, _, _ in rows
+    )
+    line = polyline(axes, [(x, y) for x, y, _, _ in rows], "mean")
+    return svg(f'{axes.draw()}<polygon class="band" points="{outline}"/>{bars}{line}{dots}')
+
+
+def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]]) -> str:
+    """Layers on top of each other, each a running mean; layer i has the class `layer-i`."""
+    if not steps or not layers:
+        return ""
+    floor, shapes = [0.0] * len(steps), list[str]()
+    smooth = {
+        name: [y for _, y in running_mean(list(zip(steps, values, strict=True)))] for name, values in layers.items()
+    }
+    top = max(sum(column) for column in zip(*smooth.values(), strict=True))
+    axes = Axes(span(steps), (0.0, 1.05 * top or 1.0))
+    for index, values in enumerate(smooth.values()):
+        roof = [below + value for below, value in zip(floor, values, strict=True)]
+        upper = thin(list(zip(steps, roof, strict=True)))
+        lower = thin(list(zip(steps, floor, strict=True)))
+        outline = " ".join(axes.place(point) for point in (*upper, *reversed(lower)))
+        shapes.append(f'<polygon class="layer-{index % 6}" points="{outline}"/>')
+        floor = roof
+    return svg("".join(shapes) + axes.draw())
+
+
+def svg(content: str) -> str:
+    """The drawing, scaled to the width of its place."""
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{content}</svg>'
+
+
+def polyline(axes: Axes, points: Sequence[Point], style: str) -> str:
+    """A line through the points; a single point is a dot."""
+    if len(points) == 1:
+        return f'<circle class="dot" cx="{axes.across(points[0][0]):.1f}" cy="{axes.up(points[0][1]):.1f}" r="2"/>'
+    return f'<polyline class="{style}" points="{" ".join(axes.place(point) for point in points)}"/>'
+
+
+def runs(points: Sequence[Point]) -> list[list[Point]]:
+    """The longest stretches of finite points, thinned."""
+    found: list[list[Point]] = [[]]
+    for point in points:
+        if math.isfinite(point[1]):
+            found[-1].append(point)
+        elif found[-1]:
+            found.append([])
+    return [thin(part) for part in found if part]
+
+
+def running_mean(points: Sequence[Point]) -> list[Point]:
+    """The centred mean over a 25th of the points around each, fewer at the ends; the xs are kept."""
+    half = len(points) // 50
+    sums = [0.0]
+    for _, y in points:
+        sums.append(sums[-1] + y)
+    bounds = [(max(0, i - half), min(len(points), i + half + 1)) for i in range(len(points))]
+    return [(x, (sums[b] - sums[a]) / (b - a)) for (x, _), (a, b) in zip(points, bounds, strict=True)]
+
+
+def thin(points: Sequence[Point]) -> list[Point]:
+    """At most `_POINTS` points, each a mean over neighbours."""
+    if len(points) <= _POINTS:
+        return list(points)
+    edges = [index * len(points) // _POINTS for index in range(_POINTS + 1)]
+    parts = [points[a:b] for a, b in pairwise(edges)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def span(values: Sequence[float]) -> tuple[float, float]:
+    """Least and greatest value, never the same."""
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def roomy(values: Sequence[float], percent: bool) -> tuple[float, float]:
+    """The values' range with a margin; from 0 unless that would flatten the curve, and at most to 100 %."""
+    low, high = span(values)
+    margin = 0.05 * (high - low)
+    bottom = 0.0 if 0 <= low < 0.5 * high else low - margin
+    return bottom, min(1.0, high + margin) if percent and high <= 1 and bottom < 1 else high + margin
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round values (1, 2 or 5 times a power of ten apart) between low and high, about `count` of them."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A short label: 0.25, 40, 12k."""
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"
