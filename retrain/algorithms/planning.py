@@ -49,15 +49,14 @@ class PlanningMask:
     def __call__(self, input_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Metrics]:
         """[N, T] bool, and the entropy of the grams' counts over the whole batch (see `semantic_entropy`)."""
         counts: Counter[str] = Counter()
-        mask = response_mask.new_zeros(response_mask.shape)
         response = response_mask.cpu()
+        mask = response.new_zeros(response.shape)
         for row, ids in enumerate(input_ids.cpu()):
             marked, found = self.mark(ids[response[row]].tolist())
             counts.update(found)
             if marked:
-                columns = response[row].nonzero()[:, 0]
-                mask[row, columns[marked].to(mask.device)] = True
-        return mask, semantic_entropy(counts)
+                mask[row, response[row].nonzero()[:, 0][marked]] = True
+        return mask.to(response_mask.device), semantic_entropy(counts)
 
     def mark(self, ids: Sequence[int]) -> tuple[list[int], list[str]]:
         """Positions of planning tokens in a completion, in order, and the grams found."""

@@ -106,6 +106,13 @@ def test_expert_rows_take_no_part():
     assert plan.informative(with_expert).tolist() == [True, True, True, True, True]
 
 
+def test_a_batch_of_expert_rows_only():
+    batch = example().replace(is_expert=torch.ones(4, dtype=torch.bool))
+    credited, metrics = pipeline("maxrl", ["sepa", "gtpo", "hicra", "whiten"]).credit(batch)
+    assert credited.advantages.abs().sum() == 0
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
 def test_signals_are_computed_once_before_their_first_reader():
     calls = []
 
