@@ -44,7 +44,8 @@ def test_gradient_is_that_of_log_softmax(chunk, terms):
     weight = torch.randn(5, dtype=torch.float64)
     scores = token_scores(hidden, head, tokens, temperature=0.7, chunk=chunk)
     table = torch.log_softmax(head(hidden) / 0.7, -1)
-    values = (
+    table_values = [table.gather(-1, tokens[:, None])[:, 0], -(table.exp() * table).sum(-1)]
+    values = [scores.logprobs, scores.entropy], table_values
         [scores.logprobs, scores.entropy],
         [table.gather(-1, tokens[:, None])[:, 0], -(table.exp() * table).sum(-1)],
     )

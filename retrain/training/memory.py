@@ -1,0 +1,115 @@
+"""Memory that training and sampling take, estimated from numbers of a model's config; torch is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrain.training.settings import PolicySettings
+
+_PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
+_LOGITS_CHUNK = 1 << 25
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What decides a transformer's memory.
+
+    Attributes:
+        vocabulary, width, layers, inner: entries, hidden size, layers, size inside the feed-forward part.
+        heads, key_heads, head_width: of attention.
+        tied: the output head shares the embedding. gated: the feed-forward part has three matrices, not two.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    inner: int
+    heads: int
+    key_heads: int
+    head_width: int
+    tied: bool
+    gated: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ModelShape:
+        """From a `config.json` as a mapping; understands the names of the Llama and of the GPT-2 family."""
+
+        def first(*names: str, default: int = 0) -> int:
+            return next((int(config[name]) for name in names if config.get(name)), default)
+
+        width, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
+        return cls(
+            vocabulary=first("vocab_size"),
+            width=width,
+            layers=first("num_hidden_layers", "n_layer"),
+            inner=first("intermediate_size", "n_inner", default=4 * width),
+            heads=heads,
+            key_heads=first("num_key_value_heads", default=heads),
+            head_width=first("head_dim", default=width // heads),
+            tied=bool(config.get("tie_word_embeddings", config.get("model_type") == "gpt2")),
+            gated=config.get("model_type") not in _PLAIN_MLP,
+        )
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of the matrices of one layer."""
+        attention = 2 * self.width * self.head_width * (self.heads + self.key_heads)
+        return attention + (3 if self.gated else 2) * self.width * self.inner
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all matrices; norms and biases are left out."""
+        return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * self.layer_parameters
+
+
+def estimate_memory(shape: ModelShape, settings: PolicySettings, *, rows: int, tokens: int) -> dict[str, int]:
+    """Bytes by purpose; a guide within about a factor of 1.5, and what `explain` prints.
+
+    Args:
+        shape: the model.
+        settings: how it is trained.
+        rows: completions sampled at once.
+        tokens: longest prompt and response together.
+    Returns:
+        weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
+        sampler_weights, kv_cache.
+    """
+    half = 2 if settings.dtype == "bfloat16" else 4
+    rank = settings.lora.r if settings.lora else 0
+    trained = shape.layers * _adapter(shape, rank) if rank else shape.parameters
+    moments = 4 if settings.optimizer == "muon" else 8
+    cells = max(settings.micro_batch_tokens, tokens)
+    positions = min(cells, settings.logprob_chunk or max(1, _LOGITS_CHUNK // shape.vocabulary))
+    kept = 1 if settings.gradient_checkpointing else shape.layers
+    inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
+    return {
+        "weights": 4 * trained + (half * shape.parameters if rank else 0),
+        "gradients": 4 * trained,
+        "optimizer": moments * trained,
+        "activations": cells * (inputs + kept * _activations(shape, half)),
+        "logits": 3 * 4 * positions * shape.vocabulary,
+        "sampler_weights": half * shape.parameters,
+        "kv_cache": 2 * shape.layers * shape.key_heads * shape.head_width * half * rows * tokens,
+    }
+
+
+def _adapter(shape: ModelShape, rank: int) -> int:
+    """Adapter weights of one layer with every linear layer adapted: rank * (inputs + outputs) of each matrix."""
+    query, key = shape.heads * shape.head_width, shape.key_heads * shape.head_width
+    matrices = [(shape.width, query), (shape.width, key), (shape.width, key), (query, shape.width)]
+    matrices += [(shape.width, shape.inner)] * (3 if shape.gated else 2)
+    return rank * sum(a + b for a, b in matrices)
+
+
+def _activations(shape: ModelShape, half: int) -> int:
+    """Bytes that one token keeps in one layer for the backward pass.
+
+    In float32 the residual stream around two norms (5 widths each), in the type of the products what they
+    read: normed inputs, attention's heads (before and after rotation, and padded), the feed-forward part.
+    """
+    heads = (shape.heads + 2 * shape.key_heads) * shape.head_width
+    return 4 * (4 * shape.width + 3 * heads) + half * (
+        2 * shape.width + heads + (4 if shape.gated else 3) * shape.inner
+    )
