@@ -196,7 +196,9 @@ def _samples(run: Path) -> str:
     for title, file in zip(("Early", "Late"), chosen, strict=False):
         step = int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2])
         rows = pick(read_rows(file))
-        scale = max((abs(float(a)) for row in rows for a in row.get("advantages", ()) if math.isfinite(a)), default=0.0)
+        scale = max(
+            (abs(float(a)) for row in rows for a in row.get("advantages") or () if math.isfinite(a)), default=0.0
+        )
         prompt = (
             f'<div class="sample"><p>prompt</p><div class="prompt">{escape(str(rows[0]["prompt"]))}</div></div>'
             if rows
@@ -218,9 +220,10 @@ def pick(rows: Sequence[Row]) -> list[Row]:
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(int(row["group"]), []).append(row)
-    mixed = [group for group in groups.values() if len({row["reward"] for row in group}) > 1]
-    group = (mixed or list(groups.values()) or [[]])[0]
-    ordered = sorted(group, key=lambda row: -math.inf if row["reward"] is None else -float(row["reward"]))
+    scored = [[row for row in group if row["reward"] is not None] for group in groups.values()]
+    mixed = [group for group in scored if len({row["reward"] for row in group}) > 1]
+    group = next((group for group in (*mixed, *scored, *groups.values()) if group), [])
+    ordered = sorted(group, key=lambda row: -float(row["reward"] or 0.0))
     return [*ordered[: _SAMPLES - 1], ordered[-1]] if len(ordered) > _SAMPLES else ordered
 
 
