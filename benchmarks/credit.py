@@ -103,7 +103,9 @@ def _text(tokens: int, width: int = 500) -> tuple[PreTrainedTokenizerFast, torch
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator([" ".join(words)], trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet))
+    core.train_from_iterator(
+        [" ".join(words)], trainers.BpeTrainer(vocab_size=8000, initial_alphabet=alphabet, show_progress=False)
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
     ids = core.encode(" ".join(words)).ids
     rows = [[ids[(start * 37 + t) % len(ids)] for t in range(width)] for start in range(tokens // width)]

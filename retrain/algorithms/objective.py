@@ -21,9 +21,8 @@ class Objective:
 
     Attributes:
         terms: the loss terms in use; those of weight 0 are dropped.
-        reads: columns that the terms read, besides the current `logprobs`.
+        reads: columns that the terms read, besides the current `logprobs`; `entropy` is the current policy's.
         signals: those of `reads` that a signal must compute (ref_logprobs ...).
-        needs_entropy: a term reads the current policy's `entropy`, with gradient.
     """
 
     def __init__(self, terms: Sequence[Bound], reduction: Bound) -> None:
@@ -37,7 +36,6 @@ class Objective:
                 raise ComponentError(f'loss "{name}" is listed twice', "keep one and set its weight")
         self.reads = frozenset(name for term in self.terms for name in term.reads) - {"logprobs"}
         self.signals = self.reads - BASE_COLUMNS - POLICY_COLUMNS
-        self.needs_entropy = "entropy" in self.reads
 
     def live_rows(self, batch: Batch) -> Tensor:
         """[N] bool: rows that contribute to any term; a row without advantage need not be forwarded."""

@@ -23,6 +23,7 @@ PARAGRAPH = (
     "We add 12+34. Wait, let me check: that\u2019s not right! Let me think \U0001f600 about caf\u00e9s. "
     "So the answer; DOUBLE\ncheck it, the key insight is 46."
 )
+END = ["<|end|>"]
 PHRASES = ["Wait, let me", "let me check", "that\u2019s not right", "Let me think", "DOUBLE\ncheck", "the key insight"]
 
 
@@ -40,11 +41,15 @@ def tokenizer(kind):
         core.decoder = decoders.Sequence(
             [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
-        trainer = trainers.BpeTrainer(vocab_size=160, special_tokens=["<unk>", "<|end|>"], limit_alphabet=40)
+        trainer = trainers.BpeTrainer(
+            vocab_size=160, special_tokens=["<unk>", *END], show_progress=False, limit_alphabet=40
+        )
     else:
         core = Tokenizer(models.Unigram())
         core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=["<unk>", "<|end|>"], unk_token="<unk>")
+        trainer = trainers.UnigramTrainer(
+            vocab_size=90, special_tokens=["<unk>", *END], show_progress=False, unk_token="<unk>"
+        )
     core.train_from_iterator([*CORPUS, PARAGRAPH], trainer)
     if kind == "metaspace":
         trained = json.loads(core.to_str())["model"]
