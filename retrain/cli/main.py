@@ -77,14 +77,19 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    """Options of `retrain` itself."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"retrain {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of `retrain` itself."""
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ def check(config: Config, document: Document) -> None:
     _check_eval(config, document)
     _check_model(config, document)
     _check_paths(config, document)
+    _check_algorithm(config, document)
 
 
 def _check_batch(config: Config, document: Document) -> None:
@@ -98,3 +99,18 @@ def _check_paths(config: Config, document: Document) -> None:
             document.refuse(
                 ("plugins", "search_paths", index), f'there is no directory "{place}"', "make it, or remove it here"
             )
+
+
+def _check_algorithm(config: Config, document: Document) -> None:
+    algorithm, max_tokens = config.algorithm, config.training.max_tokens
+    if algorithm.algorithm_mode is not None:
+        for key in ("advantage_mode", "transform_mode"):
+            if ("algorithm", key) in document.places:
+                document.warn(("algorithm", key), "algorithm_mode replaces it", "remove one of the two")
+    gamma: object = document.data.get("grpo_lp", {}).get("gamma", 1e-3)
+    if algorithm.advantage_mode == "grpo_lp" and isinstance(gamma, float) and gamma * max_tokens > 1:
+        document.warn(
+            ("grpo_lp", "gamma"),
+            f"{gamma:g} x max_tokens = {gamma * max_tokens:g}: a long correct answer scores below a wrong one",
+            f"use at most {1 / max_tokens:.2g}",
+        )

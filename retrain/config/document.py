@@ -88,7 +88,8 @@ class Document:
         path = ALIASES.get(path, path)
         for below in [known for known in self.places if known[: len(path)] == path]:
             del self.places[below]
-        self.places[path] = Place(flag, 0, 0, path)
+        for depth in range(1, len(path) + 1):
+            self.places.setdefault(path[:depth], Place(flag, 0, 0, path[:depth]))
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:

@@ -32,7 +32,7 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
         "forwards_per_step": _forwards(loaded),
         "evaluation": _evaluation(loaded),
         "seeds": _seeds(loaded),
-        "overrides": [place.file for place in loaded.places.values() if not place.line],
+        "overrides": list(dict.fromkeys(place.file for place in loaded.places.values() if not place.line)),
         "probe": probe(loaded),
     }
 

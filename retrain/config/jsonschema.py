@@ -38,7 +38,8 @@ def json_schema() -> dict[str, Any]:
         schema["properties"][name] = table | {"description": _used_by(readers)}
     for alias, key in ALIASES.items():
         _add_alias(schema, str(alias[0]), str(alias[1]), f"The same as {show(key)}.")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "retrain configuration"} | schema
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **schema, "title": "retrain configuration"}
 
 
 def _used_by(readers: list[registry.Component]) -> str:

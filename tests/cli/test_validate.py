@@ -1,0 +1,273 @@
+"""`retrain validate`: every mistake with its place and a fix, all at once, and nothing heavy imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from retrain.cli.main import app
+
+MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
+    ("slip in a key", "[training]\nmax_stpes = 3", "2:1", ("[training] max_stpes", 'did you mean "max_steps"?')),
+    ("slip in a table", "[trainng]\nseed = 1", "1:1", ("trainng", 'did you mean "training"?')),
+    ("slip in a component's key", "[gtpo]\nbta = 0.1", "2:1", ("[gtpo] bta", 'did you mean "beta"?')),
+    ("slip in a component's table", "[hicr]\nalpha = 0.1", "1:1", ("hicr", 'did you mean "hicra"?')),
+    ("slip in a name", '[algorithm]\nadvantage_mode = "gpro"', "2:1", ("gpro", 'did you mean "grpo"?')),
+    ("unknown table", "[frobnicate]\nx = 1", "1:1", ("unknown table", "tables: ")),
+    ("unknown key like no other", "[eval]\nzzz = 1", "2:1", ("unknown key", "keys of [eval]: every")),
+    ("key at the top level", "lr = 1e-4", "1:1", ("lr: unknown key here", "lr belongs in [optimizer]")),
+    ("unknown key at the top level", "qqq = 1", "1:1", ("qqq", "every key stands in a table")),
+    ("key of another table", "[training]\nschedule = 'linear'", "2:1", ("schedule belongs in [optimizer]",)),
+    ("table inside another", "[lora]\nr = 8", "1:1", ("lora belongs in [model]",)),
+    (
+        "slip in a nested table",
+        "[model.lora]\nrank = 8",
+        "2:1",
+        ("[model.lora] rank", "keys of [model.lora]: r, alpha"),
+    ),
+    ("quoted number", '[training]\nbatch_size = "16"', "2:1", ("must be an integer", "write batch_size = 16")),
+    ("float for an integer", "[training]\ngroup_size = 8.0", "2:1", ("must be an integer", "write group_size = 8")),
+    ("fraction for an integer", "[training]\ngroup_size = 8.5", "2:1", ("must be an integer", "a whole number")),
+    ("boolean for a number", "[training]\ntemperature = true", "2:1", ("must be a number, not true", "a number")),
+    ("number for a boolean", "[eval]\ngreedy = 1", "2:1", ("must be true or false", "write greedy = true")),
+    ("number for a string", "[model]\npath = 7", "2:1", ("must be a string", 'write path = "7"')),
+    ("list for a string", '[task]\nname = ["addition"]', "2:1", ("must be a string", "a single string")),
+    ("value for a list", "[eval]\npass_at = 4\nsamples = 4", "2:1", ("must be a list", "write pass_at = [4]")),
+    ("wrong item in a list", '[optimizer]\nbetas = [0.9, "x"]', "2:15", ("must be a number", "a number")),
+    ("wrong item in a union", "[algorithm]\ntransform_mode = ['gtpo', 3]", "2:27", ("must be a string", '"3"')),
+    ("neither of a union", "[algorithm]\ntransform_mode = 3", "2:1", ("a string in quotes or a list", '"3"')),
+    ("list too short", "[optimizer]\nbetas = [0.9]", "2:1", ("[optimizer] betas[1]", "add")),
+    ("value for a table", "training = 3", "1:1", ("must be a table", "write [training]")),
+    ("list of tables for a table", "[[training]]\nseed = 1", "1:1", ("must be a table", "write [training]")),
+    ("table for a list of tables", "[rewards]\nname = 'exact'", "1:1", ("must be a list", "write rewards = [")),
+    ("value for a component's table", "gtpo = 0.1", "1:1", ("must be a table", "write [gtpo]")),
+    ("negative", "[training]\nseed = -1", "2:1", ("-1 is out of range", "it must be >= 0")),
+    ("zero", "[training]\nbatch_size = 0", "2:1", ("0 is out of range", "it must be >= 1")),
+    ("too large", "[rollout]\ntop_p = 1.5", "2:1", ("1.5 is out of range", "it must be <= 1")),
+    ("out of a component's range", "[hicra]\nalpha = 3.0", "2:1", ("3.0 is out of range", "it must be <= 1")),
+    ("nan", "[optimizer]\nlr = nan", "2:1", ("[optimizer] lr: NaN", "finite")),
+    ("infinity", "[kl]\nweight = inf", "2:1", ("[kl] weight: Infinity", "finite")),
+    ("none of the choices", '[optimizer]\nname = "adam"', "2:1", ('did you mean "adamw"?', '"muon"')),
+    ("no choice near", '[checkpoint]\nresume = "x"', "2:1", ("is none of its values", 'it is one of "never", "auto"')),
+    ("choice of the wrong type", "[model]\ndtype = 16", "2:1", ("16 is none of its values", '"bfloat16"')),
+    ("pattern", '[training]\ndevice = "gpu"', "2:1", ("gpu", "should match")),
+    ("empty string", '[model]\npath = ""', "2:1", ("at least 1 character", "change the value")),
+    ("missing key", "[[rewards]]\nweight = 1.0", "1:1", ("[[rewards]] name: is missing", "add name = ...")),
+    ("no entries", "rewards = []", "1:1", ("at least 1 item", "change the value")),
+    ("second entry of a list", '[[loss]]\nname = "kl"\n[[loss]]\nname = "ppo_clp"', "4:1", ('"ppo_clip"?',)),
+    ("same key twice", "[training]\nseed = 1\nseed = 2", "3:9", ("not valid TOML", "each key once")),
+    ("same table twice", "[training]\n[eval]\n[training]", "3:10", ("not valid TOML", "each key once")),
+    ("no quotes", "[model]\npath = tiny", "2:8", ("not valid TOML", "strings in quotes")),
+    ("Python's True", "[eval]\ngreedy = True", "2:10", ("not valid TOML", "lower case")),
+    ("alias and key", "[training]\nlr = 1.0\n[optimizer]\nlr = 2.0", "2:1", ("[optimizer] lr in line 4", "keep one")),
+    ("alias out of range", "[training]\nlr = -1.0", "2:1", ("[training] lr: -1.0 is out of range", "> 0")),
+    ("unequal minibatches", "[training]\nminibatches = 3", "2:1", ("128 completions", "a divisor of 128")),
+    ("tiny micro-batch", "[training]\nmicro_batch_tokens = 32", "2:1", ("do not hold", "at least 128")),
+    ("truncated sampling", "[rollout]\ntop_p = 0.9", "2:1", ("truncates", "use top_p = 1")),
+    ("top_k", "[rollout]\ntop_k = 50", "2:1", ("truncates", "use top_k = 0")),
+    ("pass@k beyond the samples", "[eval]\npass_at = [1, 8]", "2:1", ("pass@8", "use samples = 8")),
+    ("no such directory", '[model]\npath = "./nowhere"', "2:1", ("there is no directory", "give a directory")),
+    ("no such search path", '[plugins]\nsearch_paths = ["/nowhere"]', "2:17", ("there is no directory", "make it")),
+    ("unknown stage", '[algorithm]\ntransform_mode = ["gtpo", "hicro"]', "2:27", ('did you mean "hicra"?',)),
+    ("unknown engine", '[rollout]\nengine = "touch"', "2:1", ('no engine named "touch"', 'did you mean "torch"?')),
+    ("unknown task", '[task]\nname = "additon"', "2:1", ('no task named "additon"', 'did you mean "addition"?')),
+    ("unknown tracker", '[logging]\ntrackers = ["wandv"]', "2:13", ("no tracker", 'did you mean "wandb"?')),
+    ("unknown parameter of a reward", '[[rewards]]\nname = "exact"\nparams = {x = 1}', "3:11", ("x: unknown key",)),
+    ("missing parameter", '[[rewards]]\nname = "format"', "1:1", ("pattern: is missing", "add pattern = ...")),
+    ("params of a registered name", "[algorithm]\nadvantage_params = {a = 1}", "2:1", ("only a dotted path", "[grpo]")),
+    ("every loss off", '[[loss]]\nname = "kl"', "1:1", ("no loss term has a weight", "ppo_clip")),
+    ("a loss twice", "[[loss]]\nname='ppo_clip'\n[[loss]]\nname='ppo_clip'", "1:1", ("listed twice", "keep one")),
+    (
+        "dotted path without a module",
+        '[task]\nname = "no_such_file.task"',
+        "2:1",
+        ("no module named", "no_such_file.py"),
+    ),
+    ("not a dotted path", '[task]\nname = "a b.c"', "2:1", ("is not a dotted path", "package.module.function")),
+    (
+        "dotted path without the function",
+        '[task]\nname = "math.sine"',
+        "2:1",
+        ("has no 'sine'", 'did you mean "sin"?'),
+    ),
+]
+"""(name, TOML, line:column, what the message must say)"""
+
+PLUGINS = {
+    "my_advantages.py": """
+def hipa_like_advantages(rewards):
+    if not rewards:
+        return []
+    mean_r = sum(rewards) / len(rewards)
+    return [2.0 * (r - mean_r) for r in rewards]
+""",
+    "plugins/my_transform.py": """
+from retrain import TransformOutput
+
+def my_transform(ctx):
+    scale = float(ctx.params.get("scale", 1.0))
+    token_advs = []
+    for i, logprobs in enumerate(ctx.logprobs_G):
+        token_advs.append([ctx.episode_advantages[i] * scale for _ in logprobs])
+    return TransformOutput(token_advs=token_advs)
+""",
+    "plugins/my_algorithm.py": "def my_algorithm(ctx):\n    return None\n",
+}
+SNIPPETS = {
+    "advantage": '[algorithm]\nadvantage_mode = "maxrl"\n',
+    "plain advantage": '[algorithm]\nadvantage_mode = "my_advantages.hipa_like_advantages"\n',
+    "transform": '[algorithm]\ntransform_mode = "plugins.my_transform.my_transform"\n\n'
+    "[algorithm.transform_params]\nscale = 2.0\n",
+    "algorithm": '[algorithm]\nalgorithm_mode = "plugins.my_algorithm.my_algorithm"\n',
+    "uncertainty": '[algorithm]\nuncertainty_kind = "surprisal"   # default\n',
+    "gtpo": "[gtpo]\nbeta = 0.1   # 0 = uniform (no GTPO effect)\n",
+    "hicra": "[hicra]\nalpha = 0.2   # 0 = no amplification\n",
+    "grams as JSON": '[logging]\nstrategic_grams = \'["wait let me", "let me think", "the key insight"]\'\n',
+    "grams with commas": '[logging]\nstrategic_grams = "wait let me, let me think, the key insight"\n',
+}
+
+
+def validate(file: Path, *options: str):
+    return CliRunner().invoke(app, ["validate", str(file), *options])
+
+
+@pytest.mark.parametrize(("name", "text", "place", "says"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_is_shown_with_its_place_and_a_fix(tmp_path, name, text, place, says):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    result = validate(file)
+    assert result.exit_code == 2
+    line = result.stderr.splitlines()[0]
+    assert line.startswith(f"{file}:{place}: ")
+    assert all(part in line for part in says), line
+    assert "; " in line
+    assert "Traceback" not in result.output
+
+
+def test_all_mistakes_are_shown_at_once_in_the_order_of_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'lr = 1\n[algorithm]\nadvantage_mode = "gpro"\nfliter = "none"\n[training]\nseed = -1\nbatch_size = "x"\n'
+        "[gtpo]\nbeta = -1.0\n[foo]\n"
+    )
+    lines = validate(file, "--set", "eval.evry=1").stderr.splitlines()
+    assert [line.split(":")[1] for line in lines[1:]] == ["1", "3", "4", "6", "7", "9", "10"]
+    assert lines[0].startswith("--set eval.evry=1: [eval] evry: unknown key; did you mean")
+
+
+def test_no_mistake_imports_torch_or_runs_a_dotted_path(tmp_path):
+    for number, (_, text, _, _) in enumerate(MISTAKES):
+        (tmp_path / f"{number}.toml").write_text(text)
+    (tmp_path / "boom.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "boom.toml").write_text('[task]\nname = "boom.task"\n[training]\nseed = -1\n')
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom retrain.config.load import load\n"
+        "from retrain.errors import ConfigError\nrefused = 0\n"
+        "for file in Path('.').glob('*.toml'):\n"
+        "    try:\n        load(file)\n    except ConfigError:\n        refused += 1\n"
+        "print(refused, 'torch' in sys.modules, 'transformers' in sys.modules, 'boom' in sys.modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout.split() == [str(len(MISTAKES) + 1), "False", "False", "False"], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("training.lr", "there is no value"),
+        ("training.max_stpes=3", 'did you mean "max_steps"?'),
+        ("training.seed=x", "must be an integer"),
+        ("training.seed=-1", "out of range"),
+        ("rewards.5.weight=1", "not one of its indices"),
+        ("rewards.x.weight=1", "not one of its indices"),
+        ("model.path.deeper=1", "is not a table"),
+        ("training..seed=1", "is not a key"),
+        ("0=1", "is not a key"),
+        ("algorithm.advantage_mode=gpro", 'did you mean "grpo"?'),
+        ("nowhere.x=1", "unknown table"),
+    ],
+)
+def test_a_mistake_in_an_override_names_the_flag(tmp_path, override, says):
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\npath = "builtin:tiny"\n[[rewards]]\nname = "exact"\n')
+    result = validate(file, "--set", override)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"--set {override}: ")
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_documented_snippets_are_valid_as_they_stand(tmp_path, name):
+    for file, source in PLUGINS.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(source)
+    (tmp_path / "run.toml").write_text(SNIPPETS[name])
+    command = [Path(sys.executable).parent / "retrain", "validate", "run.toml"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "run.toml: valid\n"), result.stderr
+
+
+def test_a_plugin_that_raises_is_shown_with_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raises_on_import.py").write_text("x = 1\nx / 0\n")
+    (tmp_path / "run.toml").write_text('[algorithm]\nadvantage_mode = "raises_on_import.fn"\n')
+    result = validate(Path("run.toml"))
+    assert result.exit_code == 2
+    first, *trace = result.stderr.splitlines()
+    assert first.startswith("run.toml:2:1: [algorithm] advantage_mode: importing raises_on_import raised ZeroDivision")
+    assert any("x / 0" in line for line in trace)
+
+
+def test_a_plugin_with_the_wrong_signature_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong_signature.py").write_text("def fn(a, b, c):\n    return []\n")
+    (tmp_path / "run.toml").write_text('[algorithm]\nadvantage_mode = "wrong_signature.fn"\n')
+    result = validate(Path("run.toml"))
+    assert result.exit_code == 2
+    assert "takes (a, b, c); a plain function here is called as (rewards)" in result.stderr
+
+
+def test_json_lists_problems(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[training]\nmax_stpes = 3\n")
+    result = validate(file, "--json")
+    assert result.exit_code == 2
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert (problem["line"], problem["column"], problem["key"]) == (2, 1, "[training] max_stpes")
+
+
+def test_json_of_a_valid_file_lists_warnings(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[training]\ngroup_size = 1\n")
+    result = validate(file, "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["valid"]
+    assert report["warnings"][0]["key"] == "[training] group_size"
+
+
+def test_warnings_go_to_standard_error(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[training]\ngroup_size = 1\n")
+    result = validate(file)
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"warning: {file}:2:1: [training] group_size: a group of one")
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (None, "No such file"),
+        (b"[training]\nx = '\xff'\n", ":2:1: file: not UTF-8 text; save the file as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read(tmp_path, write, says):
+    file = tmp_path / "run.toml"
+    if write is not None:
+        file.write_bytes(write)
+    result = validate(file)
+    assert result.exit_code == 2
+    assert says in result.stderr

@@ -1,0 +1,86 @@
+import pytest
+
+from retrain.config.document import read, show
+from retrain.config.load import load
+from retrain.errors import ConfigError
+
+
+def write(tmp_path, text):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("training.seed=3", ("training", "seed"), 3),
+        ("training.lr=1e-4", ("optimizer", "lr"), 1e-4),
+        ("model.path=/some/where", ("model", "path"), "/some/where"),
+        ('model.path="3"', ("model", "path"), "3"),
+        ("algorithm.transform_mode=['gtpo']", ("algorithm", "transform_mode"), ["gtpo"]),
+        ("eval.greedy=false", ("eval", "greedy"), False),
+        ("rewards.0.weight=2", ("rewards", 0, "weight"), 2),
+        ("rewards.1.name=number", ("rewards", 1, "name"), "number"),
+        ("loss.0.name=kl", ("loss", 0, "name"), "kl"),
+        ("model.lora.r=4", ("model", "lora", "r"), 4),
+        ("model.revision=a\nb=1", ("model", "revision"), "a\nb=1"),
+    ],
+)
+def test_an_override_lays_its_value_over_the_file(tmp_path, override, path, value):
+    document = read(write(tmp_path, '[[rewards]]\nname = "exact"\n[training]\nseed = 1\n'), [override])
+    assert not document.problems
+    node = document.data
+    for part in path:
+        node = node[part]
+    assert node == value
+    assert document.at(path, "", "").file == f"--set {override}"
+
+
+def test_an_override_replaces_a_key_that_the_file_sets_by_its_other_name(tmp_path):
+    file = write(tmp_path, "[training]\nlr = 1.0\n")
+    assert load(file, ["optimizer.lr=0.5"]).config.optimizer.lr == 0.5
+    assert load(file, ["training.lr=0.25"]).config.optimizer.lr == 0.25
+
+
+def test_the_last_of_two_overrides_counts(tmp_path):
+    assert load(write(tmp_path, ""), ["training.seed=1", "training.seed=2"]).config.training.seed == 2
+
+
+def test_aliases_reach_the_table_that_reads_them(tmp_path):
+    loaded = load(write(tmp_path, '[training]\nlr = 3e-4\n[hicra]\nstrategic_grams = "wait, so"\n'))
+    assert loaded.config.optimizer.lr == 3e-4
+    assert loaded.components.signal("planning_mask").params["strategic_grams"] == "wait, so"
+
+
+def test_the_same_setting_under_both_aliases_is_refused(tmp_path):
+    file = write(tmp_path, '[logging]\nstrategic_grams = "a"\n[hicra]\nstrategic_grams = "b"\n')
+    with pytest.raises(ConfigError, match=r"\[hicra\] strategic_grams: the same setting as \[logging\]"):
+        load(file)
+
+
+def test_an_alias_into_something_that_is_no_table_is_left_to_validation(tmp_path):
+    with pytest.raises(ConfigError, match="optimizer: must be a table"):
+        load(write(tmp_path, "optimizer = 3\n[training]\nlr = 0.1\n"))
+
+
+def test_a_mistake_below_an_unwritten_table_is_shown_at_the_nearest_one(tmp_path):
+    document = read(write(tmp_path, "\n[model]\npath = 'x'\n"))
+    problem = document.at(("model", "lora", "r"), "p", "f")
+    assert (problem.line, problem.key) == (2, "[model.lora] r")
+    assert document.at(("eval", "every"), "p", "f").line == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ((), "file"),
+        (("lr",), "lr"),
+        (("training", "seed"), "[training] seed"),
+        (("model", "lora", "r"), "[model.lora] r"),
+        (("rewards", 0, "weight"), "[[rewards]] weight"),
+        (("eval", "pass_at", 1), "[eval] pass_at[1]"),
+    ],
+)
+def test_paths_are_shown_as_people_write_them(path, text):
+    assert show(path) == text

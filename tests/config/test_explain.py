@@ -1,0 +1,109 @@
+import json
+
+import pytest
+
+from retrain.config.explain import explain, render
+from retrain.config.load import load
+
+
+def facts(tmp_path, text):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    return explain(load(file, ["training.seed=4"]))
+
+
+def test_the_default_run_is_explained(tmp_path):
+    found = facts(tmp_path, "")
+    assert found["run_directory"] == "runs/run"
+    assert found["engine"]["name"] == "torch"
+    assert found["batch"]["completions_per_step"] == "16 prompts x 8 = 128"
+    assert found["batch"]["completions_in_all"] == 128 * 200
+    assert found["batch"]["response_tokens_per_step_at_most"] == 128 * 64
+    assert found["loss"]["terms"] == [{"term": "ppo_clip", "weight": 1.0}]
+    assert found["loss"]["switched_off"] == ["kl", "entropy"]
+    assert found["forwards_per_step"]["reference"] == 0
+    assert found["evaluation"]["evaluations"] == 11
+    assert found["overrides"] == ["--set training.seed=4"]
+    assert all(result.startswith("ok") for result in found["probe"].values()), found["probe"]
+    json.dumps(found)
+
+
+def test_the_graph_shows_what_each_stage_reads_and_writes(tmp_path):
+    stages = facts(tmp_path, '[algorithm]\ntransform_mode = "gtpo_sepa"\n')["pipeline"]["stages"]
+    by_name = {next(iter(stage.values())): stage for stage in stages}
+    assert by_name["sepa"]["writes"] == "uncertainty"
+    assert "uncertainty" in by_name["gtpo"]["reads"]
+    assert list(by_name).index("planning_mask") < list(by_name).index("sepa") < list(by_name).index("gtpo")
+
+
+def test_a_kl_term_brings_the_reference_and_two_passes_bring_scoring(tmp_path):
+    found = facts(tmp_path, "[kl]\nweight = 0.1\n[training]\nepochs = 2\n")
+    assert found["forwards_per_step"] == {"scoring": 1, "reference": 1, "forward_and_backward": 2}
+    assert found["probe"]["credit and loss"].startswith("ok")
+
+
+def test_more_than_one_round_of_sampling_counts(tmp_path):
+    batch = facts(tmp_path, '[rollout]\nresample = "uninformative"\nmax_resample = 2\n')["batch"]
+    assert batch["response_tokens_per_step_at_most"] == 3 * 128 * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "mismatch"),
+    [
+        ('[rollout]\nengine = "transformers"', "transformers", "tis is added"),
+        ('[model]\npath = "some/model"', "auto", "unless the engine"),
+    ],
+)
+def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, mismatch):
+    found = facts(tmp_path, text)
+    assert found["engine"]["name"] == name
+    assert mismatch in found["pipeline"]["mismatch"]
+
+
+def test_evaluation_can_be_off(tmp_path):
+    assert facts(tmp_path, "[eval]\nproblems = 0\n")["evaluation"] == {"evaluations": 0}
+
+
+PLUGINS = """
+import torch
+
+def advantage(rewards):
+    return [r - sum(rewards) / len(rewards) for r in rewards]
+
+def broken(rewards):
+    return rewards[1:]
+
+def reward(completion, answer):
+    raise ValueError("no idea")
+
+class Problems:
+    def __init__(self, seed):
+        raise RuntimeError("no data")
+"""
+
+
+def test_code_of_the_user_is_named_and_tried(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "explained_code.py").write_text(PLUGINS)
+    text = '[algorithm]\nadvantage_mode = "explained_code.advantage"\n[[rewards]]\nname = "explained_code.reward"\n'
+    found = facts(tmp_path, text)
+    assert found["imported"] == ["reward explained_code.reward", "advantage explained_code.advantage"]
+    row = next(row for row in found["components"] if row.get("advantage"))
+    assert row["from"] == f"{tmp_path / 'explained_code.py'} (dotted path)"
+    assert "no idea" in found["probe"]["rewards"]
+    assert found["probe"]["credit and loss"].startswith("ok")
+
+
+def test_a_failing_component_is_shown_not_raised(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing_code.py").write_text(PLUGINS)
+    text = '[algorithm]\nadvantage_mode = "failing_code.broken"\n[task]\nname = "failing_code.Problems"\n'
+    probe = facts(tmp_path, text)["probe"]
+    assert probe["task"] == "failed: RuntimeError: no data"
+    assert probe["credit and loss"].startswith("failed: ")
+    assert "broken" in probe["credit and loss"]
+
+
+def test_render_writes_one_line_per_row():
+    text = render({"top": 1200, "none": None, "table": {"a_key": [1, 2], "rows": [{"x": {"p": 1}, "empty": []}, "s"]}})
+    assert text.splitlines() == ["top: 1,200", "table", "  a key", "    1", "    2", "  rows", "    x: p = 1", "    s"]

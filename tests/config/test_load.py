@@ -1,0 +1,198 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError
+
+CONFIGS = sorted(Path(__file__).parents[2].glob("configs/**/*.toml"))
+
+
+def loaded(tmp_path, text, *overrides):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    return load(file, overrides)
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_shipped_configuration_is_valid(file, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert load(file).warnings == ()
+
+
+def test_an_empty_file_is_the_default_run(tmp_path):
+    result = loaded(tmp_path, "")
+    assert result.config.training.group_size == 8
+    assert [bound.name for bound in result.components.all("loss")] == ["ppo_clip", "kl", "entropy"]
+    assert result.components.optional("engine") is None
+    assert result.warnings == ()
+    assert result.name == "run"
+
+
+def test_the_resolved_configuration_is_json_and_complete(tmp_path):
+    result = loaded(tmp_path, '[algorithm]\ntransform_mode = "gtpo"\n[gtpo]\nbeta = 0.3\n', "training.seed=7")
+    resolved = json.loads(json.dumps(result.resolved()))
+    assert resolved["training"]["seed"] == 7
+    assert resolved["training"]["max_tokens"] == 64
+    assert resolved["gtpo"] == {"beta": 0.3}
+    assert resolved["components"]["transform"] == [{"name": "gtpo", "source": "built-in", "params": {"beta": 0.3}}]
+
+
+WARNINGS = [
+    ("[training]\ngroup_size = 1", "group_size", "nothing to be compared with"),
+    ("[optimizer]\nwarmup_steps = 500", "[optimizer] warmup_steps", "the run has 200"),
+    ("[warmup]\nsteps = 20", "[warmup] warmup_steps", "rises for 50 of 20"),
+    ('[model]\npath = "a/b"\n[training]\nlr = 1e-3', "[training] lr", "large for training all weights"),
+    ('[algorithm]\nadvantage_mode = "grpo_lp"\n[training]\nmax_tokens = 2000', "gamma", "scores below a wrong one"),
+    (
+        '[algorithm]\nadvantage_mode = "maxrl"\nalgorithm_mode = "file_of_an_algorithm.fn"',
+        "advantage_mode",
+        "algorithm_mode replaces it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "says"), WARNINGS, ids=[row[1] for row in WARNINGS])
+def test_an_oddity_is_a_warning(tmp_path, monkeypatch, text, key, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file_of_an_algorithm.py").write_text("def fn(ctx):\n    return None\n")
+    (warning,) = loaded(tmp_path, text).warnings
+    assert key in warning.key
+    assert says in warning.problem
+    assert warning.fix
+
+
+def test_sections_with_mistakes_do_not_hide_other_mistakes(tmp_path):
+    text = '[model]\npath = 3\n[[rewards]]\nweight = "x"\n[algorithm]\nuncertainty_kind = "x"\n[eval]\nevery = -1\n'
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, text)
+    assert [problem.line for problem in caught.value.problems] == [2, 3, 4, 6, 8]
+
+
+PLUGIN = """
+from retrain import signal, transform
+
+@signal("own_column_{tag}", table="own_table_{tag}")
+def column(rewards, *, scale: float = 1.0):
+    return rewards * scale
+
+@transform("own_{tag}")
+def own(advantages, own_column_{tag}, *, gain: float = 1.0):
+    return advantages * gain
+
+@transform("other_{tag}")
+def other(advantages, *, shift: float = 0.0):
+    return advantages + shift
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A file of the user's own with a transform and the signal that it reads; removed again afterwards."""
+    from retrain.registry.decorators import REGISTERED
+
+    monkeypatch.chdir(tmp_path)
+    before = dict(REGISTERED)
+    tag = f"t{abs(hash(tmp_path.name))}"
+    (tmp_path / f"mod_{tag}.py").write_text(PLUGIN.format(tag=tag))
+    yield tag
+    REGISTERED.clear()
+    REGISTERED.update(before)
+
+
+def test_a_plugin_reads_its_slots_params_and_its_signal_its_table(tmp_path, plugin):
+    text = f"""[algorithm]
+transform_mode = ["gtpo", "mod_{plugin}.own", "mod_{plugin}:other"]
+transform_params = {{gain = 2.0, shift = 0.5}}
+[own_table_{plugin}]
+scale = 3.0
+"""
+    components = loaded(tmp_path, text).components
+    assert [dict(bound.params) for bound in components.all("transform")] == [
+        {"beta": 0.1},
+        {"gain": 2.0},
+        {"shift": 0.5},
+    ]
+    assert components.signal(f"own_column_{plugin}").params == {"scale": 3.0}
+
+
+def test_mistakes_in_a_plugins_parameters_have_their_place(tmp_path, plugin):
+    text = f"""[algorithm]
+transform_mode = "mod_{plugin}.own"
+[algorithm.transform_params]
+gian = 2.0
+"""
+    with pytest.raises(ConfigError, match=r"run\.toml:4:1: \[algorithm\.transform_params\] gian: unknown key"):
+        loaded(tmp_path, text)
+
+
+def test_mistakes_in_a_plugins_own_table_have_their_place(tmp_path, plugin):
+    text = f'[algorithm]\ntransform_mode = "mod_{plugin}.own"\n[own_table_{plugin}]\nscale = "x"\n[nobodys_table]\n'
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, text)
+    assert [problem.line for problem in caught.value.problems] == [4, 5]
+
+
+def test_a_component_of_another_kind_is_refused(tmp_path, plugin):
+    with pytest.raises(ConfigError, match="is a transform, not a advantage"):
+        loaded(tmp_path, f'[algorithm]\nadvantage_mode = "mod_{plugin}.own"\n')
+
+
+def test_a_column_that_nothing_computes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reads_nothing_known.py").write_text(
+        "from retrain.registry import register\n"
+        "class Fn:\n    pass\n"
+        "def fn(advantages, no_such_column):\n    return advantages\n"
+        "fn.__retrain_component__ = None\n"
+        "from retrain.registry.component import Component\n"
+        "fn.__retrain_component__ = Component('transform', 'fn', fn, 'fn', 'columns', {}, 'registered')\n"
+    )
+    with pytest.raises(ConfigError, match="no_such_column"):
+        loaded(tmp_path, '[algorithm]\ntransform_mode = "reads_nothing_known.fn"\n')
+
+
+def test_a_reward_that_reads_what_no_completion_has_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd_reward.py").write_text("def fn(completion, colour):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match=r"\[\[rewards\]\] name: .*colour"):
+        loaded(tmp_path, '[[rewards]]\nname = "odd_reward.fn"\n')
+
+
+def test_parameters_come_from_the_table_and_then_from_the_entry(tmp_path):
+    text = (
+        '[format]\npattern = "a"\n[[rewards]]\nname = "format"\n[[rewards]]\nname = "format"\nparams = {pattern = "b"}'
+    )
+    rewards = loaded(tmp_path, text).components.all("reward")
+    assert [bound.params["pattern"] for bound in rewards] == ["a", "b"]
+
+
+def test_a_loss_has_the_weight_of_its_entry_or_of_its_table_or_its_default(tmp_path):
+    terms = '[[loss]]\nname = "ppo_clip"\nweight = 2.0\n[[loss]]\nname = "kl"\n[[loss]]\nname = "entropy"'
+    text = f"[kl]\nweight = 0.5\n{terms}"
+    losses = loaded(tmp_path, text).components.all("loss")
+    assert [bound.params["weight"] for bound in losses] == [2.0, 0.5, 0.0]
+
+
+def test_documented_chains_expand_to_their_stages(tmp_path):
+    def chain(mode):
+        return [
+            bound.name
+            for bound in loaded(tmp_path, f"[algorithm]\ntransform_mode = {mode}").components.all("transform")
+        ]
+
+    assert chain('"none"') == []
+    assert chain('"gtpo"') == ["gtpo"]
+    assert chain('"gtpo_hicra"') == ["gtpo", "hicra"]
+    assert chain('"gtpo_sepa"') == chain('"sepa"') == ["sepa", "gtpo"]
+    assert chain('["hicra"]') == ["hicra"]
+
+
+def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
+    def names(text, exact):
+        return [stage.name for stage in loaded(tmp_path, text).components.stages(exact).transforms]
+
+    assert names("", exact=True) == []
+    assert names("", exact=False) == ["tis"]
+    assert names("[algorithm]\ntransform_mode = ['mis']", exact=False) == ["mis"]

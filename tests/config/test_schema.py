@@ -1,0 +1,59 @@
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import retrain
+from retrain.config import schema
+from retrain.config.schema import Config
+
+SECTIONS = [
+    model
+    for model in vars(schema).values()
+    if isinstance(model, type) and issubclass(model, schema.Section) and model is not schema.Section
+]
+
+
+def test_every_key_is_read_by_someone():
+    """A key that nothing reads is a promise that is not kept."""
+    package = Path(retrain.__file__).parent
+    code = "\n".join(file.read_text() for file in package.rglob("*.py") if file != Path(schema.__file__))
+    unread = [
+        f"{section.__name__}.{key}"
+        for section in SECTIONS
+        for key in section.model_fields
+        if not re.search(rf"\.{key}\b|\"{key}\"", code) and section is not schema.Lora
+    ]
+    assert not unread
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_key_says_what_it_means(section):
+    if section is not Config:
+        assert [key for key, info in section.model_fields.items() if not info.description] == []
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        Config().training.seed = 3
+
+
+def test_a_model_with_trained_weights_has_gentler_defaults():
+    builtin, real = Config(), Config.model_validate({"model": {"path": "some/model"}})
+    assert (builtin.optimizer.lr, builtin.warmup.steps) == (2e-4, 400)
+    assert (real.optimizer.lr, real.warmup.steps) == (1e-6, 0)
+
+
+def test_what_is_written_wins_over_the_gentler_defaults():
+    data = {"model": {"path": "some/model"}, "optimizer": {"lr": 1e-3}, "warmup": {"steps": 5, "seed": 2}}
+    config = Config.model_validate(data)
+    assert (config.optimizer.lr, config.warmup.steps, config.warmup.seed) == (1e-3, 5, 2)
+    assert data["optimizer"] == {"lr": 1e-3}
+
+
+def test_models_are_closed_and_strict():
+    for section in SECTIONS:
+        assert issubclass(section, BaseModel)
+        assert section.model_config["extra"] == "forbid"
+        assert section.model_config["strict"]
