@@ -83,7 +83,7 @@ class FusedDecoder:
         self._cos, self._sin = self._rotation(width)
         mask: Tensor | None = None
         if slots.bias is not None:
-            own = columns == columns[:, None]  # a padding column sees itself: a softmax over nothing is NaN
+            own = columns == columns[:, None]  # a padding column sees itself: over nothing, some kernels give NaN
             mask = ((columns >= pad[:, None])[:, None] & (columns <= columns[:, None]) | own)[:, None]
 
         def attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:

@@ -84,7 +84,7 @@ def own_instance(model: Any, dtype: torch.dtype) -> Any:
     with no_init_weights(), torch.device(device):
         own = type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32 if half else dtype)
     own.tie_weights()
-    own.config.pad_token_id = None  # padding is left to the mask; no model may guess it from the ids
+    own.config.pad_token_id = None  # else GPT-2's forward searches the ids for padding at every step
     own.eval().requires_grad_(False)
     if half:
         for module in own.modules():
