@@ -55,9 +55,11 @@ def make_batch() -> Batch:
     columns = torch.arange(int((prompt + response).max()))[None]
     mask = columns < (prompt + response)[:, None]
     scored = mask & (columns >= prompt[:, None])
+    ids = torch.randint(0, VOCABULARY, mask.shape, generator=generator)
+    ids = ids[torch.arange(ROWS) // GROUP * GROUP].where(columns < prompt[:, None], ids) * mask
     off = torch.zeros(ROWS, dtype=torch.bool)
     return Batch(
-        input_ids=torch.randint(0, VOCABULARY, mask.shape, generator=generator) * mask,
+        input_ids=ids,
         attention_mask=mask,
         response_mask=scored,
         sampler_logprobs=torch.zeros(mask.shape),

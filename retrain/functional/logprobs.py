@@ -30,17 +30,14 @@ class TokenScores:
     varentropy: Tensor
 
 
-def predictors(mask: Bool[Tensor, "N T"], scored: Bool[Tensor, "N T"], flat: bool) -> Int[Tensor, " n"]:
-    """Where the distribution of each scored token stands: the position before it in its row.
+def predictors(scored: Bool[Tensor, "N T"]) -> Int[Tensor, " n"]:
+    """Cell, among the N*T, whose distribution each scored token was drawn from: the one before it in its row.
 
     Args:
-        mask: real tokens of right-padded rows.
-        scored: tokens whose log-prob is wanted, a subset of mask; never a row's first token.
-        flat: index into the list of real tokens (True) or into the N*T cells of the padded batch.
+        scored: tokens whose log-prob is wanted; never a row's first.
     """
     assert not bool(scored[:, 0].any()), "the first token of a row has nothing before it to be predicted from"
-    cells = scored.reshape(-1).nonzero()[:, 0]
-    return (mask.reshape(-1).cumsum(0)[cells] - 2) if flat else cells - 1
+    return scored.reshape(-1).nonzero()[:, 0] - 1
 
 
 def token_scores(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,25 +40,22 @@ class Forward:
         self.budget = min(settings.micro_batch_tokens, most)
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.chunk = settings.logprob_chunk or max(1, _CHUNK_ELEMENTS // model.config.vocab_size)
-        ids = torch.arange(10, device=model.device).view(2, 5) * 7 % model.config.vocab_size
-        mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=model.device)
-        self.splits = False
-        with torch.no_grad():
-            expected = self._hidden(ids, mask, flat=False)[mask.flatten()]
-            self.splits = True  # the probe's premise
-            self.splits = self._agrees(expected, ids, mask, flat=False)
-            can_pack = self.splits and self._agrees(expected, ids, mask, flat=True)
-        self.packed_limit = longest_packed_row(model.config) if can_pack else 0.0
+        self.splits, self.packed_limit = False, 0.0
+        self._probe()
 
-    def _agrees(self, expected: Tensor, ids: Tensor, mask: Tensor, flat: bool) -> bool:
-        try:
-            with packed(self.model) if flat else nullcontext():
-                hidden = self._hidden(ids, mask, flat)
-            logits = self._head(hidden if flat else hidden[mask.flatten()])
-        except Exception:  # whatever a model raises here, its own forward remains
-            return False
-        slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
-        return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))
+    @torch.no_grad()
+    def _probe(self) -> None:
+        device = self.model.device
+        ids = torch.arange(10, device=device).view(2, 5) * 7 % self.model.config.vocab_size
+        mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
+        cells = mask.flatten()
+        packing = Packing.of(ids, mask, torch.zeros_like(mask))
+        expected = self._padded(ids, mask)[cells]
+        self.splits = True  # the probe's premise
+        self.splits = _agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
+        with packed(self.model):
+            if self.splits and _agrees(expected, lambda: self._head(self._packed(ids, packing))):
+                self.packed_limit = longest_packed_row(self.model.config)
 
     def attention(self, width: int) -> AbstractContextManager[None]:
         """Holds the attention that rows of this width use; forward and backward both belong in it."""
@@ -74,10 +71,11 @@ class Forward:
         Called within `attention(T)`.
         """
         ids, mask, scored = batch.input_ids, batch.attention_mask, batch.response_mask
-        flat = ids.shape[1] <= self.packed_limit
-        index = predictors(mask, scored, flat)
+        packing = Packing.of(ids, mask, scored) if ids.shape[1] <= self.packed_limit else None
+        cells = predictors(scored)
+        index = cells if packing is None else packing.gather.reshape(-1)[cells]
         with self._autocast():
-            hidden = self._hidden(ids, mask, flat).index_select(0, index)
+            hidden = (self._padded(ids, mask) if packing is None else self._packed(ids, packing)).index_select(0, index)
             scores = token_scores(hidden, self._head, ids[scored], temperature=self.temperature, chunk=self.chunk)
         blank = scores.logprobs.new_zeros(ids.shape)
         return {name: blank.masked_scatter(scored, values) for name, values in vars(scores).items()}
@@ -100,14 +98,24 @@ class Forward:
             return nullcontext()
         return torch.autocast(self.model.device.type, dtype=self.dtype)
 
-    def _hidden(self, input_ids: Tensor, mask: Tensor, flat: bool) -> Tensor:
-        """Last hidden states [tokens, d]: of the real tokens if flat, else of all cells; logits if it cannot split."""
+    def _padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """Last hidden states [R*S, d] of all cells by the model's own attention; logits if it cannot split."""
         body = self.model.base_model if self.splits else self.model
-        if not flat:
-            return body(input_ids=input_ids, attention_mask=mask.long(), use_cache=False)[0].flatten(0, 1)
-        packing = Packing.of(mask)
-        ids = input_ids[mask][None]
-        return body(input_ids=ids, position_ids=packing.position_ids, packing=packing, use_cache=False)[0][0]
+        return body(input_ids=input_ids, attention_mask=mask.long(), use_cache=False)[0].flatten(0, 1)
+
+    def _packed(self, input_ids: Tensor, packing: Packing) -> Tensor:
+        """Last hidden states [n, d] of the packed tokens; called within `attention`."""
+        ids, places = input_ids[packing.kept][None], packing.position_ids
+        return self.model.base_model(input_ids=ids, position_ids=places, packing=packing, use_cache=False)[0][0]
 
     def _head(self, hidden: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(hidden) if self.splits else hidden
+
+
+def _agrees(expected: Tensor, compute: Callable[[], Tensor]) -> bool:
+    try:
+        logits = compute()
+    except Exception:  # whatever a model raises here, its own forward remains
+        return False
+    slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
+    return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))

@@ -11,24 +11,33 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the n real tokens of R right-padded rows stand.
+    """Where the tokens of R right-padded rows stand in a list without padding, a repeated prompt only once.
 
     Attributes:
+        kept: [R, S] bool: the n cells in the list; not padding, and not the prompt of an earlier row.
         position_ids: [1, n] place of each token in its row.
         gather: [R, S] index of a row's tokens in the list; 0 in padding, which causality hides.
         scatter: [n] index of each token among the R*S cells.
     """
 
+    kept: Tensor
     position_ids: Tensor
     gather: Tensor
     scatter: Tensor
 
     @classmethod
-    def of(cls, mask: Tensor) -> Packing:
-        """The packing of rows whose real tokens are `mask` [R, S] (bool, right-padded)."""
-        index = (mask.reshape(-1).cumsum(0) - 1).view_as(mask)
-        columns = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-        return cls(columns[mask][None], index.where(mask, 0), mask.reshape(-1).nonzero()[:, 0])
+    def of(cls, input_ids: Tensor, mask: Tensor, scored: Tensor) -> Packing:
+        """The packing of rows [R, S]: `mask` marks real tokens, and a prompt ends where `scored` begins."""
+        rows, width = mask.shape
+        columns = torch.arange(width, device=mask.device).expand_as(mask)
+        prompt = mask & (scored.cumsum(-1) == 0)
+        alike = torch.unique(input_ids.where(prompt, -1), dim=0, return_inverse=True)[1]
+        number = torch.arange(rows, device=mask.device)
+        first = torch.full_like(number, rows).scatter_reduce(0, alike, number, "amin")[alike]
+        kept = mask & ~(prompt & (first != number)[:, None])
+        index = (kept.reshape(-1).cumsum(0) - 1).view_as(kept)
+        gather = index[first].where(prompt, index).where(mask, 0)
+        return cls(kept, columns[kept][None], gather, kept.reshape(-1).nonzero()[:, 0])
 
 
 def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Tensor]:

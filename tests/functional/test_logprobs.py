@@ -46,9 +46,6 @@ def test_gradient_is_that_of_log_softmax(chunk, terms):
     table = torch.log_softmax(head(hidden) / 0.7, -1)
     table_values = [table.gather(-1, tokens[:, None])[:, 0], -(table.exp() * table).sum(-1)]
     values = [scores.logprobs, scores.entropy], table_values
-        [scores.logprobs, scores.entropy],
-        [table.gather(-1, tokens[:, None])[:, 0], -(table.exp() * table).sum(-1)],
-    )
     found, expected = (
         torch.autograd.grad(
             sum(t * (weight * v).sum() for t, v in zip(terms, value, strict=True) if t),
@@ -91,12 +88,10 @@ def test_half_precision_logits_are_scored_in_float32():
 
 
 def test_a_token_is_predicted_from_the_position_before_it():
-    mask = torch.tensor([[True, True, True, False], [True, True, True, True]])
     scored = torch.tensor([[False, True, True, False], [False, False, False, True]])
-    assert predictors(mask, scored, flat=True).tolist() == [0, 1, 5]
-    assert predictors(mask, scored, flat=False).tolist() == [0, 1, 6]
+    assert predictors(scored).tolist() == [0, 1, 6]
 
 
 def test_a_first_token_has_no_predictor():
     with pytest.raises(AssertionError, match="first token"):
-        predictors(torch.ones(1, 2, dtype=torch.bool), torch.tensor([[True, False]]), flat=True)
+        predictors(torch.tensor([[True, False]]))

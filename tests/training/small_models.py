@@ -64,29 +64,32 @@ def make_model(kind: str = "qwen3", seed: int = 0):
 
 
 def make_batch(rows: int = 8, seed: int = 0, dead: int = 0, longest: int = 9) -> Batch:
-    """Random rows in groups of four; the last `dead` rows have no advantage."""
+    """Random rows in groups of four with one prompt each; the last `dead` rows have no advantage."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    prompt, response = draw(1, 4, rows), draw(1, longest, rows)
+    group = torch.arange(rows) // 4
+    prompt, response = draw(1, 4, rows)[group], draw(1, longest, rows)
     total = prompt + response
     columns = torch.arange(int(total.max()))[None]
     mask = columns < total[:, None]
     scored = mask & (columns >= prompt[:, None])
+    ids = draw(0, VOCABULARY, *mask.shape)
+    ids = ids[4 * group].where(columns < prompt[:, None], ids) * mask
     advantages = torch.randn(rows, generator=generator)
     advantages[rows - dead :] = 0
     blank = torch.zeros(mask.shape)
     return Batch(
-        input_ids=draw(0, VOCABULARY, *mask.shape) * mask,
+        input_ids=ids,
         attention_mask=mask,
         response_mask=scored,
         sampler_logprobs=(blank - 3).where(scored, 0.0),
         rewards=torch.zeros(rows),
         correct=torch.zeros(rows, dtype=torch.bool),
         lengths=response,
-        group_ids=torch.arange(rows) // 4,
+        group_ids=group,
         is_expert=torch.zeros(rows, dtype=torch.bool),
         advantages=(advantages[:, None] + blank).where(scored, 0.0),
         max_tokens=longest,
