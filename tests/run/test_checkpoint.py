@@ -163,12 +163,12 @@ def test_damage_is_rejected_by_name_and_the_previous_one_is_used(tmp_path, name,
     assert not newest.exists()
 
 
-def test_every_single_bit_of_a_manifest_matters(tmp_path):
+def test_a_flip_in_any_byte_of_a_manifest_matters(tmp_path):
     path = save(tmp_path, 2, {"loop": {"step": 2}}, keep=1)
     manifest = path / "manifest.json"
     good = manifest.read_bytes()
     for position in range(len(good)):
-        for bit in range(8):
+        for bit in (0, 5):  # another character, and the other case of a letter
             bad = bytearray(good)
             bad[position] ^= 1 << bit
             manifest.write_bytes(bad)
