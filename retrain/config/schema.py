@@ -184,8 +184,8 @@ class Training(Section):
 
     seed: Seed = 0
     """Every random draw of the run derives from it."""
-    max_steps: Count = 200
-    """Steps of sampling and training."""
+    max_steps: Natural = 200
+    """Steps of sampling and training; 0 evaluates and saves the warm-started model."""
     batch_size: Count = 16
     """Prompts per step."""
     group_size: Count = 8

@@ -7,7 +7,7 @@ from pathlib import Path
 from retrain.errors import StorageError
 from retrain.run.parts import Parts
 from retrain.run.rundir import read_rows
-from retrain.training.card import write_card
+from retrain.training.card import Card, write_card
 from retrain.training.models import save_model
 
 
@@ -16,7 +16,23 @@ def export(parts: Parts, folder: Path) -> None:
     save_model(folder, parts.policy.model, parts.loaded.tokenizer, parts.policy.weights())
     if parts.policy.adapter is not None:
         parts.policy.save_adapter(folder / "adapter")
-    write_card(folder, parts.config.model_dump(mode="json"), read_rows(parts.directory.path / "eval.jsonl"))
+    write_card(folder, card_of(parts))
+
+
+def card_of(parts: Parts) -> Card:
+    """What the run's own files say of the model: how it started, was trained and did."""
+    run = parts.directory.path
+    config = parts.directory.stored_config()
+    return Card(
+        name=run.resolve().name,
+        base=config["model"]["path"],
+        task=config["task"]["name"],
+        config=(run / "config.toml").read_text(),
+        evaluations=read_rows(run / "eval.jsonl"),
+        steps=parts.policy.step or config["training"]["max_steps"],
+        warmup_steps=config["warmup"]["steps"],
+        adapter=parts.policy.adapter is not None,
+    )
 
 
 def push(folder: Path, repository: str, private: bool) -> str:

@@ -116,8 +116,10 @@ def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> I
         yield asdict(rollout) | {"tokens": tokens} | credit
 
 
-def evaluate_and_record(parts: Parts, step: int) -> dict[str, Any]:
-    """Evaluate on held-out problems and write the row."""
+def evaluate_and_record(parts: Parts, step: int) -> None:
+    """Evaluate on held-out problems, if there are to be any, and write the row."""
+    if not parts.config.eval.problems:
+        return
     parts.observe("phase", {"name": f"evaluation after {step} steps"})
     began = time.perf_counter()
     row = evaluate(parts, step) | {"time/evaluation_s": time.perf_counter() - began}
@@ -125,7 +127,6 @@ def evaluate_and_record(parts: Parts, step: int) -> dict[str, Any]:
     for tracker in parts.trackers:
         tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})
     parts.observe("eval", row)
-    return row
 
 
 def due(done: int, every: int, total: int) -> bool:

@@ -1,0 +1,219 @@
+"""The loop as a whole: a metrics row per step, reproducible, resumable, and it stops when it must."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from retrain.errors import ConfigError, DivergedError, EngineError, Preempted, UserCodeError
+from retrain.run import loop
+from retrain.run.session import Resume
+from tests.run.conftest import digest, rows
+
+
+def test_a_run_writes_every_row_and_a_model_that_loads(train):
+    events = []
+    run = train(observe=lambda event, details: events.append(event))
+    metrics, evals = rows(run / "metrics.jsonl"), rows(run / "eval.jsonl")
+    assert [row["step"] for row in metrics] == [0, 1, 2, 3]
+    assert [row["step"] for row in evals] == [0, 2, 4]
+    assert all(row["ci_low"] <= row["accuracy"] <= row["ci_high"] for row in evals)
+    assert {"loss/ppo_clip", "grad/norm", "reward/mean", "tokens/response", "sepa/lambda"} & set(metrics[0])
+    assert json.loads((run / "status.json").read_text())["outcome"] == "finished"
+    assert {"warmup", "step", "eval", "sample", "done"} <= set(events)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "model"), AutoTokenizer.from_pretrained(run / "model")
+    assert model(**tokenizer("12+34?\n", return_tensors="pt")).logits.isfinite().all()
+
+
+def test_stored_rollouts_carry_the_credit_of_every_token(train):
+    run = train()
+    files = sorted((run / "rollouts").iterdir())
+    assert [file.name for file in files] == ["step-000000.jsonl.gz", "step-000002.jsonl.gz"]
+    stored = [json.loads(line) for line in gzip.decompress(files[0].read_bytes()).splitlines()]
+    assert len(stored) == 12
+    for row in stored:
+        count = len(row["completion_ids"])
+        assert len(row["tokens"]) == len(row["advantages"]) == len(row["planning"]) == count
+        assert len(row["sampler_logprobs"]) == count
+        assert all(value <= 0 for value in row["sampler_logprobs"])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(train):
+    first, second, other = train(name="a"), train(name="b"), train("training.seed=1", name="c")
+    assert rows(first / "metrics.jsonl") == rows(second / "metrics.jsonl")
+    assert digest(first) == digest(second) != digest(other)
+    assert rows(first / "eval.jsonl")[0] == rows(other / "eval.jsonl")[0], "the start does not depend on the seed"
+
+
+@pytest.mark.parametrize("transform", ["gtpo_sepa"])
+def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch, transform):
+    options = (f"algorithm.transform_mode={transform}", "sepa.delay_steps=0", "sepa.steps=3", "sepa.correct_rate_gate=0.0")
+    whole = train(*options, name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
+        with pytest.raises(Preempted):
+            train(*options, name="parts")
+    run = train(*options, name="parts", resume=Resume("auto"))
+    assert digest(run) == digest(whole)
+    assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")
+    assert rows(run / "eval.jsonl") == rows(whole / "eval.jsonl")
+
+
+class _StopAt:
+    """A `Stop` that is requested once a number of steps has been done."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    @property
+    def requested(self) -> str:
+        self.left -= 1
+        return "SIGTERM" if self.left < 0 else ""
+
+
+def test_an_existing_run_is_refused_resumed_or_replaced(train):
+    run = train()
+    before = digest(run)
+    with pytest.raises(ConfigError, match="finished run"):
+        train()
+    assert digest(train(resume=Resume("auto"))) == before, "nothing is left to do"
+    assert digest(train("training.seed=3", resume=Resume("fresh"))) != before
+
+
+def test_resuming_with_another_configuration_is_refused_unless_allowed(train):
+    train()
+    with pytest.raises(ConfigError, match="optimizer.lr"):
+        train("optimizer.lr=0.5", resume=Resume("auto"))
+    said = []
+    allowed = Resume("auto", allow_change=("training.max_steps",))
+    run = train("training.max_steps=5", resume=allowed, observe=lambda event, details: said.append(str(details)))
+    assert len(rows(run / "metrics.jsonl")) == 5
+    assert any("training.max_steps: 4 -> 5" in text for text in said)
+
+
+def test_going_on_from_a_named_checkpoint_repeats_the_rest(train):
+    run = train()
+    before = digest(run), rows(run / "metrics.jsonl")
+    resumed = train(resume=Resume("auto", run / "checkpoints" / "step-000002"))
+    assert (digest(resumed), rows(resumed / "metrics.jsonl")) == before
+
+
+PLUGIN = '''
+import math
+from retrain import loss, reward
+
+@loss("not_a_number", vanishes=True)
+def not_a_number(logprobs, advantages):
+    return logprobs * math.nan
+
+def fails_on_some(completion, answer):
+    if len(completion) % 3 == 0:
+        raise ValueError("no score for this one")
+    return float(len(completion) % 2)
+
+def constant(completion, answer):
+    return 1.0
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_loop.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, tmp_path):
+    with pytest.raises(DivergedError, match="3 times in a row"):
+        train('loss=[{name="mine_for_loop.not_a_number"}]', 'rewards=[{name="mine_for_loop.fails_on_some"}]')
+    run = tmp_path / "runs" / "run"
+    assert len(rows(run / "metrics.jsonl")) == 3
+    assert all(row["update/nonfinite"] == 1 for row in rows(run / "metrics.jsonl"))
+    assert (run / "rollouts" / "diverged-000002.jsonl.gz").is_file()
+
+
+def test_failed_scores_are_masked_and_counted_never_zero(train, plugin):
+    run = train('rewards=[{name="mine_for_loop.fails_on_some"}]', "logging.rollouts_every=1", "reward_pool.max_failed=1.0")
+    failed = 0
+    for step, row in enumerate(rows(run / "metrics.jsonl")):
+        stored = gzip.decompress((run / "rollouts" / f"step-{step:06d}.jsonl.gz").read_bytes()).splitlines()
+        rollouts = [json.loads(line) for line in stored]
+        unscored = [rollout for rollout in rollouts if rollout["reward"] is None]
+        assert row["reward/failed"] == len(unscored)
+        assert all(rollout["status"] == "error" and "advantages" not in rollout for rollout in unscored)
+        scored = [rollout["reward"] for rollout in rollouts if rollout["reward"] is not None]
+        assert row["reward/mean"] == pytest.approx(sum(scored) / len(scored))
+        failed += len(unscored)
+    assert failed > 0
+
+
+def test_too_many_failed_scores_are_the_users_error(train, plugin):
+    with pytest.raises(UserCodeError, match="no score for this one"):
+        train('rewards=[{name="mine_for_loop.fails_on_some"}]', "reward_pool.max_failed=0.0")
+
+
+def test_groups_without_signal_are_resampled_a_bounded_number_of_times(train, plugin):
+    run = train('rewards=[{name="mine_for_loop.constant"}]', "rollout.resample=uninformative", "rollout.max_resample=2")
+    for row in rows(run / "metrics.jsonl"):
+        assert row["rollout/completions"] == 3 * 4 * 3, "one round and two more, three groups of four each"
+        assert row["update/skipped"] == 1
+
+
+def test_a_sampler_with_other_weights_stops_the_run(train, monkeypatch):
+    from retrain.engines.torch_engine import TorchEngine
+
+    real = TorchEngine.load_weights
+
+    def wrong(self, weights, version):
+        real(self, {name: value + 0.2 for name, value in weights.items()}, version)
+
+    monkeypatch.setattr(TorchEngine, "load_weights", wrong)
+    with pytest.raises(EngineError, match="disagree"):
+        train()
+
+
+def test_every_rollout_is_sampled_with_the_current_weights(train):
+    run = train("logging.rollouts_every=1")
+    for step in range(4):
+        stored = gzip.decompress((run / "rollouts" / f"step-{step:06d}.jsonl.gz").read_bytes()).splitlines()
+        assert {json.loads(line)["weights_version"] for line in stored} == {step}
+
+
+def test_training_raises_the_reward(train, tmp_path, monkeypatch):
+    """Behaviour: rewarded for short completions, the model writes shorter ones."""
+    (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
+    monkeypatch.chdir(tmp_path)
+    run = train(
+        'rewards=[{name="short_reward.short"}]',
+        "training.max_steps=20",
+        "training.batch_size=8",
+        "training.lr=1e-3",
+        "eval.problems=0",
+    )
+    lengths = [row["tokens/response"] for row in rows(run / "metrics.jsonl")]
+    assert sum(lengths[-5:]) < 0.8 * sum(lengths[:5])
+
+
+def test_due_counts_steps_and_never_misses_the_last():
+    assert [done for done in range(1, 8) if loop.due(done, 3, 7)] == [3, 6, 7]
+    assert [done for done in range(1, 8) if loop.due(done, 0, 7)] == [7]
+
+
+def test_metrics_are_finite_numbers_under_area_names(train):
+    for row in rows(train() / "metrics.jsonl"):
+        assert all(math.isfinite(value) for value in row.values())
+        assert all("/" in name for name in row if name != "step")
+
+
+def test_a_missing_checkpoint_path_is_a_configuration_error(train):
+    with pytest.raises(ConfigError):
+        train(resume=Resume("resume", Path("nowhere/checkpoints/step-000001")))
