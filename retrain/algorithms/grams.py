@@ -97,9 +97,7 @@ class GramPattern:
 
     def __init__(self, grams: Sequence[str]) -> None:
         words = {tuple(re.findall(r"[^\s,;:.!?*]+", normalise(gram))) for gram in grams}
-        longest_first = sorted(words, key=lambda gram: (-len(" ".join(gram)), gram))
-        body = "|".join(_BETWEEN.join(map(re.escape, gram)) for gram in longest_first)
-        self._pattern = re.compile(rf"(?<!\w)(?=({body})(?!\w))")
+        self._pattern = re.compile(rf"(?<!\w)(?=({_alternation(words)}))")
         self._between = re.compile(_BETWEEN)
 
     def find(self, text: str) -> Iterator[tuple[int, int, str]]:
@@ -107,3 +105,17 @@ class GramPattern:
         for match in self._pattern.finditer(text):
             start, end = match.span(1)
             yield start, end, self._between.sub(" ", match[1])
+
+
+def _alternation(grams: set[tuple[str, ...]]) -> str:
+    """Pattern of a word trie: shared beginnings are tried once, and longer grams before shorter ones."""
+    rests: dict[str, set[tuple[str, ...]]] = {}
+    for first, *rest in grams:
+        rests.setdefault(first, set()).add(tuple(rest))
+    branches: list[str] = []
+    for word in sorted(rests, key=lambda word: (-len(word), word)):
+        longer = rests[word] - {()}
+        ways = [_BETWEEN + _alternation(longer)] if longer else []
+        ways += [r"(?!\w)"] if () in rests[word] else []
+        branches.append(f"{re.escape(word)}(?:{'|'.join(ways)})")
+    return f"(?:{'|'.join(branches)})"

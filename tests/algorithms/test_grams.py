@@ -37,6 +37,8 @@ def test_whole_words_only(text):
 
 def test_longest_at_a_place_and_overlapping_places():
     assert found("the key is", ["the key", "the key is"]) == ["the key is"]
+    assert found("let's go", ["let", "let's", "let's go"]) == ["let's go"]
+    assert found("the key, here", ["the key", "the key is"]) == ["the key"]
     assert found("wait let me think") == ["wait let me", "let me think"]
 
 
