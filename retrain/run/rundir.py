@@ -165,7 +165,7 @@ class RunDirectory:
         with _storage(f"write {path}"):
             path.parent.mkdir(exist_ok=True)
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            _write_bytes(path, gzip.compress(text.encode(), mtime=0))
+            _write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
         return path
 
     def save_checkpoint(self, done: int, state: State) -> None:
