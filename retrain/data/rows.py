@@ -1,0 +1,213 @@
+"""Rows of a file or data set become problems: checked, split, and served in a seeded order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from typing import Any, Literal, cast
+
+from retrain.errors import DataError
+from retrain.functional.seeds import derive_seed
+from retrain.types import Problem
+
+Rows = Iterable[tuple[str, Any]]
+"""(place, row) pairs: the place as errors show it, `file:number` from 1; the row as read, or a BadRow."""
+
+_SHOWN = 20
+_ROLES = ("system", "user", "assistant", "tool")
+
+_logger = logging.getLogger(__name__)
+
+
+class BadRow(Exception):  # noqa: N818 - a finding, collected with its likes
+    """Why a row is not a problem."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows are read.
+
+    Attributes:
+        prompt_field: column with the prompt, as text or as a list of chat messages (role, content).
+        answer_field: column with the answer, text.
+        solution_field: column with a worked solution; a row may lack it.
+        id_field: column with a unique text or integer; rows that lack it are called by their place.
+        on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction.
+    """
+
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    solution_field: str = "solution"
+    id_field: str = "id"
+    on_bad_row: Literal["error", "skip"] = "error"
+    max_bad_fraction: float = 0.01
+
+
+@dataclass(frozen=True)
+class RowTask:
+    """Problems in memory: training endless, each epoch in an order of its own; held-out fixed.
+
+    Attributes:
+        seed: of the order of every epoch; shuffle: False keeps the order of the source.
+        train, held: the two sides of the split.
+        digest: of the settings and contents that made them.
+    """
+
+    seed: int
+    train: Sequence[Problem]
+    held: Sequence[Problem]
+    digest: str
+    shuffle: bool = True
+
+    def problem(self, index: int) -> Problem:
+        """Training problem number `index`; after the last problem the next epoch begins."""
+        epoch, position = divmod(index, len(self.train))
+        return self.train[_order(self.seed, epoch, len(self.train))[position] if self.shuffle else position]
+
+    def heldout(self, count: int) -> list[Problem]:
+        """The first `count` held-out problems, in the order of a hash of their prompts."""
+        return list(self.held[:count])
+
+    def fingerprint(self) -> str:
+        """Hash of everything that decides what the problems are, the seed aside."""
+        return self.digest
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    order = list(range(count))
+    Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+    return order
+
+
+def read_problems(rows: Rows, name: str, reading: Reading, forbidden: frozenset[str] = frozenset()) -> list[Problem]:
+    """The problems in `rows`.
+
+    Args:
+        name: of the source, for errors.
+        forbidden: hashes of prompts (`prompt_hash`) that must not occur: the held-out ones.
+
+    Raises:
+        DataError: no rows, or more bad ones than `reading` allows; it lists the first of them together.
+    """
+    problems: list[Problem] = []
+    bad: list[str] = []
+    places: dict[str, str] = {}
+    for place, row in rows:
+        try:
+            problem = _problem(row, place, reading)
+            if problem.id in places:
+                raise BadRow(f'{reading.id_field} "{problem.id}" is taken by {places[problem.id]}')
+            if prompt_hash(problem) in forbidden:
+                raise BadRow("this prompt is held out")
+        except BadRow as reason:
+            bad.append(f"{place}: {reason}")
+        else:
+            places[problem.id] = place
+            problems.append(problem)
+    _judge(bad, len(problems), name, reading)
+    return problems
+
+
+def split(problems: Sequence[Problem], fraction: float, name: str) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out): a hash of the prompt decides, so equal prompts end on one side, whatever the seed."""
+    hashes = {problem.id: prompt_hash(problem) for problem in problems}
+    held = {id_ for id_, digest in hashes.items() if int(digest[:16], 16) < fraction * 2**64}
+    train = [problem for problem in problems if problem.id not in held]
+    if not train:
+        raise DataError(f"{name}: all {len(problems)} rows are held out; lower heldout_fraction = {fraction:g}")
+    return train, in_hash_order([problem for problem in problems if problem.id in held])
+
+
+def in_hash_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Sorted by a hash of the prompt: the first few are a fair sample of all, the same in every run."""
+    return sorted(problems, key=prompt_hash)
+
+
+def prompt_hash(problem: Problem) -> str:
+    """sha256 of the prompt, in hex."""
+    return digest_of(problem.prompt)
+
+
+def digest_of(*parts: Any) -> str:
+    """sha256 of JSON values, in hex."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _judge(bad: list[str], good: int, name: str, reading: Reading) -> None:
+    total = good + len(bad)
+    if not total:
+        raise DataError(f"{name}: no rows; it needs at least one")
+    allowed = reading.max_bad_fraction * total if reading.on_bad_row == "skip" else 0
+    if len(bad) > allowed or not good:
+        more = [f"... and {len(bad) - _SHOWN:,} more"] if len(bad) > _SHOWN else []
+        fix = (
+            f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; mend them or raise it"
+            if reading.on_bad_row == "skip"
+            else 'mend them, or leave them out with on_bad_row = "skip"'
+        )
+        raise DataError("\n".join([*bad[:_SHOWN], *more, f"{name}: {len(bad):,} bad rows: {fix}"]))
+    if bad:
+        _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
+
+
+def _problem(row: Any, place: str, reading: Reading) -> Problem:
+    if isinstance(row, BadRow):
+        raise row
+    if not isinstance(row, Mapping):
+        raise BadRow(f"expected an object with named fields, got {type(row).__name__}")
+    values = dict(cast("Mapping[str, Any]", row))
+    prompt = _prompt(_take(values, reading.prompt_field), reading.prompt_field)
+    answer = _text(_take(values, reading.answer_field), reading.answer_field)
+    solution = values.pop(reading.solution_field, None)
+    id_ = values.pop(reading.id_field, None)
+    if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
+        raise BadRow(f"{reading.id_field}: expected text or an integer, got {type(id_).__name__}")
+    return Problem(
+        id=place if id_ is None else str(id_),
+        prompt=prompt,
+        answer=answer,
+        solution=None if solution is None else _text(solution, reading.solution_field),
+        extra=values,
+    )
+
+
+def _take(values: dict[str, Any], name: str) -> Any:
+    if name not in values:
+        raise BadRow(f'no field "{name}"; it has {", ".join(map(str, values)) or "none"}')
+    return values.pop(name)
+
+
+def _prompt(value: Any, name: str) -> str | list[dict[str, str]]:
+    if not isinstance(value, list):
+        if not _text(value, name).strip():
+            raise BadRow(f"{name}: empty")
+        return value
+    messages = [_message(message, name) for message in cast("list[Any]", value)]
+    if not messages or messages[-1]["role"] == "assistant":
+        raise BadRow(f"{name}: messages must end with something to answer")
+    return messages
+
+
+def _message(message: Any, name: str) -> dict[str, str]:
+    if not isinstance(message, Mapping) or {"role", "content"} - set(cast("Mapping[str, Any]", message)):
+        raise BadRow(f"{name}: every message needs a role and a content")
+    fields = cast("Mapping[str, Any]", message)
+    if fields["role"] not in _ROLES:
+        raise BadRow(f"{name}: role {fields['role']!r} is none of {', '.join(_ROLES)}")
+    return {"role": fields["role"], "content": _text(fields["content"], f"{name}.content")}
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise BadRow(f"{name}: expected text, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRow(f"{name}: holds half a surrogate pair, which is no text") from None
+    return value
