@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -192,11 +194,26 @@ def template_warning(tokenizer: Any, prompt: str | list[dict[str, str]], chat: C
     )
 
 
-def save_model(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write model and tokenizer in transformers format (safetensors), for `from_pretrained` of any tool."""
+def save_model(
+    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor]
+) -> None:
+    """Write a model in transformers format (safetensors), for `from_pretrained` of any tool.
+
+    Args:
+        model: gives architecture, config and generation_config.
+        weights: the policy's full weights, adapters merged, by the base model's names.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(directory, safe_serialization=True)
+        model.save_pretrained(directory, state_dict=distinct(weights))
         tokenizer.save_pretrained(str(directory))
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise StorageError(f"{directory}: the model cannot be saved ({error})") from error
+
+
+def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, every storage once, under its first name: a tied head is left to tying."""
+    found: dict[int, str] = {}
+    for name, value in weights.items():
+        found.setdefault(value.data_ptr(), name)
+    return {name: weights[name].detach().contiguous() for name in found.values()}

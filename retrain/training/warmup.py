@@ -15,7 +15,7 @@ from retrain.algorithms.objective import Objective
 from retrain.errors import DataError, DivergedError
 from retrain.registry import find
 from retrain.training.cache import cached, content_key, tensors_digest
-from retrain.training.models import Chat, Loaded, render
+from retrain.training.models import Chat, Loaded, distinct, render
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from retrain.types import Batch, Observer, Problem
@@ -35,9 +35,9 @@ class WarmupSettings:
         seed: of what is random in the policy's update (dropout); not the run's.
     """
 
-    steps: int = 400
-    batch_size: int = 32
-    lr: float = 2e-3
+    steps: int = 700
+    batch_size: int = 16
+    lr: float = 1.5e-3
     warmup_steps: int = 50
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
@@ -74,6 +74,8 @@ def warm_start(
     if not used:
         raise DataError("warm-up has no problems to imitate; set [warmup] steps = 0")
 
+    dtype: Any = loaded.model.dtype
+
     def build() -> dict[str, Tensor]:
         return _train(loaded, used, settings, observe, chat)
 
@@ -84,7 +86,8 @@ def warm_start(
         weights, hit = cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
-    loaded.model.eval()
+    # Training turned the weights into float32; what comes from the cache must end up the same.
+    loaded.model.to(dtype).eval()
     return hit
 
 
@@ -152,7 +155,7 @@ def _train(
             left = spent / done * (settings.steps - done)
             loss = metrics.get("loss/sft", float("nan"))
             observe("warmup", {"step": done, "steps": settings.steps, "loss": loss, "left_s": left})
-    return _own_weights(policy.weights())
+    return {name: value.to("cpu", copy=True) for name, value in distinct(policy.weights()).items()}
 
 
 def _policy_settings(settings: WarmupSettings) -> PolicySettings:
@@ -166,24 +169,13 @@ def _policy_settings(settings: WarmupSettings) -> PolicySettings:
     )
 
 
-def _own_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, each storage once: the head that is the embedding is restored by tying."""
-    seen: set[int] = set()
-    own: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        if value.data_ptr() not in seen:
-            own[name] = value.detach().to("cpu", copy=True)
-        seen.add(value.data_ptr())
-    return own
-
-
 def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, chat: Chat) -> dict[str, Any]:
     """Everything that the weights depend on."""
     texts = [[problem.prompt, problem.solution] for problem in problems]
     return {
         "code": [__version__, _RECIPE],
         "architecture": loaded.model.config.to_json_string(use_diff=True),
-        "weights": tensors_digest(_own_weights(loaded.model.state_dict())),
+        "weights": tensors_digest(distinct(loaded.model.state_dict())),
         "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
         "problems": content_key({"texts": texts}),
         "settings": asdict(settings) | {"chat": chat},

@@ -4,10 +4,13 @@ import shutil
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from retrain.errors import ComponentError, DataError, StorageError
 from retrain.training.models import load_model, plain_text, render, save_model, template_warning
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Problem
 from tests.make_checkpoint import make_checkpoint, make_tokenizer
 
@@ -167,17 +170,41 @@ def test_messages_as_plain_text():
     assert plain_text(MESSAGES) == "be short\n1+2?\n"
 
 
-def test_saved_model_loads_again(checkpoints, tmp_path):
-    loaded = load_model(str(checkpoints / "llama"))
-    save_model(tmp_path / "model", loaded.model, loaded.tokenizer)
+@pytest.mark.parametrize("source", ["llama", "gpt2", "builtin:tiny"])
+def test_saved_model_loads_again(checkpoints, tmp_path, source):
+    loaded = load_model(source if ":" in source else str(checkpoints / source), problems=PROBLEMS)
+    save_model(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
     again = load_model(str(tmp_path / "model"))
-    assert render(again.tokenizer, MESSAGES) == render(loaded.tokenizer, MESSAGES)
+    assert again.stop_ids == loaded.stop_ids
+    assert render(again.tokenizer, "1+2?") == render(loaded.tokenizer, "1+2?")
+    assert again.model.state_dict().keys() == loaded.model.state_dict().keys()
     assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), again.model.parameters(), strict=True))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == [
+        type(loaded.model).__name__
+    ]
     assert not list((tmp_path / "model").glob("*.bin"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_adapters_are_saved_merged_and_apart(tmp_path, family):
+    loaded = load_model(str(make_checkpoint(tmp_path / "base", family)))
+    policy = TorchPolicy(loaded.model, PolicySettings(lora=LoraSettings(r=2)))
+    with torch.no_grad():
+        for name, parameter in loaded.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1)
+    save_model(tmp_path / "model", policy.model, loaded.tokenizer, policy.weights())
+    policy.save_adapter(tmp_path / "adapter")
+    ids = torch.arange(10)[None]
+    expected = policy.model(ids).logits
+    assert not torch.allclose(expected, load_model(str(tmp_path / "base")).model(ids).logits, atol=1e-2)
+    assert torch.allclose(expected, load_model(str(tmp_path / "model")).model(ids).logits, atol=1e-3)
+    adapted = PeftModel.from_pretrained(load_model(str(tmp_path / "base")).model, tmp_path / "adapter")
+    assert torch.allclose(expected, adapted(ids).logits, atol=1e-3)
 
 
 def test_saving_where_no_directory_can_be_is_a_storage_error(checkpoints, tmp_path):
     (tmp_path / "file").write_text("")
     loaded = load_model(str(checkpoints / "llama"))
     with pytest.raises(StorageError, match="cannot be saved"):
-        save_model(tmp_path / "file" / "model", loaded.model, loaded.tokenizer)
+        save_model(tmp_path / "file" / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
