@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, MISMATCH, slots
 from retrain.config.schema import BUILTIN
 from retrain.registry import Bound
+from retrain.training.memory import ModelShape, estimate_memory
+from retrain.training.settings import LoraSettings, PolicySettings
+
+TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, head_width=32, tied=True, gated=True)
+"""The builtin model."""
 
 
 def explain(loaded: LoadedConfig) -> dict[str, Any]:
@@ -30,6 +36,7 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
         "loss": _loss(loaded),
         "batch": _batch(loaded),
         "forwards_per_step": _forwards(loaded),
+        "model": _model(loaded),
         "evaluation": _evaluation(loaded),
         "seeds": _seeds(loaded),
         "overrides": list(dict.fromkeys(place.file for place in loaded.places.values() if not place.line)),
@@ -170,6 +177,29 @@ def _forwards(loaded: LoadedConfig) -> dict[str, Any]:
         "reference": int("ref_logprobs" in objective.reads),
         "forward_and_backward": training.epochs,
     }
+
+
+def _model(loaded: LoadedConfig) -> dict[str, Any]:
+    """Parameters and memory, as far as they are known without loading the model."""
+    model, training = loaded.config.model, loaded.config.training
+    file = Path(model.path).expanduser() / "config.json"
+    if model.path.startswith(BUILTIN):
+        shape = TINY
+    elif file.is_file():
+        shape = ModelShape.of(json.loads(file.read_text(encoding="utf-8")))
+    else:
+        return {"path": model.path, "memory": "known once the model is here: give its directory as path"}
+    settings = PolicySettings(
+        micro_batch_tokens=training.micro_batch_tokens,
+        optimizer=loaded.config.optimizer.name,
+        dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
+        gradient_checkpointing=model.gradient_checkpointing,
+        lora=LoraSettings(r=model.lora.r) if model.lora else None,
+    )
+    rows = training.batch_size * training.group_size
+    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens)
+    megabytes = {name: round(size / 1e6, 1) for name, size in sizes.items()}
+    return {"path": model.path, "parameters": shape.parameters, "memory_mb_without_prompts_about": megabytes}
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:

@@ -117,10 +117,7 @@ def _sections(document: Document, known: Catalog) -> Config:
         sections = copy.deepcopy(sections)
         for path in collect(document, error, known):
             _drop(sections, path)
-    try:
-        return Config.model_validate(sections)
-    except ValidationError:
-        return Config()
+    return Config.model_validate(sections)
 
 
 def _drop(data: dict[str, Any], path: Path) -> None:

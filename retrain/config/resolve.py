@@ -42,13 +42,14 @@ class Slot:
         kind: what it must be.
         name: what the configuration says.
         path: the key that says so.
-        params_path: the table next to it with parameters; `inline` if that serves registered names too.
+        params, params_path: the table next to it with parameters; `inline` if it serves registered names too.
     """
 
     kind: str
     name: str
     path: Path
     params_path: Path = ()
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
     inline: bool = False
 
 
@@ -124,24 +125,27 @@ class Resolved:
 def slots(config: Config) -> Iterator[Slot]:
     """Every place of `config` that names a component, in the order of a step."""
     algorithm = config.algorithm
-    yield Slot("task", config.task.name, ("task", "name"), ("task", "params"), inline=True)
+    yield Slot("task", config.task.name, ("task", "name"), ("task", "params"), config.task.params, inline=True)
     for index, reward in enumerate(config.rewards):
         path: Path = ("rewards", index)
-        yield Slot("reward", reward.name, (*path, "name"), (*path, "params"), inline=True)
+        yield Slot("reward", reward.name, (*path, "name"), (*path, "params"), reward.params, inline=True)
     if config.rollout.engine != AUTO:
         yield Slot("engine", config.rollout.engine, ("rollout", "engine"))
     yield Slot("filter", algorithm.filter, ("algorithm", "filter"))
     yield Slot("uncertainty", algorithm.uncertainty_kind, ("algorithm", "uncertainty_kind"))
+    table: Path = ("algorithm", "advantage_params")
     yield Slot(
-        "advantage", algorithm.advantage_mode, ("algorithm", "advantage_mode"), ("algorithm", "advantage_params")
+        "advantage", algorithm.advantage_mode, ("algorithm", "advantage_mode"), table, algorithm.advantage_params
     )
+    table = ("algorithm", "transform_params")
     for path, name in _chain(algorithm.transform_mode):
-        yield Slot("transform", name, path, ("algorithm", "transform_params"))
+        yield Slot("transform", name, path, table, algorithm.transform_params)
     if algorithm.algorithm_mode is not None:
-        yield Slot("algorithm", algorithm.algorithm_mode, ("algorithm", "algorithm_mode"), ("algorithm", "params"))
+        path, table = ("algorithm", "algorithm_mode"), ("algorithm", "params")
+        yield Slot("algorithm", algorithm.algorithm_mode, path, table, algorithm.params)
     for index, term in enumerate(config.loss):
         path = ("loss", index)
-        yield Slot("loss", term.name, (*path, "name"), (*path, "params"), inline=True)
+        yield Slot("loss", term.name, (*path, "name"), (*path, "params"), term.params, inline=True)
     yield Slot("reduction", algorithm.reduction, ("algorithm", "reduction"))
     for index, name in enumerate(config.logging.trackers):
         yield Slot("tracker", name, ("logging", "trackers", index))
@@ -195,22 +199,13 @@ class Binder:
         own_tables = {slot.params_path: slot for slot in self.slots if slot.params_path and not slot.inline}
         for path, slot in own_tables.items():
             readers = [other.name for other in self.slots if other.params_path == path]
-            if self._slot_params(slot) and not any(is_dotted(name) for name in readers):
+            if slot.params and not any(is_dotted(name) for name in readers):
                 tables = ", ".join(f"[{name}]" for name in readers)
                 self.document.refuse(path, "only a dotted path reads this table", f"set the parameters in {tables}")
 
-    def _slot_params(self, slot: Slot) -> dict[str, Any]:
-        node: Any = self.document.data
-        for part in slot.params_path or ("",):
-            inside = part in node if isinstance(node, dict) else isinstance(part, int) and part < len(node)
-            if not inside:
-                return {}
-            node = node[part]
-        return node if isinstance(node, dict) else {}
-
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:
         table = self.document.data.get(component.table, {})
-        own = self._slot_params(slot) if slot.inline or is_dotted(slot.name) else {}
+        own = dict(slot.params) if slot.inline or is_dotted(slot.name) else {}
         sharing = [other for other in self.slots if other.params_path == slot.params_path and is_dotted(other.name)]
         if len(sharing) > 1 and not slot.inline:
             own = _own(component, own)
@@ -228,7 +223,7 @@ class Binder:
     def _locate(self, slot: Slot, component: Component, location: Path) -> Path:
         """Where a parameter stands: in the component's own table or next to its name."""
         in_table = isinstance(self.document.data.get(component.table), dict)
-        inline = location[0] in self._slot_params(slot) or is_dotted(slot.name) or (slot.inline and not in_table)
+        inline = location[0] in slot.params or is_dotted(slot.name) or (slot.inline and not in_table)
         return (*slot.params_path, *location) if inline else (component.table, *location)
 
 

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from retrain.config.explain import explain, render
+from retrain.config.explain import TINY, explain, render
 from retrain.config.load import load
+from retrain.training.memory import ModelShape
 
 
 def facts(tmp_path, text):
@@ -17,6 +18,7 @@ def test_the_default_run_is_explained(tmp_path):
     assert found["run_directory"] == "runs/run"
     assert found["engine"]["name"] == "torch"
     assert found["batch"]["completions_per_step"] == "16 prompts x 8 = 128"
+    assert 1.3e6 < found["model"]["parameters"] < 1.5e6
     assert found["batch"]["completions_in_all"] == 128 * 200
     assert found["batch"]["response_tokens_per_step_at_most"] == 128 * 64
     assert found["loss"]["terms"] == [{"term": "ppo_clip", "weight": 1.0}]
@@ -58,6 +60,24 @@ def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, 
     found = facts(tmp_path, text)
     assert found["engine"]["name"] == name
     assert mismatch in found["pipeline"]["mismatch"]
+
+
+def test_the_builtin_model_has_the_shape_that_explain_says():
+    from retrain.training.builtin import build_model, build_tokenizer
+
+    config = build_model(build_tokenizer(["1+1?", "2"])).config
+    assert ModelShape.of(config.to_dict()) == TINY
+
+
+def test_a_local_model_is_measured_from_its_config(tmp_path):
+    shape = {"hidden_size": 512, "num_attention_heads": 2, "vocab_size": 1000, "num_hidden_layers": 1}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape | {"intermediate_size": 1024}))
+    found = facts(tmp_path, f'[model]\npath = "{tmp_path / "model"}"\ndtype = "bfloat16"\n[model.lora]\nr = 2\n')[
+        "model"
+    ]
+    assert found["parameters"] == 2 * 1000 * 512 + 4 * 512 * 512 + 3 * 512 * 1024
+    assert found["memory_mb_without_prompts_about"]["weights"] > 0
 
 
 def test_evaluation_can_be_off(tmp_path):

@@ -2,9 +2,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from retrain.config.load import load
-from retrain.errors import ConfigError
+from retrain.config.document import Document
+from retrain.config.load import load, validate
+from retrain.errors import ComponentError, ConfigError
 
 CONFIGS = sorted(Path(__file__).parents[2].glob("configs/**/*.toml"))
 
@@ -37,6 +40,51 @@ def test_the_resolved_configuration_is_json_and_complete(tmp_path):
     assert resolved["training"]["max_tokens"] == 64
     assert resolved["gtpo"] == {"beta": 0.3}
     assert resolved["components"]["transform"] == [{"name": "gtpo", "source": "built-in", "params": {"beta": 0.3}}]
+
+
+KEYS = [
+    ("training", "seed"),
+    ("training", "device"),
+    ("optimizer", "betas"),
+    ("optimizer", "name"),
+    ("model", "path"),
+    ("model", "lora"),
+    ("task", "params"),
+    ("rewards",),
+    ("loss",),
+    ("eval", "pass_at"),
+    ("logging", "trackers"),
+    ("algorithm", "transform_mode"),
+    ("algorithm", "advantage_params"),
+    ("gtpo",),
+    ("hicra", "strategic_grams"),
+    ("plugins",),
+    ("model",),
+]
+VALUES = st.recursive(
+    st.sampled_from([None, True, 0, -1, 2.5, float("nan"), "", "x", "grpo", "exact", "a.b"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["name", "x", "weight", "r"]), inner),
+    max_leaves=3,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), VALUES), min_size=1, max_size=4))
+def test_nonsense_is_refused_and_never_crashes(pairs):
+    document = Document("run.toml")
+    for key, value in pairs:
+        table = document.data
+        for part in key[:-1]:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                return
+        table[key[-1]] = value
+    problems = []
+    try:
+        validate(document)
+    except ConfigError as error:
+        problems = error.problems
+    assert all(problem.fix and problem.problem for problem in problems)
 
 
 WARNINGS = [
@@ -196,3 +244,35 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
     assert names("", exact=True) == []
     assert names("", exact=False) == ["tis"]
     assert names("[algorithm]\ntransform_mode = ['mis']", exact=False) == ["mis"]
+
+
+def test_a_signal_without_a_parameter_it_needs_names_its_table(tmp_path, monkeypatch):
+    from retrain.registry.decorators import REGISTERED, register
+
+    @register("signal", "needy_column", table="needy")
+    def needy(rewards, *, level: float):
+        return rewards * level
+
+    try:
+        with pytest.raises(ComponentError, match=r"needs level; set it in \[needy\]"):
+            loaded(tmp_path, "").components.signal("needy_column")
+    finally:
+        del REGISTERED["signal", "needy_column"]
+
+
+def test_an_entry_point_is_imported_after_validation_and_read_from_its_table(tmp_path, monkeypatch):
+    from retrain.registry import lookup
+
+    (tmp_path / "entry_code.py").write_text("def fn(rewards, *, knob: float = 1.0):\n    return rewards\n")
+    (tmp_path / "entry-1.0.dist-info").mkdir()
+    (tmp_path / "entry-1.0.dist-info" / "METADATA").write_text("Name: entry\nVersion: 1.0\n")
+    points = "[retrain.advantage]\nentered = entry_code:fn\n"
+    (tmp_path / "entry-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    lookup._entry_points.cache_clear()
+    try:
+        text = '[algorithm]\nadvantage_mode = "entered"\n'
+        advantage = loaded(tmp_path, text).components.one("advantage")
+        assert (advantage.name, advantage.component.source) == ("entered", "entry point")
+    finally:
+        lookup._entry_points.cache_clear()
