@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -283,3 +284,12 @@ def test_a_reward_defined_inside_a_function_has_no_path():
     reward = Component("reward", "local", local, "local", source="registered").bind({})
     with pytest.raises(ComponentError, match="defined inside a function"):
         RewardPool([(reward, 1.0)])
+
+
+def test_an_interrupted_score_leaves_nothing_behind():
+    scorer = pool(bound("by_text"), timeout_s=30.0)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        scorer.score(items("hang", "right"))
+    assert [s.value for s in scorer.score(items("wrong", "right"))] == [0.0, 1.0]
+    scorer.close()

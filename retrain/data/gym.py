@@ -1,0 +1,166 @@
+"""Procedural tasks of reasoning-gym, and the reward that scores them (extra `gym`)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, cast, get_args
+
+from retrain.data.rows import digest_of
+from retrain.errors import ComponentError, MissingExtraError
+from retrain.functional.seeds import derive_seed
+from retrain.registry import reward, task
+from retrain.types import Problem
+
+Dataset = Literal[
+    "arc_1d",
+    "base_conversion",
+    "basic_arithmetic",
+    "binary_alternation",
+    "caesar_cipher",
+    "calendar_arithmetic",
+    "chain_sum",
+    "color_cube_rotation",
+    "count_bits",
+    "count_primes",
+    "course_schedule",
+    "decimal_chain_sum",
+    "dice",
+    "emoji_mystery",
+    "family_relationships",
+    "gcd",
+    "largest_island",
+    "lcm",
+    "leg_counting",
+    "letter_counting",
+    "mahjong_puzzle",
+    "maze",
+    "mini_sudoku",
+    "number_filtering",
+    "number_format",
+    "number_sequence",
+    "products",
+    "rotate_matrix",
+    "rotten_oranges",
+    "sentence_reordering",
+    "simple_equations",
+    "simple_geometry",
+    "string_manipulation",
+    "string_splitting",
+    "string_synthesis",
+    "syllogism",
+    "word_sorting",
+]
+"""Data sets whose problems depend on their number alone (in every process: not on the order of sets) and take
+milliseconds to make, and whose scorers give the oracle's answer 1 and junk nothing, and do not evaluate the
+answer. Scorers of other data sets of the library run an answer as Python code."""
+
+INSTRUCTION = "Give the final answer between <answer> and </answer>."
+HELDOUT_SHARE = 8
+"""One question in this many is held out."""
+
+_NUMBERS = 2**31
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@task("gym")
+class Gym:
+    """Problems of one reasoning-gym data set, endless; score them with the reward `gym`.
+
+    A hash of the question decides whether a problem is held out, so the two sides are disjoint whatever
+    the seed. `extra` carries the data set's name and the entry that its scorer wants.
+
+    Args:
+        seed: of the training problems.
+        name: of the data set.
+        config: its own settings, as the library names them; the defaults where left out.
+        instruction: appended to every question after an empty line; "" for none.
+    """
+
+    def __init__(
+        self, seed: int, *, name: Dataset, config: Mapping[str, Any] | None = None, instruction: str = INSTRUCTION
+    ) -> None:
+        self.seed, self.name, self.instruction = seed, name, instruction
+        self.config = dict(config or {})
+        self._data = _create(name, self.config)
+
+    def problem(self, index: int) -> Problem:
+        """Training problem number `index`."""
+        for attempt in range(1000):
+            number = derive_seed(self.seed, "train", index, attempt) % _NUMBERS
+            problem, held = self._draw(number)
+            if not held:
+                return problem
+        raise ComponentError(f"[gym] {self.name}: 1000 draws gave held-out problems only", "widen its config")
+
+    def heldout(self, count: int) -> list[Problem]:
+        """The first `count` distinct held-out problems; fewer if the data set repeats itself."""
+        found: dict[Any, Problem] = {}
+        for draw in range(100 + 20 * count):
+            if len(found) >= count:
+                break
+            problem, held = self._draw(derive_seed(0, "heldout", draw) % _NUMBERS)
+            if held:
+                found.setdefault(problem.prompt, problem)
+        return list(found.values())
+
+    def fingerprint(self) -> str:
+        """Hash of everything that decides what the problems are, the seed aside."""
+        return digest_of("gym", self.name, self.config, self.instruction, importlib.metadata.version("reasoning-gym"))
+
+    def _draw(self, number: int) -> tuple[Problem, bool]:
+        entry = self._data[number]
+        question: str = entry["question"]
+        held = hashlib.sha256(question.encode()).digest()[0] % HELDOUT_SHARE == 0
+        prompt = f"{question}\n\n{self.instruction}" if self.instruction else question
+        extra = {"dataset": self.name, "entry": entry}
+        return Problem(id=f"{self.name}/{number}", prompt=prompt, answer=entry["answer"], extra=extra), held
+
+
+@reward("gym")
+class GymReward:
+    """1 if the data set's own scorer gives the answer full marks, else 0.
+
+    The answer is what stands in the last <answer>...</answer> of the completion, or without one its last line.
+
+    Args:
+        partial: the scorer's own value in [0, 1] instead; many scorers pay for guesses.
+    """
+
+    def __init__(self, *, partial: bool = False) -> None:
+        self.partial = partial
+        self._scorers: dict[str, Any] = {}
+        _library()
+
+    def __call__(self, completion: str, problem: Mapping[str, Any]) -> float:
+        extra = cast("Mapping[str, Any]", problem["extra"])
+        if "entry" not in extra:
+            raise ValueError('the reward "gym" scores problems of the task "gym" only')
+        name: str = extra["dataset"]
+        if name not in self._scorers:
+            self._scorers[name] = _create(name, {})
+        tagged = _ANSWER.findall(completion)
+        lines = completion.strip().splitlines()
+        answer = tagged[-1].strip() if tagged else (lines[-1] if lines else "")
+        value = float(self._scorers[name].score_answer(answer, extra["entry"]))
+        return value if self.partial else float(value > 0.99)
+
+
+def _create(name: str, config: Mapping[str, Any]) -> Any:
+    if name not in get_args(Dataset):
+        raise ComponentError(f'[gym] name = "{name}" is not allowed', f"choose among: {', '.join(get_args(Dataset))}")
+    library = _library()
+    try:
+        return library.create_dataset(name, seed=0, size=_NUMBERS, **config)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise ComponentError(f"[gym] {name} refuses its config: {error}", "see the library for its settings") from error
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("reasoning_gym")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("reasoning-gym", "gym") from error

@@ -1,0 +1,110 @@
+"""reasoning-gym tasks: the allowlist, disjoint splits, and scorers that cannot be fooled or run code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from retrain.data.gym import Dataset, Gym, GymReward
+from retrain.errors import ComponentError
+from retrain.registry import find
+from retrain.rewards.pool import RewardPool
+
+pytest.importorskip("reasoning_gym")
+warnings.filterwarnings("ignore", module="reasoning_gym")
+
+BANNED = [
+    "countdown",
+    "puzzle24",
+    "binary_matrix",
+    "n_queens",
+    "spiral_matrix",
+    "string_insertion",
+    "polynomial_multiplication",
+    "simple_integration",
+    "intermediate_integration",
+    "codeio",
+]
+JUNK = ["", "-7.5", "asdf", "None", "[]", "the answer", "0 0 0", "()"]
+
+
+def as_dict(problem):
+    return {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra}
+
+
+@pytest.mark.parametrize("name", get_args(Dataset))
+def test_every_listed_data_set(name, tmp_path):
+    task, score = Gym(1, name=name), GymReward()
+    problems, held = [task.problem(i) for i in range(3)], task.heldout(3)
+    again = Gym(1, name=name)
+    assert [again.problem(i) for i in (2, 0, 1)] == [problems[i] for i in (2, 0, 1)]
+    assert Gym(2, name=name).heldout(3) == held
+    assert {p.prompt for p in problems}.isdisjoint({p.prompt for p in held})
+    canary = tmp_path / "canary"
+    payloads = [f"__import__('os').system('touch {canary}')", f"[open({str(canary)!r}, 'w')]"]
+    for problem in problems:
+        assert score(f"thinking <answer>\n{problem.answer}\n</answer> done", as_dict(problem)) == 1.0
+        for junk in JUNK + payloads:
+            assert score(f"<answer>{junk}</answer>", as_dict(problem)) == 0.0
+    assert not canary.exists()
+
+
+def test_banned_data_sets_are_refused_everywhere():
+    assert not set(BANNED) & set(get_args(Dataset))
+    for name in BANNED:
+        with pytest.raises(ValidationError):
+            find("task", "gym").bind({"name": name})
+        with pytest.raises(ComponentError, match="is not allowed"):
+            Gym(0, name=name)
+        with pytest.raises(ComponentError, match="is not allowed"):
+            GymReward()("1", {"extra": {"dataset": name, "entry": {}}})
+
+
+def test_problems_do_not_depend_on_the_process():
+    script = "from retrain.data.gym import *\nfor n in get_args(Dataset): print(n, Gym(1, name=n).problem(0).prompt)"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_scored_inside_the_pool():
+    task = (
+        find("task", "gym")
+        .bind({"name": "chain_sum", "config": {"max_terms": 2}, "instruction": ""})
+        .build({"seed": 3})
+    )
+    problems = [task.problem(i) for i in range(8)]
+    reward = find("reward", "gym").bind({})
+    texts = [p.answer if i % 2 else "so 0.5" for i, p in enumerate(problems)]
+    with RewardPool([(reward, 1.0)]) as pool:
+        scores = pool.score([{"completion": t, "problem": as_dict(p)} for t, p in zip(texts, problems, strict=True)])
+    assert [s.value for s in scores] == [0.0, 1.0] * 4
+
+
+def test_partial_credit_only_on_request():
+    problem = as_dict(Gym(0, name="gcd").problem(0))
+    hedged = f"<answer>{problem['answer']} or so</answer>"
+    assert GymReward()(hedged, problem) == 0.0
+    assert 0.0 < GymReward(partial=True)(hedged, problem) < 1.0
+
+
+def test_problems_of_other_tasks_and_bad_settings():
+    with pytest.raises(ValueError, match='problems of the task "gym" only'):
+        GymReward()("1", {"extra": {}})
+    with pytest.raises(ComponentError, match="refuses its config"):
+        Gym(0, name="chain_sum", config={"min_words": 3})
+    assert Gym(0, name="gcd").fingerprint() != Gym(0, name="lcm").fingerprint()
+    assert "<answer>" in Gym(0, name="gcd").problem(0).prompt
