@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retrain.errors import ComponentError, UserCodeError
-from retrain.registry import find
+from retrain.registry import Bound, find
 from retrain.rewards.pool import RewardPool
 
 HERE = Path(__file__).parent
@@ -293,3 +293,9 @@ def test_an_interrupted_score_leaves_nothing_behind():
         scorer.score(items("hang", "right"))
     assert [s.value for s in scorer.score(items("wrong", "right"))] == [0.0, 1.0]
     scorer.close()
+
+
+def test_the_weight_of_an_entry_is_not_a_parameter_of_its_function():
+    reward = bound("half_hearted", value=0.5)
+    with pool((Bound(reward.component, {**reward.params, "weight": 2.0}), 2.0), timeout_s=10.0) as scorer:
+        assert scorer.score(items("x"))[0].value == 1.0
