@@ -95,3 +95,7 @@ def options(
 def main() -> None:
     """Entry point of the `retrain` command."""
     app()
+
+
+if __name__ == "__main__":
+    main()

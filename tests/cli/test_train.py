@@ -1,0 +1,141 @@
+"""`retrain train` and the commands that follow it, as a user calls them."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import installed
+
+SNIPPETS = """
+from retrain import TransformOutput
+
+
+def hipa_like_advantages(rewards):
+    if not rewards:
+        return []
+    mean_r = sum(rewards) / len(rewards)
+    return [2.0 * (r - mean_r) for r in rewards]
+
+
+def scaled(rewards, params):
+    return [params["scale"] * r for r in rewards]
+
+
+def my_transform(ctx):
+    scale = float(ctx.params.get("scale", 1.0))
+    token_advs = []
+    for i, logprobs in enumerate(ctx.logprobs_G):
+        token_advs.append([ctx.episode_advantages[i] * scale for _ in logprobs])
+    return TransformOutput(token_advs=token_advs)
+
+
+def my_algorithm(ctx):
+    best = max(ctx.rewards)
+    return TransformOutput(
+        token_advs=[[float(r == best) - 0.5] * len(lp) for r, lp in zip(ctx.rewards, ctx.logprobs_G)],
+        extra_metrics={"mine/best": best},
+    )
+"""
+
+
+@pytest.fixture
+def run(folder, cli):
+    """A finished run of the small configuration."""
+    result = cli("train", "run.toml", "--plain")
+    assert result.exit_code == 0, result.output
+    return folder / "runs" / "run"
+
+
+def test_train_ends_with_a_sentence_and_refuses_to_run_over_it(run, cli):
+    assert (run / "model" / "README.md").is_file()
+    again = cli("train", "run.toml", "--plain")
+    assert again.exit_code == 2
+    assert "--fresh" in again.output
+    fresh = cli("train", "run.toml", "--plain", "--fresh", "--set", "training.max_steps=1")
+    assert fresh.exit_code == 0
+    assert "Held-out accuracy" in fresh.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ['algorithm.advantage_mode="mine.hipa_like_advantages"'],
+        ['algorithm.advantage_mode="mine.scaled"', "algorithm.advantage_params={scale = 3.0}"],
+        ['algorithm.transform_mode="mine.my_transform"', "algorithm.transform_params={scale = 2.0}"],
+        ['algorithm.algorithm_mode="mine.my_algorithm"'],
+    ],
+    ids=["list", "params", "ctx", "algorithm"],
+)
+def test_documented_plugins_run_from_the_users_folder_through_the_installed_command(folder, options):
+    (folder / "mine.py").write_text(SNIPPETS)
+    flags = [part for option in [*options, "training.max_steps=2"] for part in ("--set", option)]
+    done = installed("train", "run.toml", *flags, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((folder / "runs/run/metrics.jsonl").read_text().splitlines()[0])
+    assert row["advantage/abs_mean"] > 0
+    assert ("mine/best" in row) == ("my_algorithm" in options[0])
+
+
+def test_a_plugin_that_returns_the_wrong_length_is_named(folder, cli):
+    (folder / "short_one.py").write_text("def short(rewards):\n    return rewards[:-1]\n")
+    result = cli("train", "run.toml", "--plain", "--set", "algorithm.advantage_mode=short_one.short")
+    assert result.exit_code == 1
+    assert "short_one.short" in result.output
+
+
+def test_eval_measures_the_saved_model_and_its_checkpoints(run, cli):
+    final = json.loads(cli("eval", str(run), "--json").stdout)
+    last = json.loads((run / "eval.jsonl").read_text().splitlines()[-1])
+    assert final["accuracy"] == last["accuracy"]
+    assert final["avg_tokens"] == last["avg_tokens"], "the same weights sample the same completions"
+    several = cli("eval", str(run), "--set", "eval.samples=4", "--set", "eval.pass_at=[1,4]", "--json")
+    assert {"pass@1", "pass@4", "avg@4"} <= set(json.loads(several.stdout))
+    checkpoint = json.loads(cli("eval", str(run / "checkpoints" / "step-000002"), "--json").stdout)
+    middle = [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()][1]
+    assert checkpoint["step"] == middle["step"] == 2
+    assert checkpoint["avg_tokens"] == middle["avg_tokens"]
+    assert "accuracy" in cli("eval", str(run)).stdout
+
+
+def test_sample_completes_prompts_from_the_command_line_or_the_input(run, cli):
+    given = cli("sample", str(run), "12+34?\\n", "-n", "2", "--temperature", "0")
+    assert given.exit_code == 0
+    first, second = given.stdout.strip().split("\n\n")[:2]
+    assert first == second, "greedy completions of one prompt are equal"
+    typed = cli("sample", str(run), "--temperature", "0", input="12+34?\n")
+    assert typed.stdout.split("\n\n")[0] == first
+
+
+def test_export_report_and_status(run, cli, folder):
+    assert cli("export", str(run), "exported").exit_code == 0
+    assert (folder / "exported" / "model.safetensors").read_bytes() == (
+        run / "model" / "model.safetensors"
+    ).read_bytes()
+    assert cli("report", str(run)).exit_code == 0
+    assert "<svg" in (run / "report.html").read_text()
+    status = json.loads(cli("status", "--json").stdout)
+    assert [row["state"] for row in status] == ["finished"]
+    assert "finished" in cli("status", str(run)).stdout
+
+
+@pytest.mark.parametrize("command", ["eval", "sample", "report", "status"])
+def test_commands_on_a_path_that_is_no_run_say_so(folder, cli, command):
+    result = cli(command, "nowhere")
+    assert result.exit_code == 2
+    assert "nowhere" in result.output
+
+
+def test_resume_after_a_stop_finishes_the_run(folder, cli):
+    assert cli("train", "run.toml", "--plain", "--set", "training.max_steps=2").exit_code == 0
+    refused = cli("train", "run.toml", "--plain", "--resume", "auto")
+    assert refused.exit_code == 2
+    assert "training.max_steps: differs" in refused.output
+    allowed = cli("train", "run.toml", "--plain", "--resume", "auto", "--allow-change", "training.max_steps")
+    assert allowed.exit_code == 0, allowed.output
+    assert len((folder / "runs/run/metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_read_only_run_directory_is_refused_before_anything_is_loaded(folder, cli):
+    (folder / "file").write_text("not a directory")
+    result = cli("train", "run.toml", "--plain", "--set", "logging.dir=file")
+    assert result.exit_code == 6

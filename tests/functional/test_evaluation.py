@@ -1,0 +1,45 @@
+"""Estimators of held-out performance."""
+
+from itertools import combinations
+from math import comb
+
+import pytest
+
+from retrain.functional.evaluation import mean_interval, pass_at_k
+
+VECTORS = [(10, 5, 1, 0.5), (10, 0, 5, 0.0), (10, 3, 10, 1.0), (3, 0, 3, 0.0), (16, 4, 8, 0.9615384615384616), (0, 0, 1, 0.0)]
+
+
+@pytest.mark.parametrize(("n", "c", "k", "expected"), VECTORS)
+def test_pass_at_k_has_the_published_values(n, c, k, expected):
+    assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one():
+    right = {0, 3}
+    draws = list(combinations(range(6), 3))
+    assert pass_at_k(6, 2, 3) == pytest.approx(sum(bool(right & set(draw)) for draw in draws) / comb(6, 3))
+
+
+def test_more_draws_than_samples_is_an_error():
+    with pytest.raises(ValueError, match="at least 4"):
+        pass_at_k(3, 1, 4)
+
+
+def test_the_interval_of_single_samples_is_wilsons():
+    mean, low, high = mean_interval([1.0] * 7 + [0.0] * 3)
+    assert (mean, low, high) == pytest.approx((0.7, 0.3968, 0.8922), abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[1.0] * 20, [0.0] * 20])
+def test_unanimous_problems_still_leave_doubt(values):
+    mean, low, high = mean_interval(values)
+    assert 0 <= low <= mean <= high <= 1
+    assert 0.1 < high - low < 0.2
+
+
+def test_averages_over_several_samples_narrow_the_interval():
+    single, several = mean_interval([0.0, 1.0] * 50), mean_interval([0.25, 0.75] * 50)
+    assert several[2] - several[1] < single[2] - single[1]
+
+
