@@ -42,11 +42,12 @@ def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:
         final: take the run's saved model instead of what the run started from.
     """
     data: dict[str, Any] = read_json(run / "config.resolved.json")
+    data.pop("components", None)
     if final:
         data["model"] |= {"path": str(run / "model"), "lora": None, "revision": None}
         data["warmup"] |= {"steps": 0}
     data["logging"] |= {"trackers": []}
-    document = Document(str(run / "config.resolved.json"), data)
+    document = Document(str(run / "config.resolved.json"), data=data)
     for override in overrides:
         document.override(override)
     return validate(document)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from retrain.config.load import LoadedConfig
 from retrain.run.build import build
@@ -43,8 +42,8 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
     """
     began = time.perf_counter()
     config = loaded.config
-    resolved = resolved_config(loaded)
-    path = Path(config.logging.dir) / (config.logging.name or Path(loaded.file).stem)
+    resolved = loaded.resolved()
+    path = Path(config.logging.dir) / (config.logging.name or loaded.name)
     with RunDirectory(path, resume.mode, config.checkpoint, observe) as directory, Stop() as stop:
         changes: list[str] = []
         if directory.resuming:
@@ -52,7 +51,7 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         for change in changes:
             observe("message", {"text": f"resuming with {change}", "level": "warning"})
         state = directory.restore(resume.path)
-        directory.write_config(Path(loaded.file).read_text(), resolved, environment())
+        directory.write_config(loaded.text, resolved, environment())
         parts = build(loaded, directory, observe)
         try:
             start, cursor = _restore(parts, state)
@@ -61,11 +60,6 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         finally:
             parts.close()
     return path
-
-
-def resolved_config(loaded: LoadedConfig) -> dict[str, Any]:
-    """Every section with its defaults, and the components' tables as they were written."""
-    return loaded.config.model_dump(mode="json") | dict(loaded.tables)
 
 
 def _restore(parts: Parts, state: State | None) -> tuple[int, int]:
