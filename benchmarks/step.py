@@ -204,7 +204,11 @@ def compare(arguments: argparse.Namespace, model: Path) -> None:
     for _ in range(arguments.repetitions):
         for dtype in arguments.dtypes:
             for system in arguments.systems:
-                results.setdefault((dtype, system), []).append(measure(system, model, dtype, arguments.steps))
+                row = measure(system, model, dtype, arguments.steps)
+                results.setdefault((dtype, system), []).append(row)
+                print(
+                    dtype, system, {name: round(value, 3) for name, value in row.items()}, file=sys.stderr, flush=True
+                )
     print(f"{'dtype':10}{'system':10}{'wall s':>9}{'CPU s':>9}{'tokens':>9}{'reward':>9}")
     for (dtype, system), rows in results.items():
         middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
