@@ -72,6 +72,7 @@ class Retrain:
     def toml(self, model: Path, dtype: str, steps: int, folder: str) -> str:
         return f"""
             model = {{ path = "{model.resolve()}", dtype = "{dtype}" }}
+            torch = {{ dtype = "{dtype}" }}
             task = {{ name = "addition" }}
             optimizer = {{ lr = {LEARNING_RATE}, betas = {list(BETAS)} }}
             warmup = {{ steps = 0 }}
@@ -217,8 +218,12 @@ def compare(arguments: argparse.Namespace, model: Path) -> None:
         pairs = list(zip(results[dtype, "trl"], results[dtype, "retrain"], strict=True))
         for clock in ("wall_s", "cpu_s"):
             ratios = [trl[clock] / own[clock] for trl, own in pairs]
+            by_token = [trl[clock] * own["tokens"] / (own[clock] * trl["tokens"]) for trl, own in pairs]
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            print(f"{dtype}, {clock}: trl / retrain = {statistics.median(ratios):.2f} ({spread})")
+            print(
+                f"{dtype}, {clock}: trl / retrain = {statistics.median(ratios):.2f} ({spread}); "
+                f"per sampled token {statistics.median(by_token):.2f}"
+            )
 
 
 def main() -> None:
