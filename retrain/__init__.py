@@ -51,7 +51,7 @@ _PLACES = {
     ),
     **dict.fromkeys(("Batch", "Problem", "Rollout", "TransformContext", "TransformOutput"), "retrain.types"),
 }
-__all__ = ["__version__", *_PLACES]  # noqa: PLE0604 - the names are those of the table above
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:

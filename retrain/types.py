@@ -181,17 +181,22 @@ class Batch:
 
     def rows(self, index: Tensor) -> Batch:
         """The rows `index` [n] (int64) of every column, trimmed to the longest of them."""
-        width = max(1, int(self.attention_mask[index].sum(-1).max())) if len(index) else 1
-        count, full = self.input_ids.shape
+        longest = int(self.attention_mask[index].sum(-1).max()) if len(index) else 1
+        shape = (int(self.input_ids.shape[0]), int(self.input_ids.shape[1]))
 
         def pick(value: Any) -> Any:
-            shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
-            if not shape or shape[0] != count:
-                return value
-            return value[index, :width] if shape[1:2] == (full,) else value[index]
+            return _pick(value, shape, index, max(1, longest))
 
         fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS}
         return Batch(**fields, extra={name: pick(value) for name, value in self.extra.items()})
+
+
+def _pick(value: Any, shape: tuple[int, int], index: Tensor, width: int) -> Any:
+    """Rows of a column of a batch of that shape; what is not a column of rows stays as it is."""
+    own = tuple(getattr(value, "shape", ()))
+    if own == shape:
+        return value[index, :width]
+    return value[index] if own[:1] == shape[:1] else value
 
 
 BASE_COLUMNS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Batch)) - {"extra"}
@@ -210,6 +215,10 @@ class Sampler(Protocol):
     """
 
     tolerance: float
+
+    def describe(self) -> str:
+        """What computes the completions, in words."""
+        ...
 
     def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         """`sampling.group_size` completions for each prompt (token ids), in the prompts' order."""

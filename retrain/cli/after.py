@@ -37,7 +37,9 @@ def evaluate(run: Run, overrides: Overrides = None, as_json: Json = False) -> No
 
 def sample(
     run: Run,
-    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; without any, they are read from the input.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; without any, they are read from the input.")
+    ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Completions per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     overrides: Overrides = None,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retrain.cli.read import File, Overrides, warn
 
+if TYPE_CHECKING:
+    from retrain.run.rundir import Mode
 
-def train(  # noqa: PLR0913 - its parameters are the command line
+
+def train(
     file: File,
     overrides: Overrides = None,
     resume: Annotated[
@@ -39,7 +42,7 @@ def train(  # noqa: PLR0913 - its parameters are the command line
         run(loaded, Resume(*how), observe)
 
 
-def _resume(resume: str, fresh: bool, allow_change: tuple[str, ...]) -> tuple[str, Path | None, tuple[str, ...]]:
+def _resume(resume: str, fresh: bool, allow_change: tuple[str, ...]) -> tuple[Mode, Path | None, tuple[str, ...]]:
     """Mode of the run directory, checkpoint to start from, and keys that may change."""
     if fresh:
         return "fresh", None, allow_change

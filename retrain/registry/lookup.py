@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -99,7 +99,9 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
         except ModuleNotFoundError as error:
             if error.name is not None and (module_name + ".").startswith(error.name + "."):
                 places = ", ".join(str(place) for place in _places(search_paths))
-                raise ComponentError(f"no module named {error.name!r} (looked in {places})", _nearby(module_name)) from None
+                raise ComponentError(
+                    f"no module named {error.name!r} (looked in {places})", _nearby(module_name)
+                ) from None
             raise ComponentError(*_raised(module_name, error), trace=traceback.format_exc()) from error
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
@@ -147,7 +149,7 @@ def _load_entry_point(point: EntryPoint) -> Any:
 
 
 @contextmanager
-def _search(search_paths: Sequence[str | Path]) -> Iterator[None]:
+def _search(search_paths: Sequence[str | Path]) -> Generator[None]:
     """Look in the current directory and `search_paths` first; keep them at the end for later imports."""
     places = [str(place) for place in _places(search_paths)]
     before = list(sys.path)

@@ -19,7 +19,7 @@ from retrain.rewards.pool import RewardPool
 from retrain.run.parts import Parts
 from retrain.run.rundir import RunDirectory
 from retrain.tracking.guard import Guard
-from retrain.training.models import Loaded, load_model
+from retrain.training.models import Loaded, load_model, template_warning
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.warmup import WarmupSettings, warm_start
@@ -49,11 +49,15 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     engine = choose(loaded, policy.model)
     pipeline, objective = credit(loaded, exact=engine.component.traits.get("exact", False))
     pipeline.build(resources)
+    sampler = engine.build(resources)
+    observe("message", {"text": sampler.describe(), "level": "info"})
+    if warning := template_warning(model.tokenizer, task.problem(0).prompt, config.model.chat):
+        observe("message", {"text": warning, "level": "warning"})
     return Parts(
         config=config,
         loaded=model,
         policy=policy,
-        sampler=engine.build(resources),
+        sampler=sampler,
         task=task,
         pool=reward_pool(loaded),
         pipeline=pipeline,

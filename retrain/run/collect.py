@@ -77,8 +77,7 @@ def train_sampling(parts: Parts, seed: int) -> Sampling:
 
 def roll(parts: Parts, problems: Sequence[Problem], sampling: Sampling, first_group: int = 0) -> list[Rollout]:
     """Sample every problem's group and score it. Token ids stay as sampled; text is decoded for rewards only."""
-    tokenizer = parts.loaded.tokenizer
-    rendered = [render(tokenizer, problem.prompt, parts.config.model.chat) for problem in problems]
+    rendered = [render(parts.loaded.tokenizer, problem.prompt, parts.config.model.chat) for problem in problems]
     groups = parts.sampler.sample([ids for _, ids in rendered], sampling)
     rollouts = [
         Rollout(
@@ -88,7 +87,7 @@ def roll(parts: Parts, problems: Sequence[Problem], sampling: Sampling, first_gr
             prompt_ids=tuple(ids),
             completion_ids=completion.ids,
             sampler_logprobs=completion.logprobs,
-            text=tokenizer.decode(completion.ids, skip_special_tokens=True),
+            text=parts.loaded.decode(completion.ids),
             finish_reason=completion.finish_reason,
             weights_version=completion.weights_version,
             group=first_group + index,
@@ -154,7 +153,7 @@ def collate(parts: Parts, rollouts: Sequence[Rollout], step: int) -> Batch:
     training, device = parts.config.training, parts.policy.device
     count = len(rollouts)
     width = max(len(r.prompt_ids) + len(r.completion_ids) for r in rollouts)
-    input_ids = torch.full((count, width), parts.loaded.tokenizer.pad_token_id, dtype=torch.long)
+    input_ids = torch.full((count, width), parts.loaded.pad_id, dtype=torch.long)
     attention = torch.zeros(count, width, dtype=torch.bool)
     response = torch.zeros(count, width, dtype=torch.bool)
     logprobs = torch.zeros(count, width)

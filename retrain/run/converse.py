@@ -36,4 +36,4 @@ class Conversation:
         )
         self._turn += 1
         [group] = parts.sampler.sample([ids], sampling)
-        return [parts.loaded.tokenizer.decode(c.ids, skip_special_tokens=True) for c in group]
+        return [parts.loaded.decode(completion.ids) for completion in group]

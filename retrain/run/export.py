@@ -50,4 +50,6 @@ def push(folder: Path, repository: str, private: bool) -> str:
         api.create_repo(repository, private=private, exist_ok=True)
         return str(api.upload_folder(repo_id=repository, folder_path=str(folder)))
     except Exception as error:
-        raise StorageError(f"{repository}: the upload failed ({error}); check the name, HF_TOKEN and the network") from error
+        raise StorageError(
+            f"{repository}: the upload failed ({error}); check the name, HF_TOKEN and the network"
+        ) from error

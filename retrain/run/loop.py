@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tup
         batch = with_policy_columns(parts, collection.batch)
         metrics |= parts.pipeline.before(batch)
         batch, credit = parts.pipeline.credit(batch)
-        metrics |= credit
+        metrics |= credit | informative(parts, batch)
     if parity_due(parts, step):
         with clock("parity"):
             metrics |= check_parity(parts, batch)
@@ -84,6 +85,12 @@ def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tup
     with clock("credit"):
         metrics |= parts.pipeline.after(batch)
     return metrics, batch
+
+
+def informative(parts: Parts, batch: Batch) -> Metrics:
+    """groups/informative: share of the step's groups that the filter would keep."""
+    kept = batch.group_ids[parts.pipeline.informative(batch)]
+    return {"groups/informative": len(kept.unique()) / parts.config.training.batch_size}
 
 
 def record(parts: Parts, step: int, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:
@@ -102,11 +109,9 @@ def record(parts: Parts, step: int, collection: Collection, batch: Batch | None,
 
 def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> Iterator[dict[str, Any]]:
     """Every rollout as a JSON row, with its tokens and, where it was trained on, the credit of each."""
-    from dataclasses import asdict
-
     rows = {index: row for row, index in enumerate(collection.kept)} if batch is not None else {}
     for index, rollout in enumerate(collection.rollouts):
-        tokens = [parts.loaded.tokenizer.decode([token]) for token in rollout.completion_ids]
+        tokens = [parts.loaded.decode([token]) for token in rollout.completion_ids]
         credit: dict[str, Any] = {}
         if batch is not None and index in rows:
             span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
@@ -142,7 +147,7 @@ class Clock:
         self.spent: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, phase: str) -> Generator[None]:
         began = time.perf_counter()
         yield
         self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - began

@@ -11,6 +11,7 @@ from retrain.types import Batch, Metrics
 _ROWS = 8
 """Completions re-scored per check: enough to see wrong weights, cheap enough to forget about."""
 
+
 def parity_due(parts: Parts, step: int) -> bool:
     """After the first weight sync and then every `[rollout] parity_every` of them; 0 switches it off."""
     every = parts.config.rollout.parity_every

@@ -67,8 +67,7 @@ class Parts:
         return int(state["loop"]["step"]), int(state["loop"]["cursor"])
 
     def close(self) -> None:
-        """End the reward processes, the engine and the trackers."""
+        """End the reward processes and the trackers."""
         self.pool.close()
-        for part in (self.sampler, *self.trackers):
-            if hasattr(part, "close"):
-                part.close()
+        for tracker in self.trackers:
+            tracker.close()

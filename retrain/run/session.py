@@ -14,7 +14,7 @@ from retrain.run.export import export
 from retrain.run.loop import train
 from retrain.run.parts import Parts
 from retrain.run.report import summary
-from retrain.run.rundir import Mode, RunDirectory, config_changes, read_json, read_rows
+from retrain.run.rundir import Mode, RunDirectory, config_changes, read_rows
 from retrain.run.signals import Stop
 from retrain.types import Observer, State
 

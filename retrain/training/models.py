@@ -37,6 +37,17 @@ class Loaded:
     stop_ids: tuple[int, ...]
     name: str
 
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows up; masks, never ids, say what is padding."""
+        tokenizer: Any = self.tokenizer
+        return int(tokenizer.pad_token_id)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+        tokenizer: Any = self.tokenizer
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
 
 def load_model(
     path: str,

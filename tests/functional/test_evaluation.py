@@ -7,7 +7,14 @@ import pytest
 
 from retrain.functional.evaluation import mean_interval, pass_at_k
 
-VECTORS = [(10, 5, 1, 0.5), (10, 0, 5, 0.0), (10, 3, 10, 1.0), (3, 0, 3, 0.0), (16, 4, 8, 0.9615384615384616), (0, 0, 1, 0.0)]
+VECTORS = [
+    (10, 5, 1, 0.5),
+    (10, 0, 5, 0.0),
+    (10, 3, 10, 1.0),
+    (3, 0, 3, 0.0),
+    (16, 4, 8, 0.9615384615384616),
+    (0, 0, 1, 0.0),
+]
 
 
 @pytest.mark.parametrize(("n", "c", "k", "expected"), VECTORS)
@@ -41,5 +48,3 @@ def test_unanimous_problems_still_leave_doubt(values):
 def test_averages_over_several_samples_narrow_the_interval():
     single, several = mean_interval([0.0, 1.0] * 50), mean_interval([0.25, 0.75] * 50)
     assert several[2] - several[1] < single[2] - single[1]
-
-

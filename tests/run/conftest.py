@@ -63,7 +63,9 @@ def toml(tmp_path: Path) -> Path:
 def train(toml: Path, tmp_path: Path) -> Callable[..., Path]:
     """Train the small run: `train(*overrides, name=..., resume=..., observe=...)` -> run directory."""
 
-    def go(*overrides: str, name: str = "run", resume: Resume | None = None, observe=lambda event, details: None) -> Path:
+    def go(
+        *overrides: str, name: str = "run", resume: Resume | None = None, observe=lambda event, details: None
+    ) -> Path:
         loaded = load(toml, [f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", *overrides])
         return run(loaded, resume or Resume(), observe)
 

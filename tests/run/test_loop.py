@@ -51,7 +51,12 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(train):
 
 @pytest.mark.parametrize("transform", ["gtpo_sepa"])
 def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch, transform):
-    options = (f"algorithm.transform_mode={transform}", "sepa.delay_steps=0", "sepa.steps=3", "sepa.correct_rate_gate=0.0")
+    options = (
+        f"algorithm.transform_mode={transform}",
+        "sepa.delay_steps=0",
+        "sepa.steps=3",
+        "sepa.correct_rate_gate=0.0",
+    )
     whole = train(*options, name="whole")
     with monkeypatch.context() as patch:
         patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
@@ -92,7 +97,7 @@ def test_an_existing_run_is_refused_resumed_or_replaced(train):
 
 def test_resuming_with_another_configuration_is_refused_unless_allowed(train):
     train()
-    with pytest.raises(ConfigError, match="optimizer.lr"):
+    with pytest.raises(ConfigError, match=r"optimizer\.lr"):
         train("optimizer.lr=0.5", resume=Resume("auto"))
     said = []
     allowed = Resume("auto", allow_change=("training.max_steps",))
@@ -108,7 +113,7 @@ def test_going_on_from_a_named_checkpoint_repeats_the_rest(train):
     assert (digest(resumed), rows(resumed / "metrics.jsonl")) == before
 
 
-PLUGIN = '''
+PLUGIN = """
 import math
 from retrain import loss, reward
 
@@ -123,7 +128,7 @@ def fails_on_some(completion, answer):
 
 def constant(completion, answer):
     return 1.0
-'''
+"""
 
 
 @pytest.fixture
@@ -142,7 +147,9 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
 
 
 def test_failed_scores_are_masked_and_counted_never_zero(train, plugin):
-    run = train('rewards=[{name="mine_for_loop.fails_on_some"}]', "logging.rollouts_every=1", "reward_pool.max_failed=1.0")
+    run = train(
+        'rewards=[{name="mine_for_loop.fails_on_some"}]', "logging.rollouts_every=1", "reward_pool.max_failed=1.0"
+    )
     failed = 0
     for step, row in enumerate(rows(run / "metrics.jsonl")):
         stored = gzip.decompress((run / "rollouts" / f"step-{step:06d}.jsonl.gz").read_bytes()).splitlines()
