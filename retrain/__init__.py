@@ -51,7 +51,27 @@ _PLACES = {
     ),
     **dict.fromkeys(("Batch", "Problem", "Rollout", "TransformContext", "TransformOutput"), "retrain.types"),
 }
-__all__ = ["__version__", *_PLACES]
+__all__ = [
+    "Batch",
+    "Problem",
+    "Rollout",
+    "TransformContext",
+    "TransformOutput",
+    "__version__",
+    "advantage",
+    "algorithm",
+    "compute_composable_advantages",
+    "engine",
+    "filter",
+    "loss",
+    "reduction",
+    "reward",
+    "signal",
+    "task",
+    "tracker",
+    "transform",
+    "uncertainty",
+]
 
 
 def __getattr__(name: str) -> Any:
