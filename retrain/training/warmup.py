@@ -35,7 +35,7 @@ class WarmupSettings:
         seed: of what is random in the policy's update (dropout); not the run's.
     """
 
-    steps: int = 700
+    steps: int = 1000
     batch_size: int = 16
     lr: float = 1.5e-3
     warmup_steps: int = 50
