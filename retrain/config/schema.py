@@ -56,7 +56,8 @@ class Model(Section):
     revision: str | None = None
     """Commit or tag of a hub model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the weights; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    """Type of the matrix products; the trained weights, logits and the loss stay float32.
+    "auto" is bfloat16 on a GPU or on a CPU that multiplies it in hardware, else float32."""
     lora: Lora | None = None
     """Present: train LoRA adapters. Absent: train all weights."""
     trust_remote_code: bool = False
@@ -118,7 +119,7 @@ class Rollout(Section):
     parity_every: Natural = 10
     """Steps between checks that sampler and trainer compute the same log-probs; 0 switches them off."""
     parity_tolerance: Positive | None = None
-    """Largest mean difference per token in nats; unset: 0.001 in float32 and 0.1 in bfloat16."""
+    """Largest mean difference per token in nats; unset: 0.001 if the sampler multiplies in float32, else 0.15."""
 
 
 class Algorithm(Section):
@@ -172,7 +173,7 @@ class Optimizer(Section):
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
     warmup_steps: Natural = 0
-    """Steps over which the learning rate rises linearly from 0."""
+    """Steps over which the learning rate rises linearly to its peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after that, until max_steps."""
     max_grad_norm: Positive = 1.0
@@ -199,7 +200,7 @@ class Training(Section):
     minibatches: Count = 1
     """Optimizer steps per pass."""
     micro_batch_tokens: Count = 16384
-    """Tokens per forward and backward; changes memory and speed, never the result."""
+    """Tokens per forward and backward, on a CPU at most 2048; changes memory and speed, never the result."""
     threads: Natural = 1
     """CPU threads of the trainer; 0 leaves it to torch."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
@@ -209,11 +210,11 @@ class Training(Section):
 class Warmup(Section):
     """`[warmup]`: supervised steps on the task's worked solutions before RL."""
 
-    steps: Natural = 400
-    """Optimizer steps; 0 for none. Default 400 for a builtin model and 0 for any other."""
-    batch_size: Count = 32
+    steps: Natural = 1000
+    """Optimizer steps; 0 for none. Default 1000 for a builtin model and 0 for any other."""
+    batch_size: Count = 16
     """Solutions per step."""
-    lr: Positive = 2e-3
+    lr: Positive = 1.5e-3
     """Learning rate at its peak; it decays to 0."""
     warmup_steps: Natural = 50
     """Steps over which the learning rate rises."""

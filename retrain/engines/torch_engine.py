@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, check_request, fusable, unsupported
+from retrain.engines.capability import base_model, check_request, fusable, tolerance_of, unsupported
 from retrain.errors import ComponentError, EngineError
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
@@ -39,7 +39,7 @@ class TorchEngine:
 
     Attributes:
         version: of the weights in force; None until there are any (an adapter model's must be loaded merged).
-        tolerance: a log-prob this far from the trainer's, in nats, is still rounding.
+        tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TorchEngine:
         self._decoder = _decoder(self._model, self._dtype, fused)
         self._device = next(self._model.parameters()).device
         self._budget = memory_mb << 20
-        self.tolerance = 1e-3 if "32" in str(self._dtype) else 0.15
+        self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         if self._model is model:
             self.load_weights(model.state_dict(), 0)
@@ -105,13 +105,12 @@ class TorchEngine:
 def _resolve(dtype: str, model: Any) -> Any:
     import torch
 
+    from retrain.functional.devices import matmul_dtype
+
     if dtype != "auto":
         return getattr(torch, dtype)
     parameter = next(model.parameters())
-    if parameter.device.type == "cpu":
-        fast = torch.cpu.get_capabilities().get("avx512_bf16", False)
-        return torch.bfloat16 if fast else torch.float32
-    return parameter.dtype
+    return matmul_dtype(parameter.device) if parameter.device.type == "cpu" else parameter.dtype
 
 
 def _decoder(model: Any, dtype: Any, fused: bool) -> Decoder:

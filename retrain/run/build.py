@@ -14,6 +14,7 @@ from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError
+from retrain.functional.devices import matmul_dtype
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
 from retrain.run.parts import Parts
@@ -81,7 +82,7 @@ def model_dtype(config: Config, device: torch.device) -> Any:
     """The name of the dtype that `[model] dtype` means on this device."""
     if config.model.dtype != "auto":
         return config.model.dtype
-    return "bfloat16" if device.type == "cuda" else "float32"
+    return "bfloat16" if matmul_dtype(device) is torch.bfloat16 else "float32"
 
 
 def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer) -> Loaded:
@@ -154,7 +155,7 @@ def resources_of(config: Config, model: Loaded, policy: TorchPolicy, directory: 
     """The parts of the run that a component may ask for, by name."""
     return {
         "policy": policy,
-        "model": policy.model,
+        "model": policy.adapter or policy.model,  # with adapters its own weights are not what is sampled
         "model_path": config.model.path,
         "tokenizer": model.tokenizer,
         "seed": config.training.seed,
