@@ -34,7 +34,7 @@ class Habits:
         p_check: verifies a right column, per problem.
     """
 
-    p_quick: float = 0.5
+    p_quick: float = 0.45
     q_carry: float = 0.2
     p_slip: float = 0.12
     p_redo: float = 0.4
@@ -62,7 +62,7 @@ class Addition:
         *,
         min_digits: Digits = 2,
         max_digits: Digits = 3,
-        p_quick: Probability = 0.5,
+        p_quick: Probability = 0.45,
         q_carry: Probability = 0.2,
         p_slip: Probability = 0.12,
         p_redo: Probability = 0.4,

@@ -41,7 +41,7 @@ def test_a_configuration_cannot_be_changed():
 
 def test_a_model_with_trained_weights_has_gentler_defaults():
     builtin, real = Config(), Config.model_validate({"model": {"path": "some/model"}})
-    assert (builtin.optimizer.lr, builtin.warmup.steps) == (2e-4, 400)
+    assert (builtin.optimizer.lr, builtin.warmup.steps) == (2e-4, 1000)
     assert (real.optimizer.lr, real.warmup.steps) == (1e-6, 0)
 
 
