@@ -13,24 +13,20 @@ from retrain.registry import transform
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRANSFORM_CHAINS: dict[str, list[str]] = {
-    "none": [],
-    "gtpo": ["gtpo"],
-    "hicra": ["hicra"],
-    "sepa": ["sepa", "gtpo"],
-    "gtpo_sepa": ["sepa", "gtpo"],
-    "gtpo_hicra": ["gtpo", "hicra"],
+CHAINS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "sepa": ("sepa", "gtpo"),
+    "gtpo_sepa": ("sepa", "gtpo"),
+    "gtpo_hicra": ("gtpo", "hicra"),
 }
-"""The documented values of `transform_mode` and the stages they stand for."""
+"""Values of `transform_mode` that stand for other stages than the one of their name."""
 
 Level = Literal["token", "sequence", "geometric"]
 
 
-def transform_chain(mode: str | Sequence[str]) -> list[str]:
-    """Stages of a `transform_mode`: a documented string, one stage's name or dotted path, or a list of those."""
-    if isinstance(mode, str):
-        return list(TRANSFORM_CHAINS.get(mode, [mode]))
-    return list(mode)
+def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
+    """Stages of a `transform_mode`: a documented chain, one stage's name or dotted path, or a list of those."""
+    return CHAINS.get(mode, (mode,)) if isinstance(mode, str) else tuple(mode)
 
 
 @transform("gtpo")

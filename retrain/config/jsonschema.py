@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from retrain import registry
+from retrain.algorithms.transforms import CHAINS
 from retrain.config.document import ALIASES, show
-from retrain.config.resolve import CHAINS
 from retrain.config.schema import Config
 
 _NAMED = {

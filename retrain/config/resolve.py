@@ -11,20 +11,13 @@ from pydantic import ValidationError
 from retrain import registry
 from retrain.algorithms.pipeline import Stages
 from retrain.algorithms.plain import Hyper
+from retrain.algorithms.transforms import transform_chain
 from retrain.config.document import Document
 from retrain.config.mistakes import Catalog, collect
 from retrain.config.positions import Path
 from retrain.config.schema import Config
 from retrain.errors import ComponentError
 from retrain.registry import Bound, Component
-
-CHAINS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "sepa": ("sepa", "gtpo"),
-    "gtpo_sepa": ("sepa", "gtpo"),
-    "gtpo_hicra": ("gtpo", "hicra"),
-}
-"""What a `transform_mode` that is one word stands for; any other word is the stage of that name."""
 
 AUTO = "auto"
 """`[rollout] engine` when the model decides."""
@@ -152,11 +145,10 @@ def slots(config: Config) -> Iterator[Slot]:
 
 
 def _chain(mode: str | tuple[str, ...]) -> Iterator[tuple[Path, str]]:
+    """Every stage with the key that names it: the index in a list, or the one key of a chain."""
     path: Path = ("algorithm", "transform_mode")
-    if isinstance(mode, str):
-        yield from ((path, name) for name in CHAINS.get(mode, (mode,)))
-    else:
-        yield from (((*path, index), name) for index, name in enumerate(mode))
+    for index, name in enumerate(transform_chain(mode)):
+        yield (path if isinstance(mode, str) else (*path, index)), name
 
 
 def is_dotted(name: str) -> bool:

@@ -6,12 +6,12 @@ import hashlib
 import importlib
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from retrain.data.rows import (
     BadRow,
+    Fraction,
+    OnBadRow,
     Reading,
     Rows,
     RowTask,
@@ -23,9 +23,6 @@ from retrain.data.rows import (
 )
 from retrain.errors import DataError, MissingExtraError
 from retrain.registry import task
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-OnBadRow = Literal["error", "skip"]
 
 _LONGEST = 1_000_000
 """Bytes of a line; one that is longer is a mistake, and reading it whole might not fit in memory."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from retrain.data.rows import Reading, Rows, RowTask, digest_of, in_hash_order, prompt_hash, read_problems
+from retrain.data.rows import (
+    Fraction,
+    OnBadRow,
+    Reading,
+    Rows,
+    RowTask,
+    digest_of,
+    in_hash_order,
+    prompt_hash,
+    read_problems,
+)
 from retrain.data.rows import split as divide
 from retrain.errors import DataError, MissingExtraError
 from retrain.registry import task
-
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 @task("hub")
@@ -43,7 +49,7 @@ class Hub(RowTask):
         answer_field: str = "answer",
         solution_field: str = "solution",
         id_field: str = "id",
-        on_bad_row: Literal["error", "skip"] = "error",
+        on_bad_row: OnBadRow = "error",
         max_bad_fraction: Fraction = 0.01,
         shuffle: bool = True,
     ) -> None:

@@ -9,11 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field
 
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.types import Problem
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+OnBadRow = Literal["error", "skip"]
 
 Rows = Iterable[tuple[str, Any]]
 """(place, row) pairs: the place as errors show it, `file:number` from 1; the row as read, or a BadRow."""
@@ -44,7 +49,7 @@ class Reading:
     answer_field: str = "answer"
     solution_field: str = "solution"
     id_field: str = "id"
-    on_bad_row: Literal["error", "skip"] = "error"
+    on_bad_row: OnBadRow = "error"
     max_bad_fraction: float = 0.01
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, check_request
+from retrain.engines.capability import base_model, check_request, tolerance_of
 from retrain.errors import EngineError
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
@@ -40,7 +40,7 @@ class GenerateEngine:
         self._model = own_instance(base, next(base.parameters()).dtype)
         self._model.generation_config = GenerationConfig()  # fields that are None would be filled from it
         self._max_rows = max_rows
-        self.tolerance = 1e-3 if "32" in str(self._model.dtype) else 0.15
+        self.tolerance = tolerance_of(self._model.dtype)
         self.version: int | None = None
         if base is model:
             self.load_weights(model.state_dict(), 0)

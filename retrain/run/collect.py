@@ -36,8 +36,8 @@ class Collection:
 def collect(parts: Parts, step: int, cursor: int) -> Collection:
     """Sample and score the rollouts of one step.
 
-    With `[rollout] resample` naming a filter, groups that it drops are replaced by new prompts, at
-    most `max_resample` times; after that the step trains on the fewer groups it has.
+    With `[rollout] resample` on, groups that the filter drops are replaced by new prompts, at most
+    `max_resample` times; after that the step trains on the fewer groups it has.
     """
     training, rollout = parts.config.training, parts.config.rollout
     rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)

@@ -64,7 +64,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
         if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):
             parts.directory.save_checkpoint(done, parts.state_dict(done, cursor))
         if stop.requested and done < settings.max_steps:
-            raise Preempted(f"stopped by {stop.requested} after step {done}; the same command resumes it")
+            raise Preempted(f"stopped by {stop.requested} after step {done}; --resume auto goes on from there")
 
 
 def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tuple[Metrics, Batch | None]:

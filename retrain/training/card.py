@@ -22,7 +22,7 @@ class Card:
         name: of the run.
         base: what `[model] path` said.
         task: name of the task.
-        config: the resolved configuration, as TOML text.
+        config: the TOML file of the run.
         evaluations: rows of eval.jsonl in order; may be empty.
         steps: optimizer steps of RL; 0 after a warm start alone.
         warmup_steps: supervised steps before them.
@@ -109,7 +109,8 @@ def _usage(card: Card) -> str:
         'model = AutoModelForCausalLM.from_pretrained("path/to/this/directory")\n'
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")\n```'
     )
-    adapter = "\n\nThe adapter alone, in peft's format, is in `adapter/`; the weights here have it merged."
+    base = "`base/`" if _made_here(card) or card.warmup_steps else f"`{card.base}`"
+    adapter = f"\n\nThe adapter alone, in peft's format, is in `adapter/`, for {base}; the weights here have it merged."
     return code + (adapter if card.adapter else "")
 
 

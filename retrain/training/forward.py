@@ -12,11 +12,10 @@ from torch import Tensor
 from retrain.functional.logprobs import predictors, token_scores
 from retrain.training.attention import longest_packed_row, packed
 from retrain.training.packing import Packing, micro_batches
-from retrain.training.settings import PolicySettings
+from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 from retrain.types import Batch
 
 _TOLERANCE = 1e-3
-_CHUNK_ELEMENTS = 1 << 25
 _CACHED_CELLS = 2048
 """A processor is a tenth faster on parts whose activations stay in its cache than on larger ones."""
 
@@ -39,7 +38,7 @@ class Forward:
         most = _CACHED_CELLS if model.device.type == "cpu" else settings.micro_batch_tokens
         self.budget = min(settings.micro_batch_tokens, most)
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        self.chunk = settings.logprob_chunk or max(1, _CHUNK_ELEMENTS // model.config.vocab_size)
+        self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // model.config.vocab_size)
         self.splits, self.packed_limit = False, 0.0
         self._probe()
 

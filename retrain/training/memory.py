@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.training.settings import PolicySettings
+from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
-_LOGITS_CHUNK = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def estimate_memory(shape: ModelShape, settings: PolicySettings, *, rows: int, t
     trained = shape.layers * _adapter(shape, rank) if rank else shape.parameters
     moments = 4 if settings.optimizer == "muon" else 8
     cells = max(settings.micro_batch_tokens, tokens)
-    positions = min(cells, settings.logprob_chunk or max(1, _LOGITS_CHUNK // shape.vocabulary))
+    positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE // shape.vocabulary))
     kept = 1 if settings.gradient_checkpointing else shape.layers
     inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
     return {

@@ -36,11 +36,11 @@ def ragged(tensor, rows):
 
 
 def test_documented_modes():
-    assert transform_chain("none") == []
-    assert transform_chain("sepa") == transform_chain("gtpo_sepa") == ["sepa", "gtpo"]
-    assert transform_chain("gtpo_hicra") == ["gtpo", "hicra"]
-    assert transform_chain("my.plugin") == ["my.plugin"]
-    assert transform_chain(["whiten", "my.plugin"]) == ["whiten", "my.plugin"]
+    assert transform_chain("none") == ()
+    assert transform_chain("sepa") == transform_chain("gtpo_sepa") == ("sepa", "gtpo")
+    assert transform_chain("gtpo_hicra") == ("gtpo", "hicra")
+    assert transform_chain("my.plugin") == ("my.plugin",)
+    assert transform_chain(["whiten", "my.plugin"]) == ("whiten", "my.plugin")
 
 
 def test_gtpo_by_hand():
