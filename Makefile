@@ -22,7 +22,7 @@ help:
 	@echo "make clean   remove .venv, caches and site/ (never runs/)"
 
 demo: $(VENV)/.core
-	$(BIN)/retrain train configs/quickstart.toml
+	$(BIN)/retrain train configs/quickstart.toml --fresh
 
 test: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term

@@ -51,7 +51,7 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         for change in changes:
             observe("message", {"text": f"resuming with {change}", "level": "warning"})
         state = directory.restore(resume.path)
-        directory.write_config(loaded.text, resolved, environment())
+        directory.write_config(_source(loaded), resolved, environment())
         parts = build(loaded, directory, observe)
         try:
             start, cursor = _restore(parts, state)
@@ -60,6 +60,12 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         finally:
             parts.close()
     return path
+
+
+def _source(loaded: LoadedConfig) -> str:
+    """The file as it was; overrides of the command line follow as comments, so that a reader sees them."""
+    flags = [f"# {' '.join(flag.split())}\n" for flag in loaded.overrides]
+    return "\n".join([loaded.text, "".join(flags)]) if flags else loaded.text
 
 
 def _restore(parts: Parts, state: State | None) -> tuple[int, int]:
@@ -75,4 +81,4 @@ def finish(parts: Parts, seconds: float) -> None:
     folder, run = parts.directory.path / "model", parts.directory.path
     export(parts, folder)
     text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
-    parts.observe("done", {"text": f"{text} {seconds / 60:.1f} minutes; the model is in {folder}."})
+    parts.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})
