@@ -54,6 +54,11 @@ class LoadedConfig:
         """Name of the run directory, unless `[logging] name` says otherwise."""
         return FilePath(self.file).stem
 
+    @property
+    def overrides(self) -> list[str]:
+        """What the command line overrode, as `--set key=value`."""
+        return list(dict.fromkeys(place.file for place in self.places.values() if not place.line))
+
     def resolved(self) -> dict[str, Any]:
         """Everything that decides the run, as JSON: sections with all defaults, tables, components with parameters."""
         return {

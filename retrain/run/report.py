@@ -15,7 +15,7 @@ from typing import Any
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.run.lock import Lock
 from retrain.run.rundir import read_json, read_rows
-from retrain.run.svg import interval_chart, line_chart, stacked_chart
+from retrain.run.svg import interval_chart, line_chart, span, stacked_chart
 
 Row = Mapping[str, Any]
 
@@ -29,6 +29,10 @@ _CHARTS: tuple[tuple[str, str, str, bool], ...] = (
 )
 """Metric, title, caption, and whether it is a share."""
 
+_CURVES_NOTE = (
+    "A point at step n is measured with the weights after n steps. Faint lines are single steps, strong ones their "
+    "running mean over a 25th of the run."
+)
 _SAMPLES = 3
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -48,8 +52,10 @@ def render(run: Path) -> str:
     body = [
         f'<h1>{name}</h1><p class="soft">{escape(_state(facts))}</p>',
         f'<p class="summary">{escape(summary(metrics, evals))}</p>',
+        f'<p class="soft">{escape(recipe(read_json(run / "config.resolved.json")))}</p>',
         _facts(metrics, evals),
         "<h2>Curves</h2>",
+        f'<p class="soft">{_CURVES_NOTE}</p>',
         _charts(metrics, evals),
         _evaluations(evals),
         _samples(run),
@@ -110,7 +116,7 @@ def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
     if not evals:
         return f"{steps}; no evaluation yet."
     first, last = evals[0], evals[-1]
-    interval = f"{_percent(last['accuracy'])} (95 % interval {_percent(last['ci_low'])} to {_percent(last['ci_high'])})"
+    interval = f"{_percent(last['accuracy'])} (95% interval {_percent(last['ci_low'])} to {_percent(last['ci_high'])})"
     if len(evals) == 1:
         return f"Held-out accuracy is {interval} on {last['problems']} problems after {last['step']} steps."
     change = last["accuracy"] - first["accuracy"]
@@ -121,6 +127,23 @@ def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
         f"Held-out accuracy {verb} from {_percent(first['accuracy'])} to {interval} "
         f"on {last['problems']} problems in {last['step'] - first['step']} steps.{tail}"
     )
+
+
+def recipe(config: Mapping[str, Any]) -> str:
+    """What was trained on what and how, in a line; what the configuration does not hold is left out."""
+    algorithm, training = config.get("algorithm", {}), config.get("training", {})
+    mode = algorithm.get("transform_mode", "none")
+    transforms = [mode] if isinstance(mode, str) else list(mode)
+    advantage = [algorithm.get("advantage_mode"), *(name for name in transforms if name != "none")]
+    credit = [algorithm["algorithm_mode"]] if algorithm.get("algorithm_mode") else advantage
+    sizes = [training.get(key) for key in ("batch_size", "group_size", "max_tokens")]
+    parts = [
+        " on ".join(filter(None, (config.get("model", {}).get("path"), config.get("task", {}).get("name")))),
+        " + ".join(filter(None, credit)),
+        "{} prompts x {} completions x at most {} tokens per step".format(*sizes) if all(sizes) else "",
+        f"seed {training['seed']}" if "seed" in training else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _state(facts: Row) -> str:
@@ -136,7 +159,7 @@ def _facts(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
     if evals:
         facts["Held-out accuracy"] = _percent(evals[-1]["accuracy"])
     facts["Steps"] = f"{len(metrics):,}"
-    facts["Time in steps"] = f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    facts["Time in steps"] = _duration(seconds)
     facts["Tokens sampled"] = f"{tokens / 1e6:.2f} M" if tokens >= 1e6 else f"{tokens:,.0f}"
     facts["Tokens/s, sampling"] = f"{tokens / rollout:,.0f}" if rollout else "-"
     facts["Skipped updates"] = f"{_total(metrics, 'update/skipped'):.0f}"
@@ -147,15 +170,18 @@ def _facts(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
 
 def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
     rows = [(r["step"], r["accuracy"], r.get("ci_low", r["accuracy"]), r.get("ci_high", r["accuracy"])) for r in evals]
-    drawn = [("Held-out accuracy", "with its 95 % interval", interval_chart(rows), "")]
+    steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
+    drawn = [("Held-out accuracy", "with its 95% interval", interval_chart(rows, steps), "")]
     for key, title, caption, percent in _CHARTS:
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
-        drawn.append((title, caption, line_chart(points, percent=percent), ""))
+        drawn.append((title, caption, line_chart(points, percent=percent, x=steps), ""))
     phases = sorted({key for row in metrics for key in row if _is_phase(key)}, key=lambda key: -_total(metrics, key))
     layers = {_phase(key): [float(row.get(key, 0.0)) for row in metrics] for key in phases}
     legend = "".join(f'<span><i class="layer-{i % 6}"></i>{escape(name)}</span>' for i, name in enumerate(layers))
-    chart = stacked_chart([float(row["step"]) for row in metrics], layers)
-    drawn.append(("Seconds per step", "by phase of the step", chart, f'<div class="legend">{legend}</div>'))
+    chart = stacked_chart([float(row["step"]) for row in metrics], layers, steps)
+    drawn.append(
+        ("Seconds per step", "by phase; evaluation is not in them", chart, f'<div class="legend">{legend}</div>')
+    )
     figures = [
         f"<figure><figcaption><b>{title}</b>{caption}</figcaption>{chart}{below}</figure>"
         for title, caption, chart, below in drawn
@@ -175,10 +201,12 @@ def _phase(key: str) -> str:
 def _evaluations(evals: Sequence[Row]) -> str:
     if not evals:
         return ""
-    shares = ["accuracy", "greedy_accuracy", *sorted({key for row in evals for key in row if key.startswith("pass@")})]
+    ks = {key for row in evals for key in row if key.startswith("pass@")} - {"pass@1"}  # which is the accuracy
+    shares = ["greedy_accuracy", *sorted(ks, key=lambda key: int(key.partition("@")[2]))]
     columns: dict[str, Callable[[Row], str]] = {"step": lambda row: str(row["step"])}
+    columns["accuracy"] = lambda row: _cell(row.get("accuracy"))
+    columns["95% interval"] = lambda row: f"{_cell(row.get('ci_low'))} to {_cell(row.get('ci_high'))}"
     columns |= {key: lambda row, key=key: _cell(row.get(key)) for key in shares if any(key in row for row in evals)}
-    columns["95 % interval"] = lambda row: f"{_cell(row.get('ci_low'))} to {_cell(row.get('ci_high'))}"
     columns["tokens"] = lambda row: f"{row.get('avg_tokens', math.nan):.1f}"
     columns["truncated"] = lambda row: _cell(row.get("truncated"))
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
@@ -208,7 +236,7 @@ def _samples(run: Path) -> str:
             f"<div><h3>{title}: step {step}</h3>{prompt}{''.join(_sample(row, scale or 1.0) for row in rows)}</div>"
         )
     return (
-        '<h2>Samples with their credit</h2><p class="soft">The colour of a token is its advantage: '
+        '<h2>Samples with their credit</h2><p class="soft">The color of a token is its advantage: '
         '<span class="up" style="--a:.5">&nbsp;made likelier&nbsp;</span> '
         '<span class="down" style="--a:.5">&nbsp;made less likely&nbsp;</span>, stronger for a larger one among those '
         f'shown of its step; planning tokens are underlined.</p><div class="columns">{"".join(columns)}</div>'
@@ -216,14 +244,18 @@ def _samples(run: Path) -> str:
 
 
 def pick(rows: Sequence[Row]) -> list[Row]:
-    """Best, worst and one other completion of the first group with different rewards, or else of the first."""
+    """Best, worst and one other completion of the first group with different rewards, or else of the first.
+
+    Equal completions count once.
+    """
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(int(row["group"]), []).append(row)
     scored = [[row for row in group if row["reward"] is not None] for group in groups.values()]
     mixed = [group for group in scored if len({row["reward"] for row in group}) > 1]
     group = next((group for group in (*mixed, *scored, *groups.values()) if group), [])
-    ordered = sorted(group, key=lambda row: -float(row["reward"] or 0.0))
+    distinct = {(row["text"], row["reward"]): row for row in group}
+    ordered = sorted(distinct.values(), key=lambda row: -float(row["reward"] or 0.0))
     return [*ordered[: _SAMPLES - 1], ordered[-1]] if len(ordered) > _SAMPLES else ordered
 
 
@@ -235,7 +267,7 @@ def _sample(row: Row, scale: float) -> str:
 
 
 def _tokens(row: Row, scale: float) -> str:
-    """The completion's tokens, coloured by advantage; the plain text where it was not trained on."""
+    """The completion's tokens, colored by advantage; the plain text where it was not trained on."""
     tokens, advantages = row.get("tokens"), row.get("advantages")
     if not tokens or not advantages:
         return escape(str(row["text"])) or "(empty)"
@@ -279,7 +311,14 @@ def _total(rows: Sequence[Row], key: str) -> float:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{value:.1%}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("s", 120.0), ("min", 7200.0)):
+        if seconds < length:
+            return f"{seconds / (length / 120):.0f} {unit}"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _cell(value: float | None) -> str:

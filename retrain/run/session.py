@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from retrain.config.document import canonical
 from retrain.config.load import LoadedConfig
 from retrain.run.build import build
 from retrain.run.environment import environment
@@ -45,16 +47,13 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
     resolved = loaded.resolved()
     path = Path(config.logging.dir) / (config.logging.name or loaded.name)
     with RunDirectory(path, resume.mode, config.checkpoint, observe) as directory, Stop() as stop:
-        changes: list[str] = []
-        if directory.resuming:
-            changes = config_changes(directory.stored_config(), resolved, resume.allow_change)
-        for change in changes:
-            observe("message", {"text": f"resuming with {change}", "level": "warning"})
+        if previous := directory.previous_config(resume.path):
+            _tell_changes(previous, resolved, resume, observe)
         state = directory.restore(resume.path)
         directory.write_config(_source(loaded), resolved, environment())
         parts = build(loaded, directory, observe)
         try:
-            start, cursor = _restore(parts, state)
+            start, cursor = _restore(parts, state, resume)
             train(parts, stop, start, cursor)
             finish(parts, time.perf_counter() - began)
         finally:
@@ -68,9 +67,18 @@ def _source(loaded: LoadedConfig) -> str:
     return "\n".join([loaded.text, "".join(flags)]) if flags else loaded.text
 
 
-def _restore(parts: Parts, state: State | None) -> tuple[int, int]:
+def _tell_changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume, observe: Observer) -> None:
+    """Refuse what may not differ from the run to be resumed, and say what does."""
+    for change in config_changes(old, new, [canonical(key) for key in resume.allow_change]):
+        observe("message", {"text": f"resuming with {change}", "level": "warning"})
+
+
+def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, int]:
     if state is None:
         return 0, 0
+    # The same path may hold other problems by now, and then the cursor would point into another order.
+    data = ({"task": {"data": found}} for found in (state["loop"]["task_data"], parts.task_data))
+    _tell_changes(*data, resume, parts.observe)
     start, cursor = parts.load_state_dict(state)
     parts.observe("message", {"text": f"resumed after step {start}", "level": "info"})
     return start, cursor

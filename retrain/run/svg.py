@@ -1,4 +1,4 @@
-"""Charts as inline SVG: no script, no library, colours from the page's style sheet."""
+"""Charts as inline SVG: no script, no library, colors from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _POINTS = 400
 """A line of more points is thinned to means of this many; the file stays small and the picture the same."""
 
 Point = tuple[float, float]
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Axes:
         percent: y values are shares.
     """
 
-    x: tuple[float, float]
-    y: tuple[float, float]
+    x: Range
+    y: Range
     percent: bool = False
 
     def place(self, point: Point) -> str:
@@ -45,7 +46,7 @@ class Axes:
         base, parts = HEIGHT - _BOTTOM, list[str]()
         for tick in ticks(*self.y):
             y = self.up(tick)
-            label = f"{100 * tick:g} %" if self.percent else number(tick)
+            label = f"{100 * tick:g}%" if self.percent else number(tick)
             parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(f'<text class="tick end" x="{_LEFT - 6}" y="{y + 3.5:.1f}">{label}</text>')
         for tick in ticks(*self.x, count=6):
@@ -57,24 +58,28 @@ class Axes:
         return "".join(parts)
 
 
-def line_chart(points: Sequence[Point], *, percent: bool = False) -> str:
+def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | None = None) -> str:
     """Every step as a faint line and a running mean over a 25th of the run as a strong one.
 
     What is not finite leaves a gap in the faint line. Empty if nothing is finite.
+
+    Args:
+        percent: values are shares.
+        x: range of the x axis, so that charts of one run line up; that of the points if left out.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:
         return ""
-    axes = Axes(span([x for x, _ in finite]), roomy([y for _, y in finite], percent), percent)
+    axes = Axes(x or span([x for x, _ in finite]), roomy([y for _, y in finite], percent), percent)
     faint = "".join(polyline(axes, part, "raw") for part in runs(points))
     return svg(axes.draw() + faint + polyline(axes, thin(running_mean(finite)), "mean"))
 
 
-def interval_chart(rows: Sequence[tuple[float, float, float, float]]) -> str:
+def interval_chart(rows: Sequence[tuple[float, float, float, float]], x: Range | None = None) -> str:
     """Shares (x, value, low, high) as dots and a line, with the interval as a band, on an axis that starts at 0."""
     if not rows:
         return ""
-    axes = Axes(span([row[0] for row in rows]), (0.0, min(1.0, 1.1 * max(row[3] for row in rows)) or 1.0), True)
+    axes = Axes(x or span([row[0] for row in rows]), (0.0, min(1.0, 1.1 * max(row[3] for row in rows)) or 1.0), True)
     upper, lower = [(x, high) for x, _, _, high in rows], [(x, low) for x, _, low, _ in rows]
     outline = " ".join(axes.place(point) for point in (*upper, *reversed(lower)))
     bars = "".join(
@@ -89,7 +94,7 @@ def interval_chart(rows: Sequence[tuple[float, float, float, float]]) -> str:
     return svg(f'{axes.draw()}<polygon class="band" points="{outline}"/>{bars}{line}{dots}')
 
 
-def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]]) -> str:
+def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]], x: Range | None = None) -> str:
     """Layers on top of each other, each a running mean; layer i has the class `layer-i`."""
     if not steps or not layers:
         return ""
@@ -98,7 +103,7 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]])
         name: [y for _, y in running_mean(list(zip(steps, values, strict=True)))] for name, values in layers.items()
     }
     top = max(sum(column) for column in zip(*smooth.values(), strict=True))
-    axes = Axes(span(steps), (0.0, 1.05 * top or 1.0))
+    axes = Axes(x or span(steps), (0.0, 1.05 * top or 1.0))
     for index, values in enumerate(smooth.values()):
         roof = [below + value for below, value in zip(floor, values, strict=True)]
         upper = thin(list(zip(steps, roof, strict=True)))
@@ -143,7 +148,7 @@ def running_mean(points: Sequence[Point]) -> list[Point]:
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
-    """At most `_POINTS` points, each a mean over neighbours."""
+    """At most `_POINTS` points, each a mean over neighbors."""
     if len(points) <= _POINTS:
         return list(points)
     edges = [index * len(points) // _POINTS for index in range(_POINTS + 1)]
@@ -151,14 +156,14 @@ def thin(points: Sequence[Point]) -> list[Point]:
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
-def span(values: Sequence[float]) -> tuple[float, float]:
+def span(values: Sequence[float]) -> Range:
     """Least and greatest value, never the same."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def roomy(values: Sequence[float], percent: bool) -> tuple[float, float]:
-    """The values' range with a margin; from 0 unless that would flatten the curve, and at most to 100 %."""
+def roomy(values: Sequence[float], percent: bool) -> Range:
+    """The values' range with a margin; from 0 unless that would flatten the curve, and at most to 100%."""
     low, high = span(values)
     margin = 0.05 * (high - low)
     bottom = 0.0 if 0 <= low < 0.5 * high else low - margin

@@ -42,6 +42,12 @@ def test_stored_rollouts_carry_the_credit_of_every_token(train):
         assert all(value <= 0 for value in row["sampler_logprobs"])
 
 
+def test_the_stored_file_shows_what_the_command_line_changed(train, toml):
+    stored = (train("training.max_steps=0", "eval.problems=0") / "config.toml").read_text()
+    assert stored.startswith(toml.read_text())
+    assert stored.endswith("# --set training.max_steps=0\n# --set eval.problems=0\n")
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(train):
     first, second, other = train(name="a"), train(name="b"), train("training.seed=1", name="c")
     assert rows(first / "metrics.jsonl") == rows(second / "metrics.jsonl")

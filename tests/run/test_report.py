@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from retrain.config.schema import Checkpoint
+from retrain.config.schema import Checkpoint, Config
 from retrain.errors import ConfigError, UserCodeError
-from retrain.run.report import pick, render, status, summary, write_report
+from retrain.run.report import pick, recipe, render, status, summary, write_report
 from retrain.run.rundir import RunDirectory
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
@@ -105,7 +105,7 @@ def test_the_report_is_well_formed_complete_and_stable(run):
     for part in (
         "my-run",
         "finished, 30 of 30 steps",
-        "Held-out accuracy rose from 20.0 % to 80.0 % (95 % interval 75.0 % to 85.0 %) on 256 problems in 30 steps.",
+        "Held-out accuracy rose from 20.0% to 80.0% (95% interval 75.0% to 85.0%) on 256 problems in 30 steps.",
         "Informative groups",
         "Gradient norm",
         "Entropy",
@@ -135,7 +135,7 @@ def test_hostile_text_stays_text_wherever_it_comes_from(run):
     assert html.count("&lt;script&gt;") == 4  # prompt, token, config.toml, config.resolved.json
 
 
-def test_credit_is_shown_as_colour_relative_to_the_step(run):
+def test_credit_is_shown_as_color_relative_to_the_step(run):
     html = render(run)
     assert html.count('class="up planning" title="advantage +0.5" style="--a:0.30"') == 1
     assert html.count('class="up" title="advantage +0.5" style="--a:0.30"') == 4
@@ -144,8 +144,9 @@ def test_credit_is_shown_as_colour_relative_to_the_step(run):
 
 
 def test_pick_shows_best_second_and_worst_of_a_group_that_differs():
-    rows = [rollout(0.0, group=0), rollout(0.0, group=0)]
+    rows = [rollout(0.0, group=0), rollout(0.0, "2+2=5", group=0)]
     assert pick(rows) == rows
+    assert pick([*rows, rows[0]]) == rows  # equal completions are shown once
     mixed = [rollout(reward, group=1) for reward in (0.0, 1.0, 0.5, None, 0.25)]
     assert [row["reward"] for row in pick(rows + mixed)] == [1.0, 0.5, 0.0]
     assert pick([]) == []
@@ -186,6 +187,16 @@ def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
     assert "failed, 0 steps: reward mine.py raised" in checked(render(path))
 
 
+def test_recipe_names_the_ingredients_that_the_configuration_holds():
+    config = Config().model_dump(mode="json")
+    config["algorithm"] |= {"advantage_mode": "maxrl", "transform_mode": ["gtpo", "my.own"]}
+    sizes = "16 prompts x 8 completions x at most 64 tokens per step"
+    assert recipe(config) == f"builtin:tiny on addition; maxrl + gtpo + my.own; {sizes}; seed 0"
+    config["algorithm"]["algorithm_mode"] = "my.algorithm"
+    assert recipe(config) == f"builtin:tiny on addition; my.algorithm; {sizes}; seed 0"
+    assert recipe({"training": {"max_steps": 3}}) == ""
+
+
 def test_no_run_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         status(tmp_path)
@@ -194,8 +205,8 @@ def test_no_run_is_a_configuration_error(tmp_path):
 def test_summary_says_what_the_numbers_say():
     assert summary([], []) == "0 steps; no evaluation yet."
     assert summary([{}], []) == "1 step; no evaluation yet."
-    assert summary([], [evaluation(0, 0.5)]).startswith("Held-out accuracy is 50.0 % (95 % interval 45.0 % to 55.0 %)")
-    assert "fell from 80.0 % to 20.0 %" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
+    assert summary([], [evaluation(0, 0.5)]).startswith("Held-out accuracy is 50.0% (95% interval 45.0% to 55.0%)")
+    assert "fell from 80.0% to 20.0%" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
     assert "did not change, from" in summary([], [evaluation(0, 0.8), evaluation(9, 0.8)])
     assert summary([], [evaluation(0, 0.5), evaluation(9, 0.55)]).endswith("The intervals before and after overlap.")
 

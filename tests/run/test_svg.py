@@ -112,8 +112,8 @@ def test_ranges():
 
 def test_intervals_start_at_zero_and_end_at_100_percent():
     chart = interval_chart([(0, 0.5, 0.4, 0.6), (20, 0.9, 0.8, 1.0)])
-    assert "100 %" in chart
-    assert ">0 %" in chart
+    assert "100%" in chart
+    assert ">0%" in chart
     assert chart.count('class="bar"') == 2
     assert chart.count("<circle") == 2
     assert interval_chart([]) == ""
