@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ _LONGEST = 1_000_000
 """Bytes of a line; one that is longer is a mistake, and reading it whole might not fit in memory."""
 
 
-class FileTask(RowTask):
+class FileTask(RowTask, ABC):
     """Problems from the rows of a file; all bad rows are reported together.
 
     Args:
@@ -68,9 +69,9 @@ class FileTask(RowTask):
         super().__init__(seed, train, held, digest_of(self.kind, vars(reading), shuffle, contents), shuffle)
 
     @staticmethod
+    @abstractmethod
     def rows(path: str) -> Rows:
         """The rows of a file with their places."""
-        raise NotImplementedError
 
 
 @task("jsonl")
