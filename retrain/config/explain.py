@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from retrain import registry
 from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.document import show
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, MISMATCH, slots
 from retrain.config.schema import BUILTIN
+from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.training.memory import ModelShape, estimate_memory
 from retrain.training.settings import LoraSettings, PolicySettings
@@ -26,13 +28,14 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
     """Facts by topic, JSON-able; imports torch for the probe."""
     from retrain.config.probe import probe
 
+    engine = _engine(loaded)
     return {
         "file": loaded.file,
         "run_directory": str(Path(loaded.config.logging.dir) / (loaded.config.logging.name or loaded.name)),
         "components": _components(loaded),
         "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],
-        "engine": _engine(loaded),
-        "pipeline": _pipeline(loaded),
+        "engine": engine,
+        "pipeline": _pipeline(loaded, _is_exact(loaded, engine["name"])),
         "loss": _loss(loaded),
         "batch": _batch(loaded),
         "forwards_per_step": _forwards(loaded),
@@ -107,18 +110,21 @@ def _engine(loaded: LoadedConfig) -> dict[str, Any]:
         return {"name": engine.name, "why": "[rollout] engine says so"}
     if path.startswith(BUILTIN):
         return {"name": "torch", "why": f'"{AUTO}": the embedded engine serves the builtin models'}
-    return {"name": AUTO, "why": "torch if the embedded engine can serve the architecture, else transformers"}
+    known = choose_engine_at(path)
+    if known is None:
+        return {"name": AUTO, "why": "torch if the embedded engine can serve the architecture, else transformers"}
+    return {"name": known[0], "why": f'"{AUTO}": {known[1]}'}
 
 
-def _is_exact(loaded: LoadedConfig) -> bool | None:
+def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
     """Whether the engine's log-probs are the trainer's own; None while the engine is not known."""
-    name = _engine(loaded)["name"]
-    bound = loaded.components.optional("engine") or loaded.components.named("engine", name) if name != AUTO else None
-    return None if bound is None else bool(bound.component.traits.get("exact", False))
+    if name == AUTO:
+        return None
+    return bool(registry.find("engine", name, loaded.config.plugins.search_paths).traits.get("exact", False))
 
 
-def _pipeline(loaded: LoadedConfig) -> dict[str, Any]:
-    exact, pipeline = _is_exact(loaded), _planned(loaded)
+def _pipeline(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
+    pipeline = _planned(loaded, exact)
     return {
         "stages": [
             {stage.kind: stage.name, "reads": list(stage.reads), "writes": stage.writes} for stage in pipeline.graph
@@ -132,8 +138,8 @@ def _pipeline(loaded: LoadedConfig) -> dict[str, Any]:
     }
 
 
-def _planned(loaded: LoadedConfig) -> Pipeline:
-    stages = loaded.components.stages(_is_exact(loaded) is not False, _objective(loaded).signals)
+def _planned(loaded: LoadedConfig, exact: bool | None) -> Pipeline:
+    stages = loaded.components.stages(exact is not False, _objective(loaded).signals)
     return Pipeline.resolve(stages, loaded.components.signal)
 
 
@@ -186,7 +192,10 @@ def _model(loaded: LoadedConfig) -> dict[str, Any]:
     if model.path.startswith(BUILTIN):
         shape = TINY
     elif file.is_file():
-        shape = ModelShape.of(json.loads(file.read_text(encoding="utf-8")))
+        try:
+            shape = ModelShape.of(json.loads(file.read_text(encoding="utf-8")))
+        except ValueError as error:
+            return {"path": model.path, "memory": f"not known: {error}"}
     else:
         return {"path": model.path, "memory": "known once the model is here: give its directory as path"}
     settings = PolicySettings(

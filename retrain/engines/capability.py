@@ -34,6 +34,22 @@ def choose_engine(model: Any) -> tuple[str, str]:
     return "transformers", f"the embedded engine cannot serve it: {reason}"
 
 
+def choose_engine_at(path: str) -> tuple[str, str] | None:
+    """`choose_engine` of the model in a directory or in the hub's local cache, without its weights; None if not known.
+
+    Runs no code that the model brings along and asks no network.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        with torch.device("meta"):
+            return choose_engine(AutoModelForCausalLM.from_config(config))
+    except Exception:  # whatever is wrong with it, loading the model says so
+        return None
+
+
 def unsupported(model: Any) -> str | None:
     """Why the embedded engine cannot serve this transformers model; None if it can.
 

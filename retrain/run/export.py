@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+from retrain.config.schema import BUILTIN
 from retrain.errors import StorageError
 from retrain.run.parts import Parts
 from retrain.run.rundir import read_rows
@@ -12,15 +14,31 @@ from retrain.training.models import save_model
 
 
 def export(parts: Parts, folder: Path) -> None:
-    """Write model, tokenizer and card; with LoRA the merged model, and the adapter in `folder/adapter`."""
-    save_model(folder, parts.policy.model, parts.loaded.tokenizer, parts.policy.weights())
-    if parts.policy.adapter is not None:
-        parts.policy.save_adapter(folder / "adapter")
-    write_card(folder, card_of(parts))
+    """Write model, tokenizer and card; with LoRA the merged model, and the adapter in `folder/adapter`.
+
+    What the adapter applies to is in `folder/base` if the run made it itself, by its warm start.
+    """
+    policy, tokenizer, model = parts.policy, parts.loaded.tokenizer, parts.policy.model
+    save_model(folder, model, tokenizer, policy.weights())
+    if policy.adapter is None:
+        _copy_adapter(parts.directory.path / "model", folder)
+    elif parts.config.warmup.steps or parts.config.model.path.startswith(BUILTIN):
+        save_model(folder / "base", model, tokenizer, policy.weights(adapters=False))
+        policy.save_adapter(folder / "adapter", base=str(folder / "base"))
+    else:
+        policy.save_adapter(folder / "adapter")
+    write_card(folder, card_of(parts, folder))
 
 
-def card_of(parts: Parts) -> Card:
-    """What the run's own files say of the model: how it started, was trained and did."""
+def _copy_adapter(model: Path, folder: Path) -> None:
+    """The adapter beside a final model, which is opened again merged."""
+    for name in ("adapter", "base"):
+        if (model / name).is_dir() and model.resolve() != folder.resolve():
+            shutil.copytree(model / name, folder / name, dirs_exist_ok=True)
+
+
+def card_of(parts: Parts, folder: Path) -> Card:
+    """What the run's own files say of the model in `folder`: how it started, was trained and did."""
     run = parts.directory.path
     config = parts.directory.stored_config()
     return Card(
@@ -31,7 +49,7 @@ def card_of(parts: Parts) -> Card:
         evaluations=read_rows(run / "eval.jsonl"),
         steps=parts.policy.step or config["training"]["max_steps"],
         warmup_steps=config["warmup"]["steps"],
-        adapter=parts.policy.adapter is not None,
+        adapter=(folder / "adapter").is_dir(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def inject(model: Any, settings: LoraSettings) -> Any:
 
     Raises:
         MissingExtraError: peft is not installed.
-        ComponentError: no layer has a name in `target_modules`.
+        ComponentError: no layer has a name in `target_modules`, or one is tied to another.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -39,7 +40,14 @@ def inject(model: Any, settings: LoraSettings) -> Any:
         try:
             wrapper = get_peft_model(model, config)
         except ValueError as error:
-            raise ComponentError(f"[lora] target_modules: {error}", 'name linear layers, or "all-linear"') from error
+            problem = f"[model.lora] target_modules: {error}"
+            raise ComponentError(problem, 'name linear layers, or "all-linear"') from error
+    edges = (model.get_input_embeddings(), model.get_output_embeddings())
+    if model.config.tie_word_embeddings and any(hasattr(edge, "base_layer") for edge in edges):
+        raise ComponentError(
+            "[model.lora] target_modules names the embedding or the head, and this model has one matrix for both",
+            "leave them out",
+        )
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -53,19 +61,26 @@ def adapters_off(wrapper: Any) -> Generator[None]:
         yield
 
 
-def merged(model: Any) -> dict[str, Tensor]:
-    """Full weights under the base model's names, W + (alpha / r) B A; the training copy is not touched."""
-    deltas = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+def merged(model: Any, adapters: bool = True) -> dict[str, Tensor]:
+    """Full weights under the base model's names, W + (alpha / r) B A (without `adapters`: W); nothing is changed."""
+    adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     weights: dict[str, Tensor] = {}
     for key, value in model.state_dict().items():
         layer, _, leaf = key.rpartition(".")
         owner = layer.removesuffix(".base_layer")
         if ".lora_" in key:
             continue
-        if owner in deltas and leaf == "weight":
-            value = value + deltas[owner].get_delta_weight(_ADAPTER).to(value.dtype)
+        if adapters and owner in adapted and leaf == "weight":
+            value = value + adapted[owner].get_delta_weight(_ADAPTER).to(value.dtype)
         weights[f"{owner}.{leaf}"] = value.detach()
     return weights
+
+
+def save(wrapper: Any, path: Path, base: str) -> None:
+    """Write the adapter in peft's format, for the base model at `base` (unless empty)."""
+    if base:
+        wrapper.peft_config[_ADAPTER].base_model_name_or_path = base
+    wrapper.save_pretrained(path)
 
 
 @contextmanager

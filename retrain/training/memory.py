@@ -33,16 +33,23 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
-        """From a `config.json` as a mapping; understands the names of the Llama and of the GPT-2 family."""
+        """From a `config.json` as a mapping; understands the names of the Llama and of the GPT-2 family.
+
+        Raises:
+            ValueError: it lacks a number, as those of models without attention heads do.
+        """
 
         def first(*names: str, default: int = 0) -> int:
             return next((int(config[name]) for name in names if config.get(name)), default)
 
         width, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
+        layers, vocabulary = first("num_hidden_layers", "n_layer"), first("vocab_size")
+        if not (width and heads and layers and vocabulary):
+            raise ValueError(f"the config of {config.get('model_type')} does not tell width, heads, layers, vocabulary")
         return cls(
-            vocabulary=first("vocab_size"),
+            vocabulary=vocabulary,
             width=width,
-            layers=first("num_hidden_layers", "n_layer"),
+            layers=layers,
             inner=first("intermediate_size", "n_inner", default=4 * width),
             heads=heads,
             key_heads=first("num_key_value_heads", default=heads),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from retrain.errors import ComponentError, DataError, StorageError
@@ -19,6 +19,7 @@ from retrain.types import Problem
 
 BUILTIN = "builtin:"
 Chat = Literal["auto", "on", "off"]
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,14 @@ class Loaded:
 
     @property
     def pad_id(self) -> int:
-        """The id that fills rows up; masks, never ids, say what is padding."""
+        """The id that fills rows up; masks, never ids, say what is padding.
+
+        A pad token that was added to the tokenizer alone has no embedding: a stop id takes its place.
+        """
         tokenizer: Any = self.tokenizer
-        return int(tokenizer.pad_token_id)
+        pad = int(tokenizer.pad_token_id)
+        embedding: Any = self.model.get_input_embeddings()
+        return pad if pad < len(embedding.weight) else self.stop_ids[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
@@ -139,7 +145,17 @@ def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
     if tokenizer.pad_token_id is None:
         # Padding is masked by length everywhere, so any id will do.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stop_ids[0])
+    model.generation_config = _savable(model.generation_config)
     return Loaded(model.eval(), tokenizer, stop_ids, name)
+
+
+def _savable(settings: Any) -> Any:
+    """The generation_config; its token ids alone if it is contradictory: transformers loads that, but saves it not."""
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return GenerationConfig(**{name: getattr(settings, name) for name in _SPECIAL_IDS})
+    return settings
 
 
 def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -95,10 +95,14 @@ class TorchPolicy:
         reports = [self._take(step, objective) for _ in range(self.settings.epochs) for step in steps]
         return _mean(reports) | {name: value for name, value in reports[0].items() if name.startswith("mismatch/")}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Full weights by the base model's names, tied entries included, for a sampler; views where possible."""
+    def weights(self, adapters: bool = True) -> dict[str, Tensor]:
+        """Full weights by the base model's names, tied entries included, for a sampler; views where possible.
+
+        Args:
+            adapters: False leaves LoRA's adapters out: the frozen base.
+        """
         if self.adapter is not None:
-            return lora.merged(self.model)
+            return lora.merged(self.model, adapters)
         return {name: value.detach() for name, value in self.model.state_dict().items()}
 
     def state_dict(self) -> State:
@@ -114,10 +118,10 @@ class TorchPolicy:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
 
-    def save_adapter(self, path: Path) -> None:
-        """Write the adapter in peft's format."""
+    def save_adapter(self, path: Path, base: str = "") -> None:
+        """Write the adapter in peft's format; `base` says where its base model is, if not where it was loaded from."""
         assert self.adapter is not None, "only a policy with LoRA has an adapter"
-        self.adapter.save_pretrained(path)
+        lora.save(self.adapter, path, base)
 
     def _minibatches(self, batch: Batch) -> list[Tensor]:
         """Every `minibatches`-th row, so that each part has a share of every group."""
