@@ -42,7 +42,7 @@ def ppo_clip(  # noqa: PLR0913 - four columns and three keys, each with its name
     response_mask: Tensor,
     *,
     eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2,
-    eps_high: Annotated[float, Field(ge=0)] = 0.2,
+    eps_high: Annotated[float, Field(ge=0)] = 0.28,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> _Terms:
     """Clipped surrogate: no gain from moving a token's probability further than the trust region.
@@ -51,7 +51,7 @@ def ppo_clip(  # noqa: PLR0913 - four columns and three keys, each with its name
 
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        eps_low, eps_high: the trust region; eps_high 0.28 is DAPO's clip-higher.
+        eps_low, eps_high: the trust region; 0.28 is DAPO's clip-higher, 0.2 the symmetric one of PPO.
         dual_clip: c, usually 3: where A < 0 the loss is at most -c * A. None switches it off.
     Returns:
         [N, T], with policy/clip_fraction (tokens without gradient by the clip) and policy/approx_kl
