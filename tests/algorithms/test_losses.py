@@ -38,7 +38,7 @@ def test_every_term_equals_the_printed_formula(rows):
     lps, olds, advantages = zip(*rows, strict=True)
     each = list(zip(*(lps, olds, advantages), strict=True))
     expected = {
-        ("ppo_clip",): [reference.ppo_clip(*row) for row in each],
+        ("ppo_clip",): [reference.ppo_clip(*row, 0.2, 0.28) for row in each],
         ("ppo_clip", ("eps_low", 0.1), ("eps_high", 0.28), ("dual_clip", 3.0)): [
             reference.ppo_clip(*row, 0.1, 0.28, 3.0) for row in each
         ],
@@ -87,7 +87,7 @@ def test_no_gradient_past_the_trust_region_but_always_back_into_it():
 
 def test_dual_clip_bounds_the_loss_of_a_failure():
     columns = tensors([(2.0, 0.0, -1.0), (2.0, 0.0, 1.0)])
-    assert call("loss", "ppo_clip", columns, dual_clip=3.0)[0].tolist() == pytest.approx([3.0, -1.2])
+    assert call("loss", "ppo_clip", columns, dual_clip=3.0)[0].tolist() == pytest.approx([3.0, -1.28])
 
 
 def test_cispo_cuts_the_weight_and_keeps_the_gradient():
