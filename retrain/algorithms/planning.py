@@ -75,7 +75,7 @@ class PlanningMask:
 def semantic_entropy(counts: Counter[str]) -> Metrics:
     """hicra/semantic_entropy = -sum p ln p nats over gram counts; _norm divides by ln(distinct); distinct_sg."""
     total = sum(counts.values())
-    entropy = -sum(n / total * log(n / total) for n in counts.values())
+    entropy = sum((n / total * log(total / n) for n in counts.values()), 0.0)
     return {
         "hicra/semantic_entropy": entropy,
         "hicra/semantic_entropy_norm": entropy / log(len(counts)) if len(counts) > 1 else 0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from retrain.engines.capability import tolerance_of
 from retrain.errors import EngineError
 from retrain.run.parts import Parts
 from retrain.types import Batch, Metrics
@@ -36,7 +37,8 @@ def check_parity(parts: Parts, batch: Batch) -> Metrics:
     if not len(difference):
         return {}
     mean, largest = float(difference.mean()), float(difference.max())
-    limit = parts.config.rollout.parity_tolerance or parts.sampler.tolerance
+    rounding = max(parts.sampler.tolerance, tolerance_of(parts.policy.settings.dtype))
+    limit = parts.config.rollout.parity_tolerance or rounding
     if not mean <= limit:
         raise EngineError(
             f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "

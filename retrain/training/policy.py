@@ -93,7 +93,8 @@ class TorchPolicy:
         if len(steps) * self.settings.epochs > 1:
             steps = [self._with_old_logprobs(step) for step in steps]
         reports = [self._take(step, objective) for _ in range(self.settings.epochs) for step in steps]
-        return _mean(reports) | {name: value for name, value in reports[0].items() if name.startswith("mismatch/")}
+        # Once the weights have moved, the distance to the sampler says nothing about the engine.
+        return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 
     def weights(self, adapters: bool = True) -> dict[str, Tensor]:
         """Full weights by the base model's names, tied entries included, for a sampler; views where possible.

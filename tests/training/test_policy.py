@@ -137,6 +137,14 @@ def test_mismatch_and_entropy_are_of_the_policy_before_the_step():
     assert metrics["policy/entropy"] == pytest.approx(float(scored.sum() / batch.response_mask.sum()), rel=1e-4)
 
 
+def test_mismatch_is_not_taken_from_steps_after_the_first():
+    batch, trained = make_batch(), policy(minibatches=2)
+    odd = torch.arange(len(batch.advantages)) % 2 == 1
+    metrics = trained.update(batch.replace(advantages=batch.advantages * odd[:, None]), make_objective())
+    assert metrics["update/skipped"] == 0.5
+    assert not any(name.startswith("mismatch/") for name in metrics)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_resume_is_bit_exact(optimizer, kind):
