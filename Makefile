@@ -9,12 +9,13 @@ INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-ver
 # One thread per process: the models are small, and the tests already run in two processes.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
 
-.PHONY: help demo test faults check format docs bench clean
+.PHONY: help demo test faults mutants check format docs bench clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
 	@echo "make test    run the tests with coverage"
 	@echo "make faults  kill real runs at random moments and compare what they leave"
+	@echo "make mutants break the mathematics in seven ways and see that tests notice"
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"
@@ -29,6 +30,9 @@ test: $(VENV)/.test
 
 faults: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m faults tests/faults
+
+mutants: $(VENV)/.test
+	$(ENV) $(BIN)/python tests/mutants.py
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -1,0 +1,143 @@
+"""Break the mathematics in the ways that happen in practice, and see that tests notice: `make mutants`.
+
+Each mutant is a change of the source in a temporary copy; the tests named with it must fail there, and pass
+without it. Prints a table; the exit code is 1 if a mutant survives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake to make.
+
+    Attributes:
+        name: of the mistake.
+        file: where, under `retrain/`.
+        changes: (text that occurs exactly once, what replaces it).
+        tests: files or directories under `tests/`, of which at least one must notice.
+    """
+
+    name: str
+    file: str
+    changes: Sequence[tuple[str, str]]
+    tests: Sequence[str]
+
+    def source(self, root: Path) -> str:
+        """The file's text with the mistake in it; ValueError if a text to replace does not occur exactly once."""
+        text = (root / "retrain" / self.file).read_text()
+        for old, new in self.changes:
+            if text.count(old) != 1:
+                raise ValueError(f"{self.name}: {text.count(old)} times in retrain/{self.file}: {old}")
+            text = text.replace(old, new)
+        return text
+
+
+MUTANTS = [
+    Mutant(
+        "mask after exp",
+        "functional/ratios.py",
+        [
+            ("difference = keep(new, mask) - keep(old, mask)", "difference = new - old"),
+            ("return keep(difference.clamp(-LIMIT, LIMIT).expand(mask.shape), mask)",
+             "return difference.clamp(-LIMIT, LIMIT).expand(mask.shape) * mask"),
+        ],
+        ["functional/test_ratios.py", "algorithms/test_losses.py"],
+    ),
+    Mutant(
+        "wrong sigma",
+        "functional/groups.py",
+        [("degrees = group_size(group_ids, members) - ddof", "degrees = group_size(group_ids, members) - 1")],
+        ["functional/test_groups.py", "algorithms/test_advantages.py"],
+    ),
+    Mutant(
+        "shift off by one",
+        "functional/logprobs.py",
+        [("return scored.reshape(-1).nonzero()[:, 0] - 1", "return scored.reshape(-1).nonzero()[:, 0]")],
+        ["functional/test_logprobs.py"],
+    ),
+    Mutant(
+        "padding in the denominator of the loss",
+        "algorithms/reductions.py",
+        [("return mask / mask.sum().clamp(min=1)", "return mask / mask.numel()")],
+        ["algorithms/test_reductions.py"],
+    ),
+    Mutant(
+        "padding in the denominator of a row's mean",
+        "functional/masked.py",
+        [(".sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)", ".mean(-1, keepdim=True)")],
+        ["functional/test_masked.py", "algorithms/test_transforms.py"],
+    ),
+    Mutant(
+        "min for max",
+        "algorithms/losses.py",
+        [("value = free.maximum(bound)", "value = free.minimum(bound)")],
+        ["algorithms/test_losses.py"],
+    ),
+    Mutant(
+        "ignoring groups",
+        "functional/groups.py",
+        [("unique, index = torch.unique(group_ids, return_inverse=True)",
+          "unique, index = torch.unique(group_ids * 0, return_inverse=True)")],
+        ["functional/test_groups.py", "algorithms/test_advantages.py"],
+    ),
+]  # fmt: skip
+
+
+def main() -> int:
+    """Try all of them."""
+    every = sorted({test for mutant in MUTANTS for test in mutant.tests})
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary)
+        ignored = shutil.ignore_patterns("__pycache__")
+        for name in ("retrain", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        if not passes(copy, every):
+            print("the tests fail without any mutant: run make test")
+            return 1
+        survivors = [mutant.name for mutant in MUTANTS if not killed(copy, mutant)]
+    return 1 if survivors else 0
+
+
+def killed(copy: Path, mutant: Mutant) -> bool:
+    """Whether its tests notice the mutant; says so."""
+    file = copy / "retrain" / mutant.file
+    original = file.read_text()
+    file.write_text(mutant.source(copy))
+    try:
+        noticed = not passes(copy, mutant.tests)
+    finally:
+        file.write_text(original)
+    print(f"{'killed' if noticed else 'SURVIVED':<10}{mutant.name:<45}{mutant.file}", flush=True)
+    return noticed
+
+
+def passes(copy: Path, tests: Sequence[str]) -> bool:
+    """Whether these tests pass in the copy."""
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [*command, *(f"tests/{test}" for test in tests)],
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode not in (0, 1):  # not a failed test, but no tests at all
+        raise RuntimeError(result.stdout + result.stderr)
+    return result.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
