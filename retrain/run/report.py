@@ -120,7 +120,7 @@ def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
     if len(evals) == 1:
         return f"Held-out accuracy is {interval} on {last['problems']} problems after {last['step']} steps."
     change = last["accuracy"] - first["accuracy"]
-    verb = "rose" if change > 0 else "fell" if change < 0 else "did not change,"
+    verb = "rose" if change > 0 else "fell" if change < 0 else "did not move:"
     clear = first["ci_high"] < last["ci_low"] or last["ci_high"] < first["ci_low"]
     tail = "" if clear else " The intervals before and after overlap."
     return (

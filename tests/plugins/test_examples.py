@@ -1,23 +1,35 @@
 """The examples do what they say, and every TOML in plugins/ and in the documentation is valid."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from plugins.decorated import fading, progress
 from plugins.my_reward import brevity
-from retrain import compute_composable_advantages
+from plugins.stateful import RunningBaseline
+from retrain import Batch, compute_composable_advantages
+from retrain.cli.main import app
 from retrain.config.load import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(block, id=f"{page.stem}-{number}")
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL))
-]
+
+
+def blocks(language):
+    return [
+        pytest.param(block, id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL))
+    ]
+
+
+BLOCKS, SNIPPETS = blocks("toml"), blocks("python")
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +82,46 @@ def test_reward():
     assert brevity("so 13", "12") is None
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "plugins").glob("*.toml")), ids=lambda file: file.stem)
+def test_stateful_advantage_remembers_earlier_steps_and_checkpoints():
+    part, again = RunningBaseline(decay=0.5), RunningBaseline(decay=0.5)
+    first = torch.tensor([1.0, 0.0])
+    assert part(first).tolist() == [0.5, -0.5]
+    assert part.after(batch_of(first)) == {"running_baseline/value": 0.5}
+    part.after(batch_of(torch.ones(2)))
+    again.load_state_dict(part.state_dict())
+    assert again(first).tolist() == part(first).tolist() == [0.25, -0.75]
+
+
+def batch_of(rewards):
+    blank = torch.zeros(len(rewards), 1)
+    mask = blank.bool()
+    return Batch(blank.long(), mask, mask, blank, rewards, mask[:, 0], mask[:, 0], mask[:, 0], mask[:, 0], blank)
+
+
+EXAMPLES = pytest.mark.parametrize("file", sorted((ROOT / "plugins").glob("*.toml")), ids=lambda file: file.stem)
+
+
+@EXAMPLES
 def test_example_configurations_are_valid(file):
     assert not load(file).warnings
+
+
+@EXAMPLES
+def test_examples_run(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))
+    sizes = {"training.max_steps": 1, "training.batch_size": 2, "training.group_size": 2, "training.max_tokens": 8}
+    sizes |= {"warmup.steps": 2, "warmup.batch_size": 2, "eval.problems": 2, "reward_pool.workers": 0}
+    sizes |= {"logging.dir": f'"{tmp_path}"', "training.seed": 3}
+    flags = [text for key, value in sizes.items() for text in ("--set", f"{key}={value}")]
+    done = CliRunner().invoke(app, ["train", str(file), "--plain", *flags])
+    assert done.exit_code == 0, done.output
+    assert len((tmp_path / file.stem / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "plugins").glob("*.py")), ids=lambda file: file.stem)
+def test_examples_import_the_public_surface_only(file):
+    imports = re.findall(r"^\s*(?:from|import) (retrain\S*)", file.read_text(), re.MULTILINE)
+    assert set(imports) <= {"retrain"}
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -80,3 +129,13 @@ def test_configurations_in_the_documentation_are_valid(block, tmp_path):
     file = tmp_path / "block.toml"
     file.write_text(block)
     load(file, ('plugins.search_paths=["plugins"]',))
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_python_in_the_documentation_runs(code, tmp_path):
+    finished = tmp_path / "runs" / "quickstart"
+    finished.mkdir(parents=True)
+    (finished / "eval.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
