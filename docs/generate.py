@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def section_tables(path: str, entry: Mapping[str, Any], definitions: Mapping[str
 
 def sentence(text: str) -> str:
     """With a capital letter, unless it begins with a symbol such as `c`."""
-    return text[:1].upper() + text[1:] if text[:2].isalpha() else text
+    return text[:1].upper() + text[1:] if re.match(r"[a-z][a-z ]", text) else text
 
 
 def find_reference(entry: Mapping[str, Any]) -> tuple[bool, str]:
@@ -83,15 +84,31 @@ def find_reference(entry: Mapping[str, Any]) -> tuple[bool, str]:
 def table(part: Component) -> str:
     """The parameters of a component as a table, with their meanings from the docstring."""
     schema = part.schema.model_json_schema()
-    meanings = {"weight": "Factor of the term in the loss; 0 leaves it out."} | arguments(part.target.__doc__ or "")
+    meanings = {"weight": "Factor of the term in the loss; 0 leaves it out."} | meanings_of(part.target)
     for key, entry in schema.get("properties", {}).items():
         entry.setdefault("description", meanings.get(key, ""))
     return HEADER + rows(schema) + "\n"
 
 
-def arguments(docstring: str) -> dict[str, str]:
+def meanings_of(target: Any) -> dict[str, str]:
+    """What the docstrings of a function, or of a class and its bases, say of each parameter.
+
+    "see `X`" stands for what the class X of the same module says under `Attributes:`.
+    """
+    found: dict[str, str] = {}
+    for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else (target,):
+        for name, meaning in arguments(owner.__doc__ or "").items():
+            other = re.fullmatch(r"See `(\w+)`\.?", meaning)
+            if other:
+                described = vars(sys.modules[owner.__module__])[other[1]].__doc__
+                meaning = arguments(described, "Attributes").get(name, "")
+            found[name] = meaning
+    return found
+
+
+def arguments(docstring: str, title: str = "Args") -> dict[str, str]:
     """What `Args:` says of each name; one line may hold `a: ...; b: ...`, and `a, b: ...` names two."""
-    block = re.search(r"Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(docstring), re.DOTALL)
+    block = re.search(rf"{title}:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(docstring), re.DOTALL)
     entries = re.split(r"(?:^ {4}|; |\. )(?=\w+(?:, \w+)*: )", block[1] if block else "", flags=re.MULTILINE)
     found: dict[str, str] = {}
     for entry in entries:

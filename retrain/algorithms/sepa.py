@@ -26,8 +26,14 @@ class SepaLambda:
             execution-token uncertainty, v_0 its value after `warmup_steps` steps
     gate:   0 until the correct rate of a batch reaches `correct_rate_gate` once; then open for good
 
-    The step counts from the one at which the gate opened (`ramp_from = "gate"`), or from the start of the
-    run (`"start"`), in which case the weight jumps when the gate opens late.
+    Args:
+        steps: over which the weight rises from 0 to 1; 0 keeps the linear part at 0.
+        schedule: "linear", or "auto" that also reacts to a collapse of the variance.
+        delay_steps: steps at 0 before the rise.
+        correct_rate_gate: correct rate of a batch that opens the gate; 0 opens it at once.
+        warmup_steps: steps after which "auto" takes the initial variance.
+        ramp_from: steps count from the opening of the "gate", or from the "start" of the run, in which case the
+            weight jumps when the gate opens late.
     """
 
     def __init__(

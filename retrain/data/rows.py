@@ -43,6 +43,7 @@ class Reading:
         solution_field: column with a worked solution; a row may lack it.
         id_field: column with a unique text or integer; rows that lack it are called by their place.
         on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction.
+        max_bad_fraction: share of bad rows that "skip" puts up with.
     """
 
     prompt_field: str = "prompt"

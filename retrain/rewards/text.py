@@ -31,6 +31,9 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
 
     Commas between groups of three digits are dropped; a minus after a digit or letter subtracts; percent
     signs mean nothing. The answer must hold a number.
+
+    Args:
+        tolerance: largest difference, relative to the answer where that is above 1.
     """
     wanted = _last_number(answer)
     if wanted is None:
@@ -41,7 +44,11 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
 
 @reward("format", correctness=False)
 def format_matches(completion: str, *, pattern: str) -> float:
-    """1 if `pattern` matches somewhere in the completion (a dot matches line ends as well), else 0."""
+    """1 if `pattern` matches somewhere in the completion (a dot matches line ends as well), else 0.
+
+    Args:
+        pattern: regular expression.
+    """
     return float(re.search(pattern, completion, re.DOTALL) is not None)
 
 
@@ -51,6 +58,8 @@ def overlong(length: int, max_tokens: int, *, buffer_share: Annotated[float, Fie
 
     L = max_tokens and B = buffer_share * L, so a completion that uses the whole budget gets -1.
 
+    Args:
+        buffer_share: share of the budget over which the reward falls.
     References: Yu et al., DAPO, arXiv:2503.14476, equation 13 (B = 4096 of L = 20480).
     """
     buffer = buffer_share * max_tokens

@@ -35,6 +35,11 @@ def test_every_component_is_described():
         assert f"### `{part.name}`" in page
 
 
+def test_every_parameter_has_a_meaning():
+    for page in (GENERATE["components_page"](), GENERATE["configuration_page"]()):
+        assert not [line for line in page.splitlines() if line.endswith("|  |")]
+
+
 def test_meanings_come_from_the_docstring():
     text = """Sum.
 
