@@ -25,7 +25,7 @@ def evaluate(run: Run, overrides: Overrides = None, as_json: Json = False) -> No
 
     parts = reopen(run, overrides or (), _warnings)
     try:
-        row = measure(parts, parts.policy.step)
+        row = measure(parts, parts.steps)
     finally:
         parts.close()
     if as_json:

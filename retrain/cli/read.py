@@ -37,10 +37,13 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     print(f"{file}: valid")
 
 
-def schema() -> None:
+def schema(
+    as_json: Annotated[bool, typer.Option("--json", help="As in the other commands; a schema is JSON anyway.")] = True,
+) -> None:
     """Print the JSON Schema of a configuration, tables of all registered components included."""
     from retrain.config.jsonschema import json_schema
 
+    del as_json
     print(json.dumps(json_schema(), indent=2))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retrain.cli.read import File, Overrides, warn
+from retrain.errors import ConfigError, ConfigProblem
 
 if TYPE_CHECKING:
     from retrain.run.rundir import Mode
@@ -34,18 +35,22 @@ def train(
 
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
-    how = _resume(resume or loaded.config.checkpoint.resume, fresh, tuple(allow_change or ()))
+    how = _resume(resume, loaded.config.checkpoint.resume, fresh)
     from retrain.cli.display import display
     from retrain.run.session import Resume, run
 
     with display(plain=plain) as observe:
-        run(loaded, Resume(*how), observe)
+        run(loaded, Resume(*how, tuple(allow_change or ())), observe)
 
 
-def _resume(resume: str, fresh: bool, allow_change: tuple[str, ...]) -> tuple[Mode, Path | None, tuple[str, ...]]:
-    """Mode of the run directory, checkpoint to start from, and keys that may change."""
+def _resume(asked: str | None, default: str, fresh: bool) -> tuple[Mode, Path | None]:
+    """Mode of the run directory, and the checkpoint to start from."""
+    if fresh and asked not in (None, "never"):
+        problem, fix = "--fresh deletes what there is to resume", "drop one of the two"
+        raise ConfigError([ConfigProblem("--resume", 0, 0, asked, problem, fix)])
     if fresh:
-        return "fresh", None, allow_change
+        return "fresh", None
+    resume = asked or default
     if resume in ("auto", "never"):
-        return ("auto" if resume == "auto" else "new"), None, allow_change
-    return "auto", Path(resume), allow_change
+        return ("auto" if resume == "auto" else "new"), None
+    return "auto", Path(resume)

@@ -118,6 +118,12 @@ def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:
     return document
 
 
+def canonical(key: str) -> str:
+    """A dotted key by its first name: `training.lr` is `optimizer.lr`."""
+    path = tuple(key.split("."))
+    return ".".join(str(part) for part in ALIASES.get(path, path))
+
+
 def show(path: Path) -> str:
     """A path as people write it: `[training] lr`, `[[rewards]] weight`, `[gtpo]`."""
     names = [part for part in path if isinstance(part, str)]

@@ -96,7 +96,8 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
     model = load_model(
         config.model.path,
         revision=config.model.revision,
-        dtype=model_dtype(config, device),
+        # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
+        dtype=model_dtype(config, device) if config.model.lora else "float32",
         trust_remote_code=config.model.trust_remote_code,
         problems=_Problems(teacher, _VOCABULARY_PROBLEMS),
     )

@@ -96,6 +96,13 @@ def latest(root: Path, log: Callable[[str], None]) -> Path | None:
     return None
 
 
+def drop_after(root: Path, step: int) -> None:
+    """Delete checkpoints of later steps than `step`: a run that goes on from there takes another course."""
+    for path in _checkpoints(root):
+        if step_of(path) > step:
+            shutil.rmtree(path)
+
+
 def load(path: Path) -> State:
     """The state saved at `path`, tensors on the CPU, after verifying the hash of every file it reads.
 

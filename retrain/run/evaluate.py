@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import roll
@@ -22,9 +23,16 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     Args:
         step: optimizer steps done so far. The sampling seed does not depend on it, so that two
             evaluations differ by the weights alone.
+    Raises:
+        DataError: there is no problem to evaluate on.
     """
     settings = parts.config.eval
     problems = parts.task.heldout(settings.problems)
+    if not problems:
+        raise DataError(
+            f"{settings.problems} held-out problems were asked for and the task has none of them; "
+            "set [eval] problems, or let the task hold out more of its data; for training alone, problems = 0"
+        )
     sampled = _sample(parts, problems, settings.samples, settings.temperature)
     counts = [sum(bool(r.correct) for r in group) for group in sampled]
     accuracy, low, high = mean_interval([count / settings.samples for count in counts])

@@ -47,7 +47,7 @@ def card_of(parts: Parts, folder: Path) -> Card:
         task=config["task"]["name"],
         config=(run / "config.toml").read_text(),
         evaluations=read_rows(run / "eval.jsonl"),
-        steps=parts.policy.step or config["training"]["max_steps"],
+        steps=parts.steps,
         warmup_steps=config["warmup"]["steps"],
         adapter=(folder / "adapter").is_dir(),
     )

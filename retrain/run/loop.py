@@ -41,6 +41,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
     parts.sampler.load_weights(parts.policy.weights(), start)
     if start == 0:
         evaluate_and_record(parts, 0)
+    stop.deferred = True
     for step in range(start, settings.max_steps):
         torch.manual_seed(derive_seed(settings.seed, "step", step))
         clock = Clock()
@@ -58,7 +59,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
                 f"loss or gradients were not finite {nonfinite} times in a row, last at step {step}; "
                 f"the batch is in {parts.directory.path / 'rollouts'}; lower [optimizer] lr, or resume an earlier step"
             )
-        done = step + 1
+        done = parts.steps = step + 1
         if due(done, parts.config.eval.every, settings.max_steps):
             evaluate_and_record(parts, done)
         if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):

@@ -37,6 +37,7 @@ class Parts:
         directory: where everything is written.
         trackers: sinks of metrics besides the run directory.
         observe: is told of events as they happen.
+        steps: of the run, that the policy's weights have behind them.
     """
 
     config: Config
@@ -50,6 +51,7 @@ class Parts:
     directory: RunDirectory
     trackers: list[Any] = field(default_factory=list[Any])
     observe: Observer = silent
+    steps: int = 0
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Everything a resumed run needs to go on bit for bit.
@@ -57,14 +59,22 @@ class Parts:
         There is no generator state in it: every random stream derives from the seed and the step.
         """
         signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
-        return {"policy": self.policy.state_dict(), "signals": signals, "loop": {"step": step, "cursor": cursor}}
+        loop = {"step": step, "cursor": cursor, "task_data": self.task_data}
+        return {"policy": self.policy.state_dict(), "signals": signals, "loop": loop}
+
+    @property
+    def task_data(self) -> str | None:
+        """Hash of what the problems are made of; None for a task that does not tell (a `fingerprint` is optional)."""
+        fingerprint = getattr(self.task, "fingerprint", None)
+        return None if fingerprint is None else str(fingerprint())
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
         """Restore the parts; returns (step, cursor)."""
         self.policy.load_state_dict(state["policy"])
         for name, part in self.pipeline.stateful.items():
             part.load_state_dict(state["signals"][name])
-        return int(state["loop"]["step"]), int(state["loop"]["cursor"])
+        self.steps = int(state["loop"]["step"])
+        return self.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:
         """End the reward processes and the trackers."""

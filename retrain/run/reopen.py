@@ -12,7 +12,7 @@ from retrain.errors import ConfigError, ConfigProblem
 from retrain.run import checkpoint
 from retrain.run.build import build
 from retrain.run.parts import Parts
-from retrain.run.rundir import RunDirectory, read_json
+from retrain.run.rundir import RunDirectory, read_json, read_rows
 from retrain.types import Observer
 
 
@@ -29,7 +29,9 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
     run, saved = _locate(target, observe)
     loaded = stored(run, overrides, final=saved is None)
     parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
-    if saved is not None:
+    if saved is None:
+        parts.steps = len(read_rows(run / "metrics.jsonl"))
+    else:
         parts.load_state_dict(checkpoint.load(saved))
     parts.sampler.load_weights(parts.policy.weights(), parts.policy.step)
     return parts

@@ -34,6 +34,7 @@ Mode = Literal["new", "resume", "auto", "fresh"]
 
 _FILES = ("config.toml", "config.resolved.json", "environment.json", "metrics.jsonl", "eval.jsonl", "report.html")
 _FOLDERS = ("rollouts", "checkpoints", "model")
+_FREE = ("logging", "checkpoint", "components.tracker")
 _ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
 
 
@@ -91,11 +92,14 @@ class RunDirectory:
         if self.mode == "fresh":
             for name in (*_FILES, *_FOLDERS):
                 _delete(self.path / name)
-        existing = any((self.path / name).exists() for name in ("config.resolved.json", "metrics.jsonl", "checkpoints"))
+        existing = self._existing()
         if existing and self.mode == "new":
             raise ConfigError([self._problem(f"holds {self._describe()}", "--resume, --fresh, or another name")])
         if not existing and self.mode == "resume":
             raise ConfigError([self._problem("holds no run to resume", "leave out --resume, or check the name")])
+
+    def _existing(self) -> bool:
+        return any((self.path / name).exists() for name in ("config.resolved.json", "metrics.jsonl", "checkpoints"))
 
     def _problem(self, problem: str, fix: str) -> ConfigProblem:
         return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
@@ -120,23 +124,43 @@ class RunDirectory:
         """The resolved configuration that the run was started with; empty if there is none."""
         return read_json(self.path / "config.resolved.json")
 
+    def previous_config(self, path: Path | None = None) -> dict[str, Any]:
+        """The resolved configuration of what is gone on with: the run of checkpoint `path`, else this one; or empty.
+
+        Raises:
+            ConfigError: `path` is a checkpoint of another run, and this directory holds one already.
+        """
+        if path is None:
+            return self.stored_config() if self.resuming else {}
+        run = path.resolve().parent.parent
+        if run != self.path.resolve() and self._existing():
+            problem, fix = f"holds a run of its own, and {path} is of another", "another name for the new run"
+            raise ConfigError([self._problem(problem, fix)])
+        return read_json(run / "config.resolved.json")
+
     def restore(self, path: Path | None = None) -> State | None:
         """The state of checkpoint `path`, or of the newest valid one, with every file rewound to it.
 
         None to start from zero.
 
-        Rows and rollouts of steps after the checkpoint are dropped, because the resumed run writes them
-        again: its files end up equal to those of a run that was never interrupted.
+        Rows, rollouts and checkpoints of steps after it are dropped, because the resumed run writes them
+        again: its files end up equal to those of a run that was never interrupted. Nothing is dropped
+        before the checkpoint is known to be good.
 
         Raises:
-            StorageError: there are checkpoints and none is valid.
+            StorageError: `path`, or every checkpoint there is, is not valid.
         """
         found = path
         if found is None and self.resuming:
             found = checkpoint.latest(self.checkpoints, self._say)
+        state = checkpoint.load(found) if found else None
+        done = checkpoint.step_of(found) if found else 0
+        if found is None and (self.path / "metrics.jsonl").exists():
+            self._say("there is no checkpoint to resume from: starting from step 0")
         with _storage(f"rewind {self.path}"):
-            self._rewind(checkpoint.step_of(found) if found else 0)
-        return checkpoint.load(found) if found else None
+            self._rewind(done)
+            checkpoint.drop_after(self.checkpoints, done)
+        return state
 
     def _rewind(self, done: int) -> None:
         """Keep steps 0 to `done` - 1 and the evaluations up to `done`; nothing if no step was done."""
@@ -190,6 +214,8 @@ class RunDirectory:
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Lines `key: old -> new` of the changes between two resolved configurations.
 
+    What is written where may always change: it does not reach the weights.
+
     Args:
         allowed: dotted keys that may change; a table's name allows everything in it.
 
@@ -204,7 +230,8 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequ
         text = f"differs from the run to be resumed: {lines[key]}"
         return ConfigProblem("--resume", 0, 0, key, text, f"--allow-change {key}, or change it back")
 
-    refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in allowed)]
+    free = (*allowed, *_FREE)
+    refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in free)]
     if refused:
         raise ConfigError([problem(key) for key in refused])
     return [f"{key}: {lines[key]}" for key in changed]

@@ -77,8 +77,8 @@ def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, in
     if state is None:
         return 0, 0
     # The same path may hold other problems by now, and then the cursor would point into another order.
-    data = ({"task": {"data": found}} for found in (state["loop"]["task_data"], parts.task_data))
-    _tell_changes(*data, resume, parts.observe)
+    before, now = ({"task": {"data": data}} for data in (state["loop"]["task_data"], parts.task_data))
+    _tell_changes(before, now, resume, parts.observe)
     start, cursor = parts.load_state_dict(state)
     parts.observe("message", {"text": f"resumed after step {start}", "level": "info"})
     return start, cursor

@@ -1,4 +1,4 @@
-"""SIGTERM asks a run to stop after the current step; a second one ends it at once."""
+"""SIGTERM asks a run to stop after the current step; before the first step, and the second time, it ends at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from retrain.errors import Preempted
 
 
 class Stop:
-    """Context manager; `requested` names the signal once it has arrived, and is empty before."""
+    """Context manager; `requested` names the signal once it has arrived, and is empty before.
+
+    Attributes:
+        deferred: a step may be under way. Until this is set there is nothing to save, and the signal
+            raises Preempted wherever the run is.
+    """
 
     def __init__(self) -> None:
         self.requested = ""
+        self.deferred = False
         self._previous: Any = None
 
     def __enter__(self) -> Stop:
@@ -29,3 +35,5 @@ class Stop:
             # The step does not end in time: leave now, the previous checkpoint is intact.
             os._exit(Preempted.exit_code)
         self.requested = signal.Signals(number).name
+        if not self.deferred:
+            raise Preempted(f"stopped by {self.requested} with no step under way; the same command starts again")

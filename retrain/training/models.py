@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.utils import disable_progress_bars
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, DataError, StorageError
 from retrain.training.builtin import build_model, build_tokenizer
@@ -20,6 +22,10 @@ from retrain.types import Problem
 BUILTIN = "builtin:"
 Chat = Literal["auto", "on", "off"]
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+# Bars of a library would tear the live display and fill logs; the phases of a run are told by its events.
+disable_progress_bar()
+disable_progress_bars()
 
 
 @dataclass(frozen=True)

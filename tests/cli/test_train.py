@@ -97,6 +97,34 @@ def test_eval_measures_the_saved_model_and_its_checkpoints(run, cli):
     assert "accuracy" in cli("eval", str(run)).stdout
 
 
+def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
+    trained = cli("train", "run.toml", "--plain", "--set", "training.minibatches=2")
+    assert trained.exit_code == 0, trained.output
+    for target, steps in (("runs/run", 4), ("runs/run/checkpoints/step-000002", 2)):
+        assert json.loads(cli("eval", target, "--json").stdout)["step"] == steps
+
+
+def test_eval_without_problems_is_a_data_error(run, cli):
+    result = cli("eval", str(run), "--set", "eval.problems=0")
+    assert result.exit_code == 3
+    assert "[eval] problems" in result.stderr
+
+
+def test_no_progress_bar_of_a_library_reaches_the_output(folder):
+    done = installed("train", "run.toml", "--set", "warmup.warmup_steps=1", cwd=folder)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "\r" not in done.stdout
+    assert installed("export", "runs/run", "out", cwd=folder).stderr == ""
+
+
+def test_fresh_and_resume_exclude_each_other(run, cli):
+    result = cli("train", "run.toml", "--plain", "--fresh", "--resume", "auto")
+    assert result.exit_code == 2
+    assert "drop one of the two" in result.stderr
+    assert (run / "model").is_dir()
+
+
 def test_sample_completes_prompts_from_the_command_line_or_the_input(run, cli):
     given = cli("sample", str(run), "12+34?\\n", "-n", "2", "--temperature", "0")
     assert given.exit_code == 0

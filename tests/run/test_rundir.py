@@ -305,6 +305,7 @@ def test_changes_are_refused_with_both_values_unless_allowed():
         "training.max_steps: 4 -> 8",
         "x: null -> 1",
     ]
+    assert config_changes({"logging": {"name": "a"}}, {"logging": {"name": "b"}}, ()) == ['logging.name: "a" -> "b"']
     with pytest.raises(ConfigError, match=r"training\.lr"):
         config_changes(OLD, new, ["train", "rewards", "x"])  # a prefix of a name allows nothing
 

@@ -1,0 +1,115 @@
+"""What may be resumed from where, and that a refusal costs nothing of what is there."""
+
+import json
+
+import pytest
+
+from retrain.errors import ConfigError, StorageError
+from retrain.run.session import Resume
+from tests.run.conftest import digest, rows
+
+DATA = ("task.name=jsonl", "warmup.steps=0", "eval.problems=0")
+
+SILENT = """
+from retrain.types import Problem
+
+class Counting:
+    def __init__(self, seed):
+        self.seed = seed
+
+    def problem(self, index):
+        return Problem(str(index), f"{index}?\\n", str(index), f"so {index}")
+
+    def heldout(self, count):
+        return []
+"""
+
+
+def content(run):
+    return {
+        file.relative_to(run).as_posix(): file.read_bytes()
+        for file in sorted(run.rglob("*"))
+        if file.is_file() and file.name not in ("lock", "status.json")
+    }
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A jsonl task and the override that names it."""
+    file = tmp_path / "problems.jsonl"
+    lines = [json.dumps({"prompt": f"{n}+{n}?\n", "answer": str(2 * n)}) for n in range(40)]
+    file.write_text("\n".join(lines))
+    return file, f'jsonl.path="{file}"'
+
+
+@pytest.mark.parametrize("where", ["step-000000", "step-000003", "bad-name"])
+def test_a_checkpoint_that_is_not_there_leaves_the_run_as_it_was(train, where):
+    run = train()
+    before = content(run)
+    with pytest.raises(StorageError):
+        train(resume=Resume("auto", run / "checkpoints" / where))
+    assert content(run) == before
+
+
+def test_a_checkpoint_of_another_run_starts_a_new_run_and_never_overwrites_one(train):
+    other, run = train("training.seed=7", name="other"), train()
+    before, source = content(run), other / "checkpoints" / "step-000002"
+    with pytest.raises(ConfigError, match="is of another"):
+        train("training.seed=7", resume=Resume("auto", source))
+    assert content(run) == before
+    with pytest.raises(ConfigError, match=r"training\.seed: differs"):
+        train(name="fork", resume=Resume("auto", source))
+    fork = train("training.seed=7", name="fork", resume=Resume("auto", source))
+    assert digest(fork) == digest(other)
+    assert [row["step"] for row in rows(fork / "metrics.jsonl")] == [2, 3]
+
+
+def test_going_back_drops_the_checkpoints_of_the_course_that_is_left(train, monkeypatch):
+    run = train()
+    back = Resume("auto", run / "checkpoints" / "step-000002", allow_change=["training.lr"])
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.session.train", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train("training.lr=0.01", resume=back)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_other_problems_under_the_same_path_are_refused_unless_allowed(train, data):
+    file, option = data
+    run = train(*DATA, option, "training.max_steps=2")
+    before = content(run / "checkpoints")
+    file.write_text(file.read_text() + '\n{"prompt": "one more", "answer": "1"}')
+    more = (*DATA, option, "training.max_steps=3")
+    with pytest.raises(ConfigError, match=r"task\.data: differs"):
+        train(*more, resume=Resume("auto", allow_change=["training.max_steps"]))
+    assert content(run / "checkpoints") == before
+    said = []
+    train(
+        *more,
+        resume=Resume("auto", allow_change=["training.max_steps", "task.data"]),
+        observe=lambda event, details: said.append(str(details)),
+    )
+    assert any("resuming with task.data" in text for text in said)
+    assert len(rows(run / "metrics.jsonl")) == 3
+
+
+def test_a_run_without_a_checkpoint_says_that_it_starts_over(train):
+    said = []
+    run = train("training.max_steps=2")
+    (run / "checkpoints" / "step-000002").rename(run / "kept")
+    (run / "checkpoints").rmdir()
+    train("training.max_steps=2", resume=Resume("auto"), observe=lambda event, details: said.append(str(details)))
+    assert any("starting from step 0" in text for text in said)
+
+
+def test_a_task_that_does_not_tell_what_it_is_made_of_resumes_all_the_same(train, tmp_path, monkeypatch):
+    (tmp_path / "silent_task.py").write_text(SILENT)
+    monkeypatch.chdir(tmp_path)
+    options = ("task.name=silent_task.Counting", "eval.problems=0")
+    train(*options, "training.max_steps=2")
+    allowed = Resume("auto", allow_change=["training.max_steps"])
+    assert len(rows(train(*options, "training.max_steps=3", resume=allowed) / "metrics.jsonl")) == 3
