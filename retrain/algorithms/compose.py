@@ -57,7 +57,9 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         lengths_G, correct_G: default to the number of log-probs, and to reward > 0.5.
     Raises:
         ComponentError: an unknown name. UserCodeError: a plug-in that returns something unusable.
+        ValueError: lists whose lengths do not agree.
     """
+    _check_lengths(rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
     if not rewards_G:
         return ComposedAdvantages([], {}, {})
     batch = _batch(rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
@@ -78,6 +80,18 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
     own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
     rows = [credited.advantages[row, : len(logprobs)].tolist() for row, logprobs in enumerate(logprobs_G)]
     return ComposedAdvantages(rows, own, {name: value for name, value in metrics.items() if name not in own})
+
+
+def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> None:
+    """One entry per completion everywhere, and one planning flag per log-prob."""
+    names = ("logprobs_G", "planning_masks_G", "lengths_G", "correct_G")
+    for name, values in zip(names, others, strict=True):
+        if values is not None and len(values) != len(rewards):
+            raise ValueError(f"{name} has {len(values)} entries for {len(rewards)} rewards; give one per completion")
+    logprobs, planning = others[0] or (), others[1] or ()
+    for i, (row, flags) in enumerate(zip(logprobs, planning, strict=True)):
+        if len(row) != len(flags):
+            raise ValueError(f"planning_masks_G[{i}] has {len(flags)} entries for {len(row)} log-probs")
 
 
 def _transform(name: str, shared: Mapping[str, Any], params: Mapping[str, Any]) -> Bound:

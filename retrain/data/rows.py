@@ -167,26 +167,21 @@ def _problem(row: Any, place: str, reading: Reading) -> Problem:
         raise row
     if not isinstance(row, Mapping):
         raise BadRow(f"expected an object with named fields, got {type(row).__name__}")
-    values = dict(cast("Mapping[str, Any]", row))
-    prompt = _prompt(_take(values, reading.prompt_field), reading.prompt_field)
-    answer = _text(_take(values, reading.answer_field), reading.answer_field)
-    solution = values.pop(reading.solution_field, None)
-    id_ = values.pop(reading.id_field, None)
+    values = cast("Mapping[str, Any]", row)
+    for name in (reading.prompt_field, reading.answer_field):
+        if name not in values:
+            raise BadRow(f'no field "{name}"; it has {", ".join(map(str, values)) or "none"}')
+    id_, solution = values.get(reading.id_field), values.get(reading.solution_field)
     if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
         raise BadRow(f"{reading.id_field}: expected text or an integer, got {type(id_).__name__}")
+    own = (reading.prompt_field, reading.answer_field, reading.solution_field, reading.id_field)
     return Problem(
         id=place if id_ is None else str(id_),
-        prompt=prompt,
-        answer=answer,
+        prompt=_prompt(values[reading.prompt_field], reading.prompt_field),
+        answer=_text(values[reading.answer_field], reading.answer_field),
         solution=None if solution is None else _text(solution, reading.solution_field),
-        extra=values,
+        extra={name: value for name, value in values.items() if name not in own},
     )
-
-
-def _take(values: dict[str, Any], name: str) -> Any:
-    if name not in values:
-        raise BadRow(f'no field "{name}"; it has {", ".join(map(str, values)) or "none"}')
-    return values.pop(name)
 
 
 def _prompt(value: Any, name: str) -> str | list[dict[str, str]]:

@@ -83,3 +83,19 @@ def test_edges():
     assert compute_composable_advantages([1.0, 0.0], [[], [-1.0]], [[], [0]]).token_advs == [[], [-0.5]]
     with pytest.raises(ComponentError, match='did you mean "grpo"'):
         compose(advantage_mode="gpro")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logprobs_G": [[-1.0]]}, "logprobs_G has 1 entries for 2 rewards"),
+        ({"planning_masks_G": [[0], [1], [0]]}, "planning_masks_G has 3 entries for 2 rewards"),
+        ({"planning_masks_G": [[0], [0, 1]]}, r"planning_masks_G\[1\] has 2 entries for 1 log-probs"),
+        ({"lengths_G": [1]}, "lengths_G has 1 entries for 2 rewards"),
+        ({"correct_G": [True] * 3}, "correct_G has 3 entries for 2 rewards"),
+    ],
+)
+def test_lists_that_do_not_fit_together_are_named(changes, message):
+    fitting = {"rewards_G": [1, 0], "logprobs_G": [[-1.0], [-2.0]], "planning_masks_G": [[0], [1]]}
+    with pytest.raises(ValueError, match=message):
+        compute_composable_advantages(**(fitting | changes))

@@ -31,7 +31,7 @@ BAD = {
     b"{not json\n": "not JSON: Expecting property name enclosed in double quotes at column 2",
     b'{"prompt": "q"\n': "not JSON",
     b"[1, 2]\n": "expected an object with named fields, got list",
-    b'{"prompt": "q"}\n': 'no field "answer"; it has none',
+    b'{"prompt": "q"}\n': 'no field "answer"; it has prompt',
     b'{"answer": "a", "text": "q"}\n': 'no field "prompt"; it has answer, text',
     b'{"prompt": 3, "answer": "a"}\n': "prompt: expected text, got int",
     b'{"prompt": "q", "answer": 3}\n': "answer: expected text, got int",
