@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def hipa_like_advantages(rewards: list[float]) -> list[float]:
-    """A_i = 2 (r_i - mean r): twice the centred reward; a group that agrees gives zeros."""
+    """A_i = 2 (r_i - mean r): twice the centered reward; a group that agrees gives zeros."""
     if not rewards:
         return []
     mean = sum(rewards) / len(rewards)

@@ -30,27 +30,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PLACES = {
+_ELSEWHERE = {
     "compute_composable_advantages": "retrain.algorithms.compose",
-    **dict.fromkeys(
-        (
-            "advantage",
-            "algorithm",
-            "engine",
-            "filter",
-            "loss",
-            "reduction",
-            "reward",
-            "signal",
-            "task",
-            "tracker",
-            "transform",
-            "uncertainty",
-        ),
-        "retrain.registry",
-    ),
     **dict.fromkeys(("Batch", "Problem", "Rollout", "TransformContext", "TransformOutput"), "retrain.types"),
 }
+"""Where public names live that are not decorators; those are in retrain.registry."""
+
 __all__ = [
     "Batch",
     "Problem",
@@ -75,6 +60,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_ELSEWHERE.get(name, "retrain.registry")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

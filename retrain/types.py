@@ -108,7 +108,7 @@ class Rollout:
 
     Attributes:
         problem_id, prompt, answer: of the problem it answers; `prompt` is the rendered text.
-        prompt_ids, completion_ids: token ids as the engine saw and sampled them; never re-tokenised.
+        prompt_ids, completion_ids: token ids as the engine saw and sampled them; never re-tokenized.
         sampler_logprobs: one per completion id, at the sampling temperature, as the engine computed it.
         text: decoded completion without special tokens.
         finish_reason: "stop" (a stop id was sampled) or "length".

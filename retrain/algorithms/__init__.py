@@ -1,4 +1,4 @@
-"""What credit is and what is optimised: every module here registers its components on import."""
+"""What credit is and what is optimized: every module here registers its components on import."""
 
 import importlib
 import pkgutil

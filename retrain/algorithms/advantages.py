@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @advantage("grpo")
 def grpo(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Mean-centred group advantage, without a standard deviation.
+    """Mean-centered group advantage, without a standard deviation.
 
     A_i = r_i - mean_{j in group(i)} r_j
 
@@ -89,14 +89,14 @@ def rloo(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 @advantage("reinforce_pp")
 def reinforce_pp(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """REINFORCE++ with the group as baseline; the batch normalisation is the transform `whiten`.
+    """REINFORCE++ with the group as baseline; the batch normalization is the transform `whiten`.
 
     A_i = r_i - mean_{j in group(i)} r_j, then (A - mean A) / sd(A) over all tokens of the batch by `whiten`
 
     Args:
         rewards: [N] float; group_ids: [N] int.
     Returns:
-        [N] in the unit of the reward; put `whiten` into `transform_mode` to normalise it.
+        [N] in the unit of the reward; put `whiten` into `transform_mode` to normalize it.
     References: Hu et al., REINFORCE++, arXiv:2501.03262.
     """
     return grpo(rewards, group_ids)
@@ -130,5 +130,5 @@ def grpo_lp(
             f"use gamma <= {1 / max_tokens:.2g}",
             stacklevel=2,
         )
-    penalised = (rewards * (1 - gamma * lengths.to(rewards.dtype))).where(correct, 0.0)
-    return grpo_std(penalised, group_ids)
+    penalized = (rewards * (1 - gamma * lengths.to(rewards.dtype))).where(correct, 0.0)
+    return grpo_std(penalized, group_ids)

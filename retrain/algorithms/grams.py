@@ -36,7 +36,7 @@ _APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4`", "'
 _BETWEEN = r"[\s,;:.!?\u2026\u2013\u2014*-]+"  # words of a gram may be apart by space or punctuation: "Wait, let me"
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Lower case, with typographic apostrophes as '. White space is left to the pattern, offsets stay meaningful."""
     return text.lower().translate(_APOSTROPHES)
 
@@ -89,19 +89,19 @@ def _checked(grams: Any, source: str) -> tuple[str, ...]:
 
 
 class GramPattern:
-    """One compiled pattern for all grams, for text that went through `normalise`.
+    """One compiled pattern for all grams, for text that went through `normalize`.
 
     Matches are whole words, in any case and spacing, at every position where a gram starts (the longest one
     there), so overlapping phrases ("wait let me think") are all found.
     """
 
     def __init__(self, grams: Sequence[str]) -> None:
-        words = {tuple(re.findall(r"[^\s,;:.!?*]+", normalise(gram))) for gram in grams}
+        words = {tuple(re.findall(r"[^\s,;:.!?*]+", normalize(gram))) for gram in grams}
         self._pattern = re.compile(rf"(?<!\w)(?=({_alternation(words)}))")
         self._between = re.compile(_BETWEEN)
 
     def find(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """(start, end, gram) of every match in normalised text, by start."""
+        """(start, end, gram) of every match in normalized text, by start."""
         for match in self._pattern.finditer(text):
             start, end = match.span(1)
             yield start, end, self._between.sub(" ", match[1])

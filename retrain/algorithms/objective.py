@@ -1,4 +1,4 @@
-"""What an update minimises: weighted loss terms under one reduction with global denominators."""
+"""What an update minimizes: weighted loss terms under one reduction with global denominators."""
 
 from __future__ import annotations
 

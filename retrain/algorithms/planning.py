@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import log
 from typing import TYPE_CHECKING, Any, Literal
 
-from retrain.algorithms.grams import GramPattern, normalise, read_grams
+from retrain.algorithms.grams import GramPattern, normalize, read_grams
 from retrain.algorithms.tokentext import TokenText
 from retrain.registry import signal
 from retrain.types import Metrics
@@ -23,7 +23,7 @@ class PlanningMask:
     """1 on response tokens that overlap a strategic gram in the decoded text, 0 elsewhere.
 
     Matching is on the text of the sampled ids with the characters that each token covers: case-insensitive,
-    white space and typographic apostrophes normalised, whole words, longest gram first.
+    white space and typographic apostrophes normalized, whole words, longest gram first.
 
     Args:
         tokenizer: the model's; ids are decoded, nothing is re-encoded.
@@ -44,7 +44,7 @@ class PlanningMask:
         self.detector = detector
         self.grams = read_grams(strategic_grams, strategic_grams_path)
         self._pattern = GramPattern(self.grams)
-        self._text = TokenText(tokenizer, normalise)
+        self._text = TokenText(tokenizer, normalize)
 
     def __call__(self, input_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Metrics]:
         """[N, T] bool, and the entropy of the grams' counts over the whole batch (see `semantic_entropy`)."""

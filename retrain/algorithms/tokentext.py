@@ -12,7 +12,7 @@ class TokenText:
     """Incremental decoder that remembers each vocabulary entry's text.
 
     Most tokens decode to the same text wherever they stand (after the first position). Tokens that hold only
-    part of a character are decoded together with their neighbours; each of them covers the whole character.
+    part of a character are decoded together with their neighbors; each of them covers the whole character.
 
     Args:
         tokenizer: of the model; its `decode` is all that is used.

@@ -41,7 +41,7 @@ def gtpo(
         advantages, uncertainty: [N, T]; response_mask: [N, T] bool.
         beta: strength; 0 leaves the advantages as they are.
     Returns:
-        [N, T]; unchanged where m < 1e-7. Weights are not renormalised: their mean is 1 unless one is cut at 0.
+        [N, T]; unchanged where m < 1e-7. Weights are not renormalized: their mean is 1 unless one is cut at 0.
     References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (the idea; this weight is linear in h/m).
     """
     mean = F.masked.row_mean(uncertainty, response_mask)
@@ -66,7 +66,7 @@ def hicra(
         alpha: strength; the sign of an advantage never changes.
     Returns:
         [N, T], and hicra/amplified_token_ratio and hicra/advantage_shift over all response tokens. The shift is
-        about alpha * E|A| * ratio: planning tokens are favoured whatever they lead to.
+        about alpha * E|A| * ratio: planning tokens are favored whatever they lead to.
     References: Wang et al., Emergent Hierarchical Reasoning in LLMs through RL (HICRA), arXiv:2509.03646.
     """
     gain = F.masked.keep(alpha * advantages.abs() * planning_mask, response_mask)

@@ -194,7 +194,7 @@ class Screen:
     def _held_out(self, row: Mapping[str, Any]) -> Text:
         text = Text.assemble((f"{'held out':<{_LABEL}}", "dim"), f"{row['accuracy']:>{_VALUE}.1%}  ", no_wrap=True)
         if "ci_low" in row:
-            text.append(f"95 % interval {row['ci_low']:.1%} to {row['ci_high']:.1%}, ")
+            text.append(f"95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%}, ")
         return text.append(f"after {row['step']} steps")
 
     def _curve(self, label: str, value: str, values: Sequence[float], room: int) -> Text:
@@ -233,8 +233,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def evaluation(row: Mapping[str, Any]) -> str:
-    """An evaluation as a line: accuracy with its 95 % interval, after how many steps."""
-    interval = f" (95 % interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
+    """An evaluation as a line: accuracy with its 95% interval, after how many steps."""
+    interval = f" (95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
     return f"held-out accuracy {row['accuracy']:.1%}{interval} after {row['step']} steps"
 
 

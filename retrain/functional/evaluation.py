@@ -29,14 +29,14 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, float, float]:
-    """Mean of per-problem scores in [0, 1] with a 95 % interval that treats problems as the sample.
+    """Mean of per-problem scores in [0, 1] with a 95% interval that treats problems as the sample.
 
     Wilson's interval with the effective sample size m = p(1-p)/var(mean): exactly Wilson's when
     every score is 0 or 1, narrower when each score averages several completions.
 
     Args:
         values: one score per problem, in [0, 1]; at least one.
-        z: normal quantile; 1.96 for 95 %.
+        z: normal quantile; 1.96 for 95%.
     Returns:
         (mean, low, high), clipped to [0, 1].
     References: Wilson (1927); Miller, Adding Error Bars to Evals, arXiv:2411.00640 (problems as the unit).
@@ -46,6 +46,6 @@ def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, floa
     variance = sum((value - mean) ** 2 for value in values) / count / count
     # Identical scores say nothing about spread: fall back to one trial per problem.
     size = mean * (1 - mean) / variance if variance > 0 and 0 < mean < 1 else float(count)
-    centre = (mean + z * z / (2 * size)) / (1 + z * z / size)
+    center = (mean + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
-    return mean, max(0.0, centre - half), min(1.0, centre + half)
+    return mean, max(0.0, center - half), min(1.0, center + half)

@@ -40,11 +40,11 @@ def group_std(
     values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None, ddof: int = 0
 ) -> Float[Tensor, " N"]:
     """Standard deviation over each row's group; 0 where a group has no more than `ddof` members."""
-    centred = values - group_mean(values, group_ids, members)
+    centered = values - group_mean(values, group_ids, members)
     if members is not None:
-        centred = centred.where(members, 0.0)
+        centered = centered.where(members, 0.0)
     degrees = group_size(group_ids, members) - ddof
-    variance = group_sum(centred.square(), group_ids) / degrees.clamp(min=1)
+    variance = group_sum(centered.square(), group_ids) / degrees.clamp(min=1)
     return variance.where(degrees > 0, 0.0).sqrt()
 
 

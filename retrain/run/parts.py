@@ -33,7 +33,7 @@ class Parts:
         task: where problems come from.
         pool: scores completions in killable processes.
         pipeline: credit, from rewards to advantages per token.
-        objective: what the update minimises.
+        objective: what the update minimizes.
         directory: where everything is written.
         trackers: sinks of metrics besides the run directory.
         observe: is told of events as they happen.

@@ -138,7 +138,7 @@ def runs(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def running_mean(points: Sequence[Point]) -> list[Point]:
-    """The centred mean over a 25th of the points around each, fewer at the ends; the xs are kept."""
+    """The centered mean over a 25th of the points around each, fewer at the ends; the xs are kept."""
     half = len(points) // 50
     sums = [0.0]
     for _, y in points:

@@ -26,7 +26,7 @@ class Card:
         evaluations: rows of eval.jsonl in order; may be empty.
         steps: optimizer steps of RL; 0 after a warm start alone.
         warmup_steps: supervised steps before them.
-        license: SPDX id; None takes "other" for a base model, whose own licence holds on.
+        license: SPDX id; None takes "other" for a base model, whose own license holds on.
         adapter: the directory also has the LoRA adapter in `adapter/`.
         extra: more facts for the table, in order.
     """
@@ -59,7 +59,7 @@ def render_card(card: Card) -> str:
         *([f"## Held-out evaluation\n\n{_results(card)}"] if card.evaluations else []),
         "## Use\n\n" + _usage(card),
         f"## Configuration\n\n~~~toml\n{card.config.strip()}\n~~~",
-        "## Licence\n\n" + _licence(card),
+        "## License\n\n" + _license_section(card),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -98,7 +98,7 @@ def _results(card: Card) -> str:
     cells = [[_number(row.get(name)) for name in columns] for row in chosen]
     sampled = (
         f"{last.get('problems', '?')} held-out problems, {last.get('samples', '?')} completion(s) each, "
-        f"temperature {last.get('temperature', '?')}; the interval is 95 %, over problems."
+        f"temperature {last.get('temperature', '?')}; the interval is 95%, over problems."
     )
     return f"{sampled}\n\n{_table(columns, cells)}"
 
@@ -114,10 +114,10 @@ def _usage(card: Card) -> str:
     return code + (adapter if card.adapter else "")
 
 
-def _licence(card: Card) -> str:
+def _license_section(card: Card) -> str:
     if _made_here(card):
-        return f"{card.license or _default_license(card)}. The weights were initialised at random and trained here."
-    return f"The licence of `{card.base}` applies to these weights, which derive from it."
+        return f"{card.license or _default_license(card)}. The weights were initialized at random and trained here."
+    return f"The license of `{card.base}` applies to these weights, which derive from it."
 
 
 def _default_license(card: Card) -> str:

@@ -180,12 +180,12 @@ def plain_text(prompt: str | Sequence[dict[str, str]]) -> str:
 
 
 def render(tokenizer: Any, prompt: str | list[dict[str, str]], chat: Chat = "auto") -> tuple[str, list[int]]:
-    """Prompt as the model sees it: (text, token ids). Rendered and tokenised once; never again.
+    """Prompt as the model sees it: (text, token ids). Rendered and tokenized once; never again.
 
     Args:
         prompt: text, or messages `[{"role": ..., "content": ...}]`.
         chat: "auto" uses the chat template if the tokenizer has one, "on" demands it, "off" forbids it.
-            A text becomes the one user message. Without a template a text is tokenised as it is.
+            A text becomes the one user message. Without a template a text is tokenized as it is.
     Raises:
         DataError: messages without a chat template to render them, or chat = "on" without one.
     """

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from retrain.algorithms.grams import STRATEGIC_GRAMS, GramPattern, normalise, read_grams
+from retrain.algorithms.grams import STRATEGIC_GRAMS, GramPattern, normalize, read_grams
 from retrain.errors import ComponentError
 
 
 def found(text, grams=STRATEGIC_GRAMS):
-    return [gram for _, _, gram in GramPattern(grams).find(normalise(text))]
+    return [gram for _, _, gram in GramPattern(grams).find(normalize(text))]
 
 
 def test_there_are_eighteen_default_grams_and_each_is_found():
@@ -44,7 +44,7 @@ def test_longest_at_a_place_and_overlapping_places():
 
 def test_offsets_cover_the_match():
     text = "so Wait, let me add"
-    ((start, end, _),) = GramPattern(STRATEGIC_GRAMS).find(normalise(text))
+    ((start, end, _),) = GramPattern(STRATEGIC_GRAMS).find(normalize(text))
     assert text[start:end] == "Wait, let me"
 
 

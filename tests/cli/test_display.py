@@ -69,7 +69,7 @@ def test_the_picture_names_what_a_user_asks_for():
         "left",
     ):
         assert part in text
-    assert "62.5%  95 % interval 50.0% to 75.0%, after 20 steps" in text
+    assert "62.5%  95% interval 50.0% to 75.0%, after 20 steps" in text
     assert "entropy" not in text  # not reported, not shown
     screen("done", {"text": "Done: all well."})
     assert "left" not in picture(screen)
@@ -129,7 +129,7 @@ def test_lines_are_few_and_complete(capsys):
     printed = out.splitlines()
     assert sum(line.startswith("step ") for line in printed) == 51
     assert sum(line.startswith("warm start ") for line in printed) == 10
-    assert printed[-3] == "held-out accuracy 62.5% (95 % interval 50.0% to 75.0%) after 20 steps"
+    assert printed[-3] == "held-out accuracy 62.5% (95% interval 50.0% to 75.0%) after 20 steps"
     assert printed[-2:] == ["resumed", "Done."]
     assert err == "warning: ·[2Jlook out\n"
     values = "reward 0.500  accuracy 25.0%  informative 75%  tokens 12.0  grad norm 0.1  tokens/s 1,234  0.50 s"

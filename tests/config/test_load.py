@@ -203,8 +203,8 @@ def test_a_column_that_nothing_computes_is_refused(tmp_path, monkeypatch):
 
 def test_a_reward_that_reads_what_no_completion_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd_reward.py").write_text("def fn(completion, colour):\n    return 1.0\n")
-    with pytest.raises(ConfigError, match=r"\[\[rewards\]\] name: .*colour"):
+    (tmp_path / "odd_reward.py").write_text("def fn(completion, color):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match=r"\[\[rewards\]\] name: .*color"):
         loaded(tmp_path, '[[rewards]]\nname = "odd_reward.fn"\n')
 
 

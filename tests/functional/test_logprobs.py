@@ -15,8 +15,8 @@ def literal(logits, tokens, temperature):
     rows = []
     for row, token in zip(logits.tolist(), tokens.tolist(), strict=True):
         top = max(z / temperature for z in row)
-        normaliser = top + math.log(sum(math.exp(z / temperature - top) for z in row))
-        logs = [z / temperature - normaliser for z in row]
+        normalizer = top + math.log(sum(math.exp(z / temperature - top) for z in row))
+        logs = [z / temperature - normalizer for z in row]
         entropy = -sum(math.exp(lp) * lp for lp in logs)
         varentropy = sum(math.exp(lp) * lp * lp for lp in logs) - entropy**2
         rows.append((logs[token], entropy, varentropy))

@@ -258,8 +258,8 @@ def test_a_module_that_breaks_only_in_the_worker(tmp_path, monkeypatch):
     module = tmp_path / "breaks_later.py"
     module.write_text("def score(completion, answer):\n    return 1.0\n")
     reward = find("reward", "breaks_later.score", [tmp_path]).bind({})
-    module.write_text("raise RuntimeError('no licence')\n")
-    with pytest.raises(ComponentError, match="no licence"):
+    module.write_text("raise RuntimeError('no license')\n")
+    with pytest.raises(ComponentError, match="no license"):
         RewardPool([(reward, 1.0)], search_paths=[tmp_path])
     module.write_text("import os\nos._exit(9)\n")
     with pytest.raises(UserCodeError, match="exit code 9"):

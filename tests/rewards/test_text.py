@@ -85,7 +85,7 @@ def test_overlong_with_the_lengths_of_the_paper():
     assert overlong(20480, 20480) == -1
 
 
-def test_only_judgements_count_as_correctness():
+def test_only_judgments_count_as_correctness():
     judges = {c.name: c.traits.get("correctness", True) for c in components("reward")}
     assert judges["exact"]
     assert judges["number"]

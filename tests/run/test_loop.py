@@ -202,7 +202,7 @@ def test_every_rollout_is_sampled_with_the_current_weights(train):
 
 
 def test_training_raises_the_reward(train, tmp_path, monkeypatch):
-    """Behaviour: rewarded for short completions, the model writes shorter ones."""
+    """Behavior: rewarded for short completions, the model writes shorter ones."""
     (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
     monkeypatch.chdir(tmp_path)
     run = train(

@@ -61,7 +61,7 @@ def test_what_is_not_finite_is_a_gap():
     assert chart.count('class="raw"') == 2
 
 
-def test_running_mean_is_centred_and_keeps_constants():
+def test_running_mean_is_centered_and_keeps_constants():
     assert running_mean([(0, 1.0), (1, 3.0)]) == [(0, 1.0), (1, 3.0)]  # short runs are not smoothed
     line = [(i, float(i)) for i in range(100)]
     smooth = running_mean(line)

@@ -119,7 +119,7 @@ def test_model_without_any_end_is_refused(llama):
         load_model(str(llama))
 
 
-def test_plain_prompt_is_tokenised_as_it_is():
+def test_plain_prompt_is_tokenized_as_it_is():
     tokenizer = make_tokenizer()
     text, ids = render(tokenizer, "1+2?\n")
     assert text == "1+2?\n"

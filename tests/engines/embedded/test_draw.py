@@ -60,7 +60,7 @@ def test_a_token_of_probability_zero_is_never_drawn():
     assert logprobs.isfinite().all()
 
 
-def test_a_prompts_numbers_do_not_depend_on_its_neighbours():
+def test_a_prompts_numbers_do_not_depend_on_its_neighbors():
     sampling = Sampling(group_size=2, max_tokens=5, seed=3)
     together = uniforms([0, 1, 2], sampling)
     assert together.shape == (5, 6)
