@@ -62,6 +62,8 @@ def unsupported(model: Any) -> str | None:
         return "it is not a transformers model"
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         return "it is an encoder-decoder or attends to another sequence"
+    if config.get_text_config() is not config:
+        return "it sees more than text"
     if model.get_output_embeddings() is None:
         return "it has no language-model head"
     if getattr(model, "_is_stateful", False):
@@ -99,7 +101,7 @@ def check_request(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampli
 
 
 def _positions(model: Any) -> int | None:
-    return getattr(model.config, "max_position_embeddings", None)
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def _unusual_attention(model: Any) -> str | None:

@@ -55,12 +55,13 @@ AttentionInterface.register(NAME, packed_attention)
 @contextmanager
 def packed(model: Any) -> Generator[None]:
     """The model attends over packed tokens inside this block; forward and backward both belong in it."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        config._attn_implementation = before
 
 
 def longest_packed_row(config: Any) -> float:

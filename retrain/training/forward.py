@@ -35,17 +35,18 @@ class Forward:
 
     def __init__(self, model: Any, settings: PolicySettings) -> None:
         self.model, self.temperature = model, settings.temperature
+        self.config: Any = model.config.get_text_config()  # its own, but for a model that sees images as well
         most = _CACHED_CELLS if model.device.type == "cpu" else settings.micro_batch_tokens
         self.budget = min(settings.micro_batch_tokens, most)
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+        self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // self.config.vocab_size)
         self.splits, self.packed_limit = False, 0.0
         self._probe()
 
     @torch.no_grad()
     def _probe(self) -> None:
         device = self.model.device
-        ids = torch.arange(10, device=device).view(2, 5) * 7 % self.model.config.vocab_size
+        ids = torch.arange(10, device=device).view(2, 5) * 7 % self.config.vocab_size
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
         cells = mask.flatten()
         packing = Packing.of(ids, mask, torch.zeros_like(mask))
@@ -54,7 +55,7 @@ class Forward:
         self.splits = _agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
         with packed(self.model):
             if self.splits and _agrees(expected, lambda: self._head(self._packed(ids, packing))):
-                self.packed_limit = longest_packed_row(self.model.config)
+                self.packed_limit = longest_packed_row(self.config)
 
     def attention(self, width: int) -> AbstractContextManager[None]:
         """Holds the attention that rows of this width use; forward and backward both belong in it."""
