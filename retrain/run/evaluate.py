@@ -16,7 +16,7 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     """One row of eval.jsonl.
 
     `accuracy` is the mean over problems of the share of right completions, sampled at the
-    evaluation temperature, with a 95 % interval over problems; `greedy_accuracy` is one greedy
+    evaluation temperature, with a 95% interval over problems; `greedy_accuracy` is one greedy
     completion per problem; `avg@n` equals `accuracy` and names n; `pass@k` is the unbiased estimate.
     A completion whose score failed counts as wrong and is reported as `failed`.
 

@@ -61,6 +61,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self._settings, self._observe = settings, observe
         self._lock = Lock(path / "lock")
+        self._earlier: dict[str, Any] = {}
 
     def __enter__(self) -> RunDirectory:
         if self.path.name in ("", ".."):
@@ -70,6 +71,7 @@ class RunDirectory:
             self._lock.acquire()
             try:
                 self._admit()
+                self._earlier = {} if self.mode == "fresh" else read_json(self.path / "status.json")
                 self._write_status({"outcome": "running"})
             except BaseException:
                 self._lock.release()
@@ -80,6 +82,8 @@ class RunDirectory:
         status: dict[str, Any] = {"outcome": _outcome(error)}
         if isinstance(error, RetrainError):
             status |= {"exit_code": error.exit_code, "error": str(error).split("\n")[0]}
+        if isinstance(error, ConfigError) and self._earlier:
+            status = self._earlier  # a refused resume says nothing of how the run itself ended
         try:
             self._write_status(status)
             self._lock.release()
@@ -94,7 +98,7 @@ class RunDirectory:
                 _delete(self.path / name)
         existing = self._existing()
         if existing and self.mode == "new":
-            raise ConfigError([self._problem(f"holds {self._describe()}", "--resume, --fresh, or another name")])
+            raise ConfigError([self._problem(f"holds {self._describe()}", "--resume auto, --fresh, or another name")])
         if not existing and self.mode == "resume":
             raise ConfigError([self._problem("holds no run to resume", "leave out --resume, or check the name")])
 

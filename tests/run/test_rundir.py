@@ -112,7 +112,7 @@ def test_an_existing_run_needs_a_flag(tmp_path):
     with opened(tmp_path / "a") as directory:
         run_steps(directory, 0, 2)
     with (
-        pytest.raises(ConfigError, match=r"holds a finished run; --resume, --fresh, or another name") as caught,
+        pytest.raises(ConfigError, match=r"holds a finished run; --resume auto, --fresh, or another name") as caught,
         opened(tmp_path / "a"),
     ):
         pass
@@ -157,6 +157,14 @@ def test_how_a_run_ended_is_written(tmp_path, error, status):
     with pytest.raises(type(error)), opened(tmp_path / "a"):
         raise error
     assert read_json(tmp_path / "a" / "status.json") == status
+
+
+def test_a_refused_resume_leaves_the_status_of_the_run(tmp_path):
+    with opened(tmp_path / "a"):
+        pass
+    with pytest.raises(ConfigError), opened(tmp_path / "a", "auto"):
+        raise ConfigError([])
+    assert read_json(tmp_path / "a" / "status.json") == {"outcome": "finished"}
 
 
 def test_a_second_process_is_refused_by_name_and_a_dead_one_is_replaced(tmp_path):
