@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from retrain.errors import DivergedError, Preempted
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import Collection, collect, with_policy_columns
 from retrain.run.evaluate import evaluate
 from retrain.run.parity import check_parity, parity_due
 from retrain.run.parts import Parts
+from retrain.run.seed import seed_generators
 from retrain.run.signals import Stop
 from retrain.types import Batch, Metrics
 
@@ -43,7 +42,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
         evaluate_and_record(parts, 0)
     stop.deferred = True
     for step in range(start, settings.max_steps):
-        torch.manual_seed(derive_seed(settings.seed, "step", step))
+        seed_generators(derive_seed(settings.seed, "step", step))
         clock = Clock()
         with clock("rollout"):
             collection = collect(parts, step, cursor)

@@ -134,6 +134,12 @@ def fails_on_some(completion, answer):
 
 def constant(completion, answer):
     return 1.0
+
+def lottery(rewards):
+    import random
+    import numpy, torch
+    draws = [random.random() + numpy.random.rand() + float(torch.rand(())) for _ in rewards]
+    return [draw - sum(draws) / len(draws) for draw in draws]
 """
 
 
@@ -150,6 +156,16 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
     assert len(rows(run / "metrics.jsonl")) == 3
     assert all(row["update/nonfinite"] == 1 for row in rows(run / "metrics.jsonl"))
     assert (run / "rollouts" / "diverged-000002.jsonl.gz").is_file()
+
+
+def test_a_plugin_that_draws_from_the_global_generators_is_resumed_bit_for_bit(train, plugin, monkeypatch):
+    option = 'algorithm.advantage_mode="mine_for_loop.lottery"'
+    whole = train(option, name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(2))
+        with pytest.raises(Preempted):
+            train(option, name="parts")
+    assert digest(train(option, name="parts", resume=Resume("auto"))) == digest(whole)
 
 
 def test_failed_scores_are_masked_and_counted_never_zero(train, plugin):
