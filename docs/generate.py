@@ -164,9 +164,14 @@ def toml(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def built_in(kind: str | None = None) -> list[Component]:
+    """The components that come with the package, of one kind or of all."""
+    return [part for part in components(kind) if part.source == "built-in"]
+
+
 def with_parameters() -> list[Component]:
     """Built-in components that have any parameter, one for each table."""
-    return [part for part in components() if part.schema.model_fields]
+    return [part for part in built_in() if part.schema.model_fields]
 
 
 def components_page() -> str:
@@ -176,7 +181,7 @@ def components_page() -> str:
         "Made from the docstrings. Each of these names can be replaced by a dotted path to your own.\n",
     ]
     for each in KINDS:
-        found = components(each)
+        found = built_in(each)
         if found:
             parts.append(f"## {KIND_TITLES[each]}\n")
             parts += [component_text(part) for part in found]
