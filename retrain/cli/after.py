@@ -20,10 +20,11 @@ def evaluate(run: Run, overrides: Overrides = None, as_json: Json = False) -> No
 
     For instance: retrain eval runs/quickstart --set eval.problems=1000 --set eval.samples=8 --set 'eval.pass_at=[1,8]'
     """
-    from retrain.run.evaluate import evaluate as measure
     from retrain.run.reopen import reopen
 
     parts = reopen(run, overrides or (), _warnings)
+    from retrain.run.evaluate import evaluate as measure
+
     try:
         row = measure(parts, parts.steps)
     finally:
@@ -48,10 +49,11 @@ def sample(
 
     A prompt is completed as the task writes it: \\n in it is a line end.
     """
-    from retrain.run.converse import Conversation
     from retrain.run.reopen import reopen
 
     parts = reopen(run, overrides or (), _warnings)
+    from retrain.run.converse import Conversation
+
     try:
         conversation = Conversation(parts, count, temperature)
         for prompt in prompts or _typed():
@@ -82,11 +84,12 @@ def export(
 
     Uploading takes the access token from the environment variable HF_TOKEN.
     """
-    from retrain.run.export import export as write
-    from retrain.run.export import push
     from retrain.run.reopen import reopen
 
     parts = reopen(run, (), _warnings)
+    from retrain.run.export import export as write
+    from retrain.run.export import push
+
     try:
         write(parts, directory)
     finally:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from retrain.algorithms.grams import read_grams
 from retrain.config.document import Document
-from retrain.config.schema import BUILTIN, Config
+from retrain.config.schema import BUILTIN, BUILTIN_MODELS, Config
+from retrain.errors import ComponentError
 
 _LARGE_LR = 5e-5
 """Full training of a pretrained model at this rate or above usually ruins it."""
@@ -19,6 +22,7 @@ def check(config: Config, document: Document) -> None:
     _check_eval(config, document)
     _check_model(config, document)
     _check_paths(config, document)
+    _check_planning(document)
     _check_algorithm(config, document)
 
 
@@ -86,6 +90,10 @@ def _check_eval(config: Config, document: Document) -> None:
 def _check_model(config: Config, document: Document) -> None:
     model, lr = config.model, config.optimizer.lr
     if model.path.startswith(BUILTIN):
+        if model.path not in BUILTIN_MODELS:
+            document.refuse(
+                ("model", "path"), f'no builtin model is called "{model.path}"', f"use {' or '.join(BUILTIN_MODELS)}"
+            )
         return
     if model.lora is None and lr >= _LARGE_LR:
         document.warn(("optimizer", "lr"), f"{lr:g} is large for training all weights of a real model", "try 1e-6")
@@ -99,6 +107,18 @@ def _check_paths(config: Config, document: Document) -> None:
             document.refuse(
                 ("plugins", "search_paths", index), f'there is no directory "{place}"', "make it, or remove it here"
             )
+
+
+def _check_planning(document: Document) -> None:
+    planning: Any = document.data.get("planning")
+    if not isinstance(planning, dict):
+        return
+    grams, path = planning.get("strategic_grams"), planning.get("strategic_grams_path")
+    try:
+        read_grams(grams if isinstance(grams, (str, list)) else None, path if isinstance(path, str) else None)
+    except ComponentError as error:
+        key = "strategic_grams" if path is None else "strategic_grams_path"
+        document.refuse(("planning", key), error.problem, error.fix)
 
 
 def _check_algorithm(config: Config, document: Document) -> None:

@@ -100,7 +100,7 @@ def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:
     """
     name = str(file)
     try:
-        text = FilePath(file).read_bytes().decode()
+        text = FilePath(file).read_bytes().decode("utf-8-sig")
         data = tomli.loads(text)
     except OSError as error:
         raise _unreadable(name, 0, 0, error.strerror or str(error), "give the path of a TOML file") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -29,6 +30,7 @@ _TYPES = {
     "model_attributes_type": "a table",
 }
 _BOUNDS = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
+_LENGTHS = {"too_short": "give at least {min_length}", "too_long": "give at most {max_length}"}
 
 
 def catalog(tables: Mapping[str, Any]) -> Catalog:
@@ -89,7 +91,9 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[
     if kind == "extra_forbidden":
         return unknown_key(path, isinstance(value, dict), known)
     if kind == "missing":
-        return "is missing", f"add {path[-1]} = ..."
+        return "is missing", f"add {path[-1]} = ..." if isinstance(path[-1], str) else "make the list one longer"
+    if kind in _LENGTHS:
+        return f"{_toml(value)} is too {kind[4:]}", _LENGTHS[kind].format(**context)
     if kind == "literal_error":
         return f"{_toml(value)} is none of its values", _alternatives(value, str(context["expected"]))
     if kind in _BOUNDS:
@@ -98,7 +102,7 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[
     wanted = " or ".join(dict.fromkeys(_TYPES[item["type"]] for item in details if item["type"] in _TYPES))
     if wanted:
         return f"must be {wanted}, not {_toml(value)}", _retype(path, wanted, value)
-    message = detail["msg"].replace("Input should", "should").replace("String should", "should")
+    message = re.sub(r"^(Input|String|Value error,) ", "", detail["msg"])
     return f"{_toml(value)}: {message}", "change the value"
 
 
@@ -140,7 +144,8 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
     """What to type instead, worked out from the value where it can be."""
     key = path[-1] if isinstance(path[-1], str) else "the item"
     if "table" in wanted:
-        return f"write [{key}] on a line of its own, and its keys below"
+        names = ".".join(str(part) for part in path)
+        return f"write [{names}] on a line of its own, and its keys below"
     if wanted == "true or false":
         return f"write {key} = true or {key} = false"
     if "string" in wanted:

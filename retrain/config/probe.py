@@ -9,7 +9,7 @@ import torch
 from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
-from retrain.errors import RetrainError
+from retrain.errors import ComponentError, RetrainError
 from retrain.rewards.pool import FIELDS, RewardPool
 from retrain.types import POLICY_COLUMNS, Batch
 
@@ -104,7 +104,9 @@ def _rewards(loaded: LoadedConfig) -> str:
     with RewardPool(pairs, workers=1, timeout_s=settings.timeout_s, max_failed=1.0, search_paths=paths) as pool:
         score = pool.score([item])[0]
     parts = ", ".join(f"{name} = {value}" for name, value in score.parts.items())
-    return f"{score.status}, {parts} {score.detail}".strip()
+    if score.status != "ok":
+        raise ComponentError(f"{score.status}: {score.detail}", 'see what it makes of the completion "1"')
+    return parts
 
 
 def _attempt(action: Any) -> Any:

@@ -183,7 +183,9 @@ class Binder:
         except ComponentError as error:
             self.document.refuse(slot.path, error.problem, error.fix)
         except ValidationError as error:
-            collect(self.document, error, self.known, lambda loc: self._locate(slot, component, loc))
+            beside = tuple(part for part in slot.params_path if isinstance(part, str))
+            known = {**self.known, beside: [*component.schema.model_fields]}
+            collect(self.document, error, known, lambda loc: self._locate(slot, component, loc))
         return None
 
     def refuse_unread(self) -> None:

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 BUILTIN = "builtin:"
 """Prefix of `[model] path` for a model that ships with the package and starts from random weights."""
 
+BUILTIN_MODELS = ("builtin:tiny",)
+"""All of them."""
+
 REAL_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {"optimizer": {"lr": 1e-6}, "warmup": {"steps": 0}}
 """What the defaults are when `[model] path` is not a builtin: its weights are trained already."""
 
@@ -119,7 +122,7 @@ class Rollout(Section):
     parity_every: Natural = 10
     """Steps between checks that sampler and trainer compute the same log-probs; 0 switches them off."""
     parity_tolerance: Positive | None = None
-    """Largest mean difference per token in nats; unset: 0.001 if the sampler multiplies in float32, else 0.15."""
+    """Largest mean difference per token in nats; unset: 0.001 where both multiply in float32, else 0.15."""
 
 
 class Algorithm(Section):
@@ -267,8 +270,8 @@ class Checkpoint(Section):
 class Logging(Section):
     """`[logging]`"""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] | None = None
-    """Name of the run directory; unset: the name of the TOML file."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] | None = None
+    """Name of the run directory: letters, digits, dot, dash and underscore. Unset: the name of the TOML file."""
     dir: Annotated[str, Field(min_length=1)] = "runs"
     """Where run directories are made."""
     rollouts_every: Natural = 10

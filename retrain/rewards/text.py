@@ -6,15 +6,33 @@ import math
 import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from retrain.registry import reward
 
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?!\d))?")
 
 
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+def _capturing(pattern: str) -> str:
+    if not re.compile(pattern).groups:
+        raise ValueError("captures nothing: put the answer's part in parentheses")
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiled)]
+Capturing = Annotated[Pattern, AfterValidator(_capturing)]
+
+
 @reward("exact")
-def exact(completion: str, answer: str, *, pattern: str = r"(?:^|\n)so (\S+)\s*\Z") -> float:
+def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S+)\s*\Z") -> float:
     """1 if what `pattern` captures equals the answer, else 0. White space around both is ignored.
 
     Args:
@@ -43,7 +61,7 @@ def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge
 
 
 @reward("format", correctness=False)
-def format_matches(completion: str, *, pattern: str) -> float:
+def format_matches(completion: str, *, pattern: Pattern) -> float:
     """1 if `pattern` matches somewhere in the completion (a dot matches line ends as well), else 0.
 
     Args:

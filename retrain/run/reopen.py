@@ -10,7 +10,6 @@ from retrain.config.document import Document
 from retrain.config.load import LoadedConfig, validate
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.run import checkpoint
-from retrain.run.build import build
 from retrain.run.parts import Parts
 from retrain.run.rundir import RunDirectory, read_json, read_rows
 from retrain.types import Observer
@@ -27,6 +26,8 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
         StorageError: there is no valid checkpoint, or it cannot be trusted.
     """
     run, saved = _locate(target, observe)
+    from retrain.run.build import build  # torch and transformers take seconds to import
+
     loaded = stored(run, overrides, final=saved is None)
     parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
     if saved is None:

@@ -10,10 +10,7 @@ from typing import Any
 
 from retrain.config.document import canonical
 from retrain.config.load import LoadedConfig
-from retrain.run.build import build
 from retrain.run.environment import environment
-from retrain.run.export import export
-from retrain.run.loop import train
 from retrain.run.parts import Parts
 from retrain.run.report import summary
 from retrain.run.rundir import Mode, RunDirectory, config_changes, read_rows
@@ -39,6 +36,8 @@ class Resume:
 def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
     """Train from a configuration; returns the run directory.
 
+    What can be refused is refused first: torch and transformers take seconds to import.
+
     Raises:
         RetrainError: each way a run can end but well, with its exit code.
     """
@@ -49,6 +48,9 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
     with RunDirectory(path, resume.mode, config.checkpoint, observe) as directory, Stop() as stop:
         if previous := directory.previous_config(resume.path):
             _tell_changes(previous, resolved, resume, observe)
+        from retrain.run.build import build
+        from retrain.run.loop import train
+
         state = directory.restore(resume.path)
         directory.write_config(_source(loaded), resolved, environment())
         parts = build(loaded, directory, observe)
@@ -86,6 +88,8 @@ def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, in
 
 def finish(parts: Parts, seconds: float) -> None:
     """Save the model in transformers format with its card, and say in words what came of the run."""
+    from retrain.run.export import export
+
     folder, run = parts.directory.path / "model", parts.directory.path
     export(parts, folder)
     text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))

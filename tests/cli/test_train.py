@@ -1,6 +1,8 @@
 """`retrain train` and the commands that follow it, as a user calls them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -167,3 +169,22 @@ def test_a_read_only_run_directory_is_refused_before_anything_is_loaded(folder, 
     (folder / "file").write_text("not a directory")
     result = cli("train", "run.toml", "--plain", "--set", "logging.dir=file")
     assert result.exit_code == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("train", "run.toml"), 2),
+        (("train", "run.toml", "--resume", "auto", "--set", "training.lr=0.5"), 2),
+        (("train", "run.toml", "--resume", "elsewhere/checkpoints/step-000001"), 2),
+        (("train", "run.toml", "--set", "logging.dir=run.toml"), 6),
+        (("eval", "nowhere"), 2),
+    ],
+)
+def test_what_is_refused_is_refused_before_torch_is_imported(run, folder, arguments, code):
+    text = (
+        "import sys\nsys.modules['torch'] = None\nfrom retrain.cli.main import app\n"
+        f"app({list(arguments)!r}, standalone_mode=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr

@@ -68,7 +68,7 @@ def test_going_back_drops_the_checkpoints_of_the_course_that_is_left(train, monk
     run = train()
     back = Resume("auto", run / "checkpoints" / "step-000002", allow_change=["training.lr"])
     with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.session.train", _interrupted)
+        patch.setattr("retrain.run.loop.train", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             train("training.lr=0.01", resume=back)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
