@@ -198,14 +198,14 @@ def _model(loaded: LoadedConfig) -> dict[str, Any]:
             return {"path": model.path, "memory": f"not known: {error}"}
     else:
         return {"path": model.path, "memory": "known once the model is here: give its directory as path"}
+    rows = training.batch_size * training.group_size
     settings = PolicySettings(
-        micro_batch_tokens=training.micro_batch_tokens,
+        micro_batch_tokens=min(training.micro_batch_tokens, rows * training.max_tokens),
         optimizer=loaded.config.optimizer.name,
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
     )
-    rows = training.batch_size * training.group_size
     sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens)
     megabytes = {name: round(size / 1e6, 1) for name, size in sizes.items()}
     return {"path": model.path, "parameters": shape.parameters, "memory_mb_without_prompts_about": megabytes}

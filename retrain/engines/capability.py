@@ -91,7 +91,7 @@ def check_request(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampli
     """EngineError if a prompt is empty, or with its completion longer than the positions that the model knows."""
     if not all(len(prompt) for prompt in prompts):
         raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
-    limit = _positions(model)
+    limit = positions(model)
     longest = max((len(prompt) for prompt in prompts), default=0)
     if limit is not None and longest + sampling.max_tokens > limit:
         raise EngineError(
@@ -100,7 +100,8 @@ def check_request(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampli
         )
 
 
-def _positions(model: Any) -> int | None:
+def positions(model: Any) -> int | None:
+    """Tokens of prompt and completion together that the model knows; None if it sets no limit."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -111,7 +112,7 @@ def _unusual_attention(model: Any) -> str | None:
         return f"it has layers of kind {', '.join(other)}"
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in kinds or not kinds
-    if slides and window is not None and window < (_positions(model) or window + 1):
+    if slides and window is not None and window < (positions(model) or window + 1):
         return f"its attention slides over {window} tokens"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "it caps its attention scores"

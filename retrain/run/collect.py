@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from retrain.engines.capability import positions
+from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.run.parts import Parts
 from retrain.training.models import render
 from retrain.types import Batch, Metrics, Problem, Rollout, Sampling
+
+_MOST_TOO_LONG = 1000
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,13 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)
     rollouts: list[Rollout] = []
     kept: list[int] = []
+    too_long = 0
     for attempt in range(rounds):
         missing = training.batch_size - len({rollouts[i].group for i in kept})
         if missing == 0:
             break
-        problems = [parts.task.problem(cursor + i) for i in range(missing)]
-        cursor += missing
+        problems, cursor, out = draw(parts, cursor, missing)
+        too_long += out
         first = rollouts[-1].group + 1 if rollouts else 0
         sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
         fresh = roll(parts, problems, sampling, first)
@@ -58,7 +64,27 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
         kept += [len(rollouts) + i for i in valid]
         rollouts += fresh
     batch = collate(parts, [rollouts[i] for i in kept], step) if kept else None
-    return Collection(rollouts, batch, kept, cursor, rollout_metrics(rollouts))
+    return Collection(rollouts, batch, kept, cursor, rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)})
+
+
+def draw(parts: Parts, cursor: int, count: int) -> tuple[list[Problem], int, int]:
+    """The next `count` problems that leave room for a completion, the cursor behind them, and how many did not.
+
+    One prompt that is too long for the model must not end a run that has gone on for hours.
+    """
+    limit, found, first = positions(parts.loaded.model), list[Problem](), cursor
+    longest = math.inf if limit is None else limit - parts.config.training.max_tokens
+    while len(found) < count:
+        if cursor - first - len(found) >= _MOST_TOO_LONG:
+            raise DataError(
+                f"{_MOST_TOO_LONG} prompts in one step are longer than the {longest} tokens that max_tokens leaves of "
+                f"the model's {limit}; lower [training] max_tokens, or leave them out of the data"
+            )
+        problem = parts.task.problem(cursor)
+        cursor += 1
+        if len(render(parts.loaded.tokenizer, problem.prompt, parts.config.model.chat)[1]) <= longest:
+            found.append(problem)
+    return found, cursor, cursor - first - count
 
 
 def train_sampling(parts: Parts, seed: int) -> Sampling:

@@ -1,9 +1,15 @@
 """Which rows train: failures leave a group, and a group without a rival goes."""
 
+import json
 from dataclasses import replace
 
+import pytest
+
+from retrain.errors import DataError
 from retrain.run.collect import rollout_metrics, valid_rows
 from retrain.types import Rollout
+from tests.make_checkpoint import make_checkpoint
+from tests.run.conftest import rows
 
 
 def rollout(group: int, reward: float | None, tokens: int = 2) -> Rollout:
@@ -25,3 +31,17 @@ def test_means_are_over_scored_completions_and_lengths_over_all():
     metrics = rollout_metrics(rollouts)
     assert metrics["reward/mean"] == metrics["reward/accuracy"] == metrics["reward/std"] == 0.5
     assert (metrics["reward/failed"], metrics["tokens/response"], metrics["rollout/truncated"]) == (1, 4, 1 / 3)
+
+
+def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path):
+    make_checkpoint(tmp_path / "model", "gpt2")
+    lines = [{"prompt": "long " * 300 if n % 3 == 0 else f"{n}?\n", "answer": str(n)} for n in range(30)]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = (f'model.path="{tmp_path}/model"', "task.name=jsonl", "eval.problems=0", "warmup.steps=0")
+    run = train(*options, f'jsonl.path="{tmp_path}/mixed.jsonl"')
+    steps = rows(run / "metrics.jsonl")
+    assert sum(row["rollout/too_long"] for row in steps) > 0
+    assert {row["rollout/completions"] for row in steps} == {12.0}
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[::3]))
+    with pytest.raises(DataError, match=r"lower \[training\] max_tokens"):
+        train(*options, f'jsonl.path="{tmp_path}/long.jsonl"', name="long")
