@@ -137,7 +137,7 @@ class Trackio:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step."""
         if self._run is None:
-            import trackio
+            import trackio  # pyright: ignore[reportMissingImports]
 
             self._run: Any = trackio.init(
                 **self._options,
