@@ -109,11 +109,13 @@ class Screen:
     total: int = 0
     left_s: float | None = None
     curves: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    latest: dict[str, float] = field(default_factory=dict[str, float])
     evaluation: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sample: Mapping[str, Any] = field(default_factory=dict[str, Any])
     summary: str = ""
     began: float = field(default_factory=time.perf_counter)
     _first: tuple[float, int] | None = None
+    _seen: int = 0
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Take in an event; the picture follows with the next frame."""
@@ -140,7 +142,11 @@ class Screen:
         self.left_s = (now - start) / (self.done - before) * (self.total - self.done)
         for _, name, _ in _CURVES:
             if name in row:
-                self.curves.setdefault(name, []).append(float(row[name]))
+                self.latest[name] = float(row[name])
+            if name in self.latest:
+                # A step without an update has no entropy; a gap keeps all curves on one axis.
+                self.curves.setdefault(name, [math.nan] * self._seen).append(float(row.get(name, math.nan)))
+        self._seen += 1
 
     def _eval(self, row: Mapping[str, Any]) -> None:
         self.evaluation = row
@@ -183,7 +189,7 @@ class Screen:
     def _curves(self, width: int) -> RenderableType:
         room = min(80, width - _LABEL - _VALUE - 3)
         lines = [
-            self._curve(label, form.format(self.curves[name][-1]), self.curves[name], room)
+            self._curve(label, form.format(self.latest[name]), self.curves[name], room)
             for label, name, form in _CURVES
             if name in self.curves
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
 from retrain.engines.capability import choose_engine
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
@@ -64,9 +65,23 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         pipeline=pipeline,
         objective=objective,
         directory=directory,
-        trackers=[Guard(tracker.name, tracker.build(resources), observe) for tracker in components.all("tracker")],
+        trackers=trackers(components.all("tracker"), resources, observe),
         observe=observe,
     )
+
+
+def trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer) -> list[Guard]:
+    """The sinks of metrics that can be built; what keeps another from it is told, and training goes on without it."""
+    built: list[Guard] = []
+    for tracker in bound:
+        try:
+            built.append(Guard(tracker.name, tracker.build(resources), observe))
+        except RetrainError:
+            raise
+        except Exception as error:  # a library may raise anything, and none of it is worth a run
+            text = f"tracker {tracker.name} cannot be built: {type(error).__name__}: {error}; training goes on without"
+            observe("message", {"text": text, "level": "warning"})
+    return built
 
 
 def choose_device(device: str) -> torch.device:

@@ -36,4 +36,4 @@ class Stop:
             os._exit(Preempted.exit_code)
         self.requested = signal.Signals(number).name
         if not self.deferred:
-            raise Preempted(f"stopped by {self.requested} with no step under way; the same command starts again")
+            raise Preempted(f"stopped by {self.requested} with no step under way; --resume auto starts again")

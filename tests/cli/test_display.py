@@ -48,6 +48,17 @@ def test_no_frame_is_wider_than_the_terminal_and_the_height_does_not_jump(width)
     assert "62.5%" in text
 
 
+def test_curves_keep_one_axis_when_a_step_lacks_a_metric():
+    screen = screen_of(100)
+    for number in range(6):
+        row = step(number)
+        if number in (0, 2, 5):
+            del row["grad/norm"]
+        screen("step", row)
+    norm = next(line for line in picture(screen).splitlines() if line.startswith("grad norm"))
+    assert norm.split("0.1  ")[1].rstrip("\n")[:6] == " ▁ ▁▁ "
+
+
 def test_the_picture_names_what_a_user_asks_for():
     screen = screen_of(100)
     for number in range(3):

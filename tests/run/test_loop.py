@@ -252,3 +252,22 @@ def test_without_rl_steps_the_warm_started_model_is_evaluated_and_saved(train):
 def test_a_missing_checkpoint_path_is_a_configuration_error(train):
     with pytest.raises(ConfigError):
         train(resume=Resume("resume", Path("nowhere/checkpoints/step-000001")))
+
+
+TRACKERS = """
+class Unreachable:
+    def __init__(self, run_dir):
+        raise OSError("no route to host")
+"""
+
+
+def test_a_tracker_that_cannot_be_built_costs_a_warning(train, tmp_path, monkeypatch):
+    (tmp_path / "unreachable_tracker.py").write_text(TRACKERS)
+    monkeypatch.chdir(tmp_path)
+    said = []
+    run = train(
+        'logging.trackers=["unreachable_tracker.Unreachable"]',
+        observe=lambda event, details: said.append(str(details.get("text"))),
+    )
+    assert len(rows(run / "metrics.jsonl")) == 4
+    assert any("no route to host" in text and "goes on" in text for text in said)
