@@ -24,30 +24,37 @@ def start(folder, name):
         return subprocess.Popen(command + flags, cwd=folder, stdout=log, stderr=log, env=environment)
 
 
+def kill_until_done(folder, name, rng):
+    """Start the run until it ends, killing it at random moments; returns the steps done at each kill."""
+    moments = []
+    while True:
+        process = start(folder, name)
+        # From the imports to well inside the steps and the saving of checkpoints.
+        deadline = time.monotonic() + rng.uniform(1.0, 6.0)
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.005)
+        if process.poll() is not None:
+            assert process.returncode == 0, (folder / f"{name}.log").read_text()[-2000:]
+            return moments
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        metrics = folder / "runs" / name / "metrics.jsonl"
+        moments.append(metrics.read_text().count("\n") if metrics.exists() else 0)
+
+
 def test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be(tmp_path):
     (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
     assert start(tmp_path, "whole").wait(timeout=300) == 0
-    rng, kills, finished = random.Random(0), 0, False
-    while kills < KILLS:
-        process = start(tmp_path, "killed")
-        # From before the imports are done to well inside the steps and the saving of checkpoints.
-        deadline = time.monotonic() + rng.uniform(1.0, 7.0)
-        while time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.01)
-        finished = process.poll() == 0
-        if finished:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-    if not finished:
-        assert start(tmp_path, "killed").wait(timeout=300) == 0, (tmp_path / "killed.log").read_text()[-2000:]
-    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    assert kills >= KILLS or finished
-    print(f"{kills} kills, last step {rows(killed / 'metrics.jsonl')[-1]['step']}")
-    assert digest(killed) == digest(whole)
-    assert rows(killed / "metrics.jsonl") == rows(whole / "metrics.jsonl")
-    assert rows(killed / "eval.jsonl") == rows(whole / "eval.jsonl")
+    whole, rng, moments = tmp_path / "runs" / "whole", random.Random(0), []
+    while len(moments) < KILLS:
+        name = f"killed-{len(moments)}"
+        moments += kill_until_done(tmp_path, name, rng)
+        killed = tmp_path / "runs" / name
+        assert digest(killed) == digest(whole)
+        assert rows(killed / "metrics.jsonl") == rows(whole / "metrics.jsonl")
+        assert rows(killed / "eval.jsonl") == rows(whole / "eval.jsonl")
+    print(f"killed {len(moments)} times, after steps {moments}")
+    assert len({moment for moment in moments if moment}) >= 5, "the kills hit different steps"
 
 
 def test_sigterm_saves_and_exits_75_and_the_resumed_run_is_the_same(tmp_path):
