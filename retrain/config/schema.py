@@ -223,7 +223,7 @@ class Warmup(Section):
     """Steps over which the learning rate rises."""
     problems: Count = 20000
     """Problems whose solutions are imitated, over and over."""
-    seed: Seed = 0
+    seed: Seed = 1
     """Its own seed, so that runs with different `[training] seed` start from the same weights."""
     cache: bool = True
     """Reuse the weights of an earlier warm-up with the same settings."""
