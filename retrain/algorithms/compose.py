@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from retrain.algorithms.pipeline import Pipeline, Stages
 from retrain.algorithms.plain import Hyper
 from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms import transform_chain
-from retrain.registry import Bound, find
+from retrain.registry import Bound, Component, find
 from retrain.types import Batch, Metrics
 
 _OWN_METRICS = ("hicra/", "advantage/", "skipped/", "sepa_", "exec_", "plan_")
@@ -64,11 +66,11 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         return ComposedAdvantages([], {}, {})
     batch = _batch(rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
     batch = batch.replace(step=step, sepa_lambda=sepa_lambda)
-    shared = {"beta": gtpo_beta, "alpha": hicra_alpha}
+    shared = {"gtpo": {"beta": gtpo_beta}, "hicra": {"alpha": hicra_alpha}}
     chain = transform_chain(transform_mode)
     stages = Stages(
-        advantage=find("advantage", advantage_mode).bind(advantage_params),
-        transforms=tuple(_transform(name, shared, transform_params or {}) for name in chain),
+        advantage=_bind(find("advantage", advantage_mode), advantage_params or {}),
+        transforms=_transforms(chain, shared, transform_params or {}),
         algorithm=None,
         uncertainty=find("uncertainty", "surprisal").bind(),
         filter=find("filter", "none").bind(),
@@ -94,12 +96,30 @@ def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> N
             raise ValueError(f"planning_masks_G[{i}] has {len(flags)} entries for {len(row)} log-probs")
 
 
-def _transform(name: str, shared: Mapping[str, Any], params: Mapping[str, Any]) -> Bound:
-    component = find("transform", name)
-    if component.contract == "context":
+def _transforms(
+    chain: Sequence[str], shared: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any]
+) -> tuple[Bound, ...]:
+    """The chain's stages: each takes those of `params` that it knows; ValueError for one that no stage knows."""
+    found = [find("transform", name) for name in chain]
+    is_open = any(component.contract == "context" for component in found)
+    unknown = [key for key in params if not is_open and all(key not in c.schema.model_fields for c in found)]
+    if unknown:
+        raise ValueError(f"transform_params has {', '.join(unknown)}, which no transform of {list(chain)} takes")
+    bound: list[Bound] = []
+    for component in found:
+        fields, wanted = component.schema.model_fields, {**shared.get(component.name, {}), **params}
+        own = {key: value for key, value in wanted.items() if key in fields}
+        bound.append(_bind(component, params if component.contract == "context" else own))
+    return tuple(bound)
+
+
+def _bind(component: Component, params: Mapping[str, Any]) -> Bound:
+    """The component with its parameters; ValueError, in a line, for those that it does not take."""
+    try:
         return component.bind(params)
-    fields = component.schema.model_fields
-    return component.bind({key: value for key, value in {**shared, **params}.items() if key in fields})
+    except ValidationError as error:
+        faults = "; ".join(f"{detail['loc'][0]}: {detail['msg']}" for detail in error.errors())
+        raise ValueError(f"{component.kind} {component.name!r}: {faults}") from None
 
 
 def _batch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,6 +179,11 @@ class Binder:
             self.document.refuse(slot.path, error.problem, error.fix)
             self.traces += [error.trace] if error.trace else []
             return None
+        if needs := component.traits.get("extra"):
+            package, extra = needs
+            if importlib.util.find_spec(package) is None:
+                self.document.refuse(slot.path, f"{package} is not installed", f'pip install "retrain[{extra}]"')
+                return None
         try:
             return self._weighted(slot, component.bind(self._params(slot, component)))
         except ComponentError as error:

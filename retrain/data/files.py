@@ -99,7 +99,7 @@ class Jsonl(FileTask):
             raise _unreadable(path, error) from error
 
 
-@task("parquet")
+@task("parquet", extra=("pyarrow", "parquet"))
 class Parquet(FileTask):
     """Rows of a parquet file (extra `parquet`); places count rows from 1."""
 

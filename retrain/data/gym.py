@@ -66,7 +66,7 @@ _NUMBERS = 2**31
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-@task("gym")
+@task("gym", extra=("reasoning_gym", "gym"))
 class Gym:
     """Problems of one reasoning-gym data set, endless; score them with the reward `gym`.
 
@@ -120,7 +120,7 @@ class Gym:
         return Problem(id=f"{self.name}/{number}", prompt=prompt, answer=entry["answer"], extra=extra), held
 
 
-@reward("gym")
+@reward("gym", extra=("reasoning_gym", "gym"))
 class GymReward:
     """1 if the data set's own scorer gives the answer full marks, else 0.
 

@@ -21,7 +21,7 @@ from retrain.errors import DataError, MissingExtraError
 from retrain.registry import task
 
 
-@task("hub")
+@task("hub", extra=("datasets", "hub"))
 class Hub(RowTask):
     """Rows of a data set (extra `hub`); what is in the local cache needs no network.
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 from typing import Annotated, Any, Literal, cast
@@ -38,7 +38,8 @@ class Reading:
     """How rows are read.
 
     Attributes:
-        prompt_field: column with the prompt, as text or as a list of chat messages (role, content).
+        prompt_field: column with the prompt, as text or as a list of chat messages (role, content); where rows
+            have no `prompt`, `messages` serves.
         answer_field: column with the answer, text.
         solution_field: column with a worked solution; a row may lack it.
         id_field: column with a unique text or integer; rows that lack it are called by their place.
@@ -168,6 +169,8 @@ def _problem(row: Any, place: str, reading: Reading) -> Problem:
     if not isinstance(row, Mapping):
         raise BadRow(f"expected an object with named fields, got {type(row).__name__}")
     values = cast("Mapping[str, Any]", row)
+    if reading.prompt_field == "prompt" and "prompt" not in values and "messages" in values:
+        reading = replace(reading, prompt_field="messages")
     for name in (reading.prompt_field, reading.answer_field):
         if name not in values:
             raise BadRow(f'no field "{name}"; it has {", ".join(map(str, values)) or "none"}')

@@ -45,7 +45,8 @@ def top_fraction(
     order = order[groups[order].argsort(stable=True)]
     sizes = torch.bincount(groups)
     first = sizes.cumsum(0) - sizes
-    kept = (sizes * fraction).ceil().long().clamp(min=1)
+    # In float64 and less a hair: 0.3 * 50 is 15, whatever binary fractions make of it.
+    kept = (sizes.double() * fraction - 1e-9).ceil().long().clamp(min=1)
     lowest = flat[order][first + kept - 1] if len(flat) else flat
     selected = torch.zeros_like(mask)
     selected[mask] = flat >= lowest[groups]

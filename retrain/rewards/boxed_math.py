@@ -16,7 +16,7 @@ _LONGEST = 500
 _RELATION = re.compile(r"[=<>≤≥≠≈≡]|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|sim|cong|in|to)(?![a-zA-Z])")
 
 
-@reward("boxed_math")
+@reward("boxed_math", extra=("math_verify", "math"))
 class BoxedMath:
     r"""1 if the last \boxed{...} of the completion is mathematically the answer, else 0.
 

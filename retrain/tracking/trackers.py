@@ -82,7 +82,7 @@ class Wandb:
             self._run.finish()
 
 
-@tracker("tensorboard")
+@tracker("tensorboard", extra=("tensorboard", "tensorboard"))
 class Tensorboard:
     """TensorBoard event files in `tensorboard/` of the run directory."""
 
@@ -105,7 +105,7 @@ class Tensorboard:
             self._writer.close()
 
 
-@tracker("trackio")
+@tracker("trackio", extra=("trackio", "trackio"))
 class Trackio:
     """trackio: local dashboards, or a Space.
 

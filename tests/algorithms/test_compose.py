@@ -99,3 +99,19 @@ def test_lists_that_do_not_fit_together_are_named(changes, message):
     fitting = {"rewards_G": [1, 0], "logprobs_G": [[-1.0], [-2.0]], "planning_masks_G": [[0], [1]]}
     with pytest.raises(ValueError, match=message):
         compute_composable_advantages(**(fitting | changes))
+
+
+def test_parameters_reach_their_own_transform_only_and_typos_are_errors():
+    from retrain.registry import transform
+
+    @transform("with_its_own_beta")
+    def with_its_own_beta(advantages, *, beta: float = 0.5):
+        return advantages * beta
+
+    group = ([1.0, 0.0], [[-0.1], [-0.2]], [[0], [0]])
+    found = compute_composable_advantages(*group, transform_mode="with_its_own_beta", gtpo_beta=0.1)
+    assert found.token_advs == [[0.25], [-0.25]]
+    with pytest.raises(ValueError, match="rhoo"):
+        compute_composable_advantages(*group, transform_mode="surprisal_mask", transform_params={"rhoo": 0.2})
+    with pytest.raises(ValueError, match="epss"):
+        compute_composable_advantages(*group, advantage_mode="maxrl", advantage_params={"epss": 0.2})

@@ -45,3 +45,11 @@ def test_the_top_of_each_group(rows, fraction):
         pool = sorted((v for g, vs in rows if g == group for v in vs), reverse=True)
         lowest = pool[max(1, -int(-len(pool) * fraction // 1)) - 1]
         assert selected[row, : len(values)].tolist() == [v >= lowest for v in values]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "count", "kept"), [(0.3, 50, 15), (0.3, 90, 27), (0.1, 30, 3), (0.5, 5, 3), (0.21, 10, 3)]
+)
+def test_the_share_is_rounded_up_from_the_decimal_not_the_binary_fraction(fraction, count, kept):
+    values, mask = torch.arange(float(count))[None], torch.ones(1, count, dtype=torch.bool)
+    assert int(top_fraction(values, mask, torch.zeros(1, dtype=torch.long), fraction).sum()) == kept
