@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+BUILTIN = "builtin:"
+"""Prefix of `[model] path` for a model that ships with the package and starts from random weights."""
+
 Metrics = dict[str, float]
 """Flat, `area/name_unit`; reported, never used for control."""
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from retrain.algorithms.grams import read_grams
 from retrain.config.document import Document
-from retrain.config.schema import BUILTIN, BUILTIN_MODELS, Config
+from retrain.config.schema import BUILTIN_MODELS, Config
 from retrain.errors import ComponentError
+from retrain.types import BUILTIN
 
 _LARGE_LR = 5e-5
 """Full training of a pretrained model at this rate or above usually ruins it."""

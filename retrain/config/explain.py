@@ -14,11 +14,11 @@ from retrain.algorithms.pipeline import Pipeline
 from retrain.config.document import show
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, MISMATCH, slots
-from retrain.config.schema import BUILTIN
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.training.memory import ModelShape, estimate_memory
 from retrain.training.settings import LoraSettings, PolicySettings
+from retrain.types import BUILTIN
 
 TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, head_width=32, tied=True, gated=True)
 """The builtin model."""

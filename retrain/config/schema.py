@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-BUILTIN = "builtin:"
-"""Prefix of `[model] path` for a model that ships with the package and starts from random weights."""
+from retrain.types import BUILTIN
 
 BUILTIN_MODELS = ("builtin:tiny",)
 """All of them."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from retrain.config.schema import BUILTIN
 from retrain.errors import StorageError
 from retrain.run.parts import Parts
 from retrain.run.rundir import read_rows
 from retrain.training.card import Card, write_card
 from retrain.training.models import save_model
+from retrain.types import BUILTIN
 
 
 def export(parts: Parts, folder: Path) -> None:

@@ -17,9 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, DataError, StorageError
 from retrain.training.builtin import build_model, build_tokenizer
-from retrain.types import Problem
+from retrain.types import BUILTIN, Problem
 
-BUILTIN = "builtin:"
 Chat = Literal["auto", "on", "off"]
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
