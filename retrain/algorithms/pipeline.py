@@ -108,11 +108,19 @@ class Pipeline:
         columns, metrics = self._run(batch.rows(rows))
         return batch.replace(**{name: _spread(value, rows, batch) for name, value in columns.items()}), metrics
 
-    def informative(self, batch: Batch) -> Tensor:
-        """[N] bool from the filter, on a batch with advantages; expert rows always count."""
+    @property
+    def judges_rollouts(self) -> bool:
+        """The filter reads nothing that credit computes: it can drop rollouts before any of it."""
+        return not set(self.graph[-1].reads) - (BASE_COLUMNS - {"advantages"})
+
+    def informative(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """[N] bool from the filter, with its metrics; on a batch with advantages unless it `judges_rollouts`.
+
+        Expert rows always count.
+        """
         stage = self.graph[-1]
-        keep, _ = _split(self._callable(stage)(*(batch.column(name) for name in stage.reads)))
-        return keep | batch.is_expert
+        keep, metrics = _split(self._callable(stage)(*(batch.column(name) for name in stage.reads)))
+        return keep | batch.is_expert, metrics
 
     def _run(self, batch: Batch) -> tuple[dict[str, Any], Metrics]:
         columns: dict[str, Any] = {name: getattr(batch, name) for name in BASE_COLUMNS} | dict(batch.extra)

@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plugins": ("retrain.cli.start:plugins", "List every component with its parameters."),
     "doctor": ("retrain.cli.start:doctor", "Check this machine: Python, torch, devices, extras."),
 }
-"""Command -> (module:function, line in the help)."""
+"""Command, or group and command -> (module:function, line in the help)."""
 
 
 class Commands(TyperGroup):
@@ -35,16 +35,21 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
-        return list(COMMANDS)
+        return list(dict.fromkeys(name.split()[0] for name in COMMANDS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import the command's module and build it; None for an unknown name."""
-        if cmd_name not in COMMANDS:
+        """Import the command's module, or build the group of that first word; None for an unknown name."""
+        names = [name for name in COMMANDS if name.split()[0] == cmd_name]
+        if not names:
             return None
-        module, _, function = COMMANDS[cmd_name][0].partition(":")
-        single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(cmd_name)(getattr(importlib.import_module(module), function))
-        return typer.main.get_command(single)
+        several = names != [cmd_name]
+        group = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=several)
+        for name in names:
+            module, _, function = COMMANDS[name][0].partition(":")
+            group.command(name.split()[-1])(getattr(importlib.import_module(module), function))
+        if several:
+            group.callback(help=f"{'; '.join(COMMANDS[name][1].rstrip('.') for name in names)}.")(_nothing)
+        return typer.main.get_command(group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, from the table alone."""
@@ -63,6 +68,10 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
+
+
+def _nothing() -> None:
+    """A group without options of its own."""
 
 
 app = typer.Typer(

@@ -68,7 +68,7 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     pipeline.build(_scalars(loaded))
     pipeline.before(batch)
     batch, _ = pipeline.credit(batch)
-    kept = float(pipeline.informative(batch).float().mean())
+    kept = float(pipeline.informative(batch)[0].float().mean())
     logprobs = batch.sampler_logprobs.clone().requires_grad_()
     columns = {name: batch.column(name) for name in objective.reads} | {"logprobs": logprobs}
     loss, _ = objective(columns, objective.weights(batch))

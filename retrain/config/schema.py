@@ -113,7 +113,7 @@ class Rollout(Section):
     top_k: Natural = 0
     """Sample among the k likeliest tokens; 0 switches it off, and must while training."""
     resample: Literal["none", "uninformative"] = "none"
-    """Sample other prompts in place of groups whose advantages are all zero."""
+    """Sample other prompts in place of groups that `[algorithm] filter` drops (default: no advantage at all)."""
     max_resample: Count = 4
     """Rounds of such resampling per step; after that the step trains on what there is."""
     mask_truncated: bool = False

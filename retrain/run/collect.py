@@ -28,6 +28,7 @@ class Collection:
         batch: the rows to train on; None when no group has two valid rewards.
         kept: index into `rollouts` of every row of the batch.
         cursor: the next unused problem of the task.
+        dropped: what the filter said of the groups that it kept out of the batch.
         metrics: rollout and reward statistics.
     """
 
@@ -36,18 +37,21 @@ class Collection:
     kept: list[int]
     cursor: int
     metrics: Metrics
+    dropped: Metrics
 
 
 def collect(parts: Parts, step: int, cursor: int) -> Collection:
     """Sample and score the rollouts of one step.
 
-    With `[rollout] resample` on, groups that the filter drops are replaced by new prompts, at most
-    `max_resample` times; after that the step trains on the fewer groups it has.
+    A filter that judges rollouts alone drops its groups here. With `[rollout] resample` on, the groups that any
+    filter drops are replaced by new prompts, at most `max_resample` times; after that the step trains on the fewer
+    groups it has.
     """
     training, rollout = parts.config.training, parts.config.rollout
     rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)
     rollouts: list[Rollout] = []
     kept: list[int] = []
+    dropped: Metrics = {}
     too_long = 0
     for attempt in range(rounds):
         missing = training.batch_size - len({rollouts[i].group for i in kept})
@@ -59,12 +63,15 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
         sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
         fresh = roll(parts, problems, sampling, first)
         valid = valid_rows(fresh)
-        if rollout.resample != "none":
-            valid = [i for i, keep in zip(valid, _passes(parts, [fresh[i] for i in valid], step), strict=True) if keep]
+        if rollout.resample != "none" or parts.pipeline.judges_rollouts:
+            keep, counts = _passes(parts, [fresh[i] for i in valid], step)
+            valid = [i for i, passes in zip(valid, keep, strict=True) if passes]
+            dropped = {name: dropped.get(name, 0.0) + count for name, count in counts.items()}
         kept += [len(rollouts) + i for i in valid]
         rollouts += fresh
     batch = collate(parts, [rollouts[i] for i in kept], step) if kept else None
-    return Collection(rollouts, batch, kept, cursor, rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)})
+    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)}
+    return Collection(rollouts, batch, kept, cursor, metrics, dropped)
 
 
 def draw(parts: Parts, cursor: int, count: int) -> tuple[list[Problem], int, int]:
@@ -159,13 +166,15 @@ def _sizes(rollouts: Sequence[Rollout]) -> dict[int, int]:
     return sizes
 
 
-def _passes(parts: Parts, rollouts: Sequence[Rollout], step: int) -> list[bool]:
-    """Which rows the resampling filter keeps, judged by their advantages."""
+def _passes(parts: Parts, rollouts: Sequence[Rollout], step: int) -> tuple[list[bool], Metrics]:
+    """Which rows the filter keeps, and what it counts; credit is computed only for a filter that reads it."""
     if not rollouts:
-        return []
-    batch = with_policy_columns(parts, collate(parts, rollouts, step))
-    batch, _ = parts.pipeline.credit(batch)
-    return parts.pipeline.informative(batch).tolist()
+        return [], {}
+    batch = collate(parts, rollouts, step)
+    if not parts.pipeline.judges_rollouts:
+        batch, _ = parts.pipeline.credit(with_policy_columns(parts, batch))
+    keep, counts = parts.pipeline.informative(batch)
+    return keep.tolist(), counts
 
 
 def with_policy_columns(parts: Parts, batch: Batch) -> Batch:

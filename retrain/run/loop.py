@@ -70,13 +70,13 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
 def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tuple[Metrics, Batch | None]:
     """Credit and one policy update; without a trainable row both are skipped and said so."""
     if collection.batch is None:
-        return {"update/skipped": 1.0}, None
+        return {"update/skipped": 1.0} | collection.dropped, None
     metrics: Metrics = {}
     with clock("credit"):
         batch = with_policy_columns(parts, collection.batch)
         metrics |= parts.pipeline.before(batch)
         batch, credit = parts.pipeline.credit(batch)
-        metrics |= credit | informative(parts, batch)
+        metrics |= credit | informative(parts, batch, collection.dropped)
     if parity_due(parts, step):
         with clock("parity"):
             metrics |= check_parity(parts, batch)
@@ -87,10 +87,11 @@ def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tup
     return metrics, batch
 
 
-def informative(parts: Parts, batch: Batch) -> Metrics:
-    """groups/informative: share of the step's groups that the filter would keep."""
-    kept = batch.group_ids[parts.pipeline.informative(batch)]
-    return {"groups/informative": len(kept.unique()) / parts.config.training.batch_size}
+def informative(parts: Parts, batch: Batch, dropped: Metrics) -> Metrics:
+    """groups/informative: share of the step's groups that the filter keeps; its counts, and those of `dropped`."""
+    keep, counts = parts.pipeline.informative(batch)
+    share = len(batch.group_ids[keep].unique()) / parts.config.training.batch_size
+    return {"groups/informative": share} | {name: n + dropped.get(name, 0.0) for name, n in counts.items()}
 
 
 def record(parts: Parts, step: int, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:

@@ -68,7 +68,7 @@ def test_metrics_are_sums_over_the_batch_in_every_mode():
     assert amplified["hicra/amplified_token_ratio"] == pytest.approx(3 / 8)
     assert amplified["hicra/advantage_shift"] == pytest.approx(0.2 * 3 * third / 8)
     assert amplified["hicra/planning_advantage_mean"] == pytest.approx(1.2 * third)
-    assert pipeline().informative(batch).tolist() == [True, True, True, False]
+    assert pipeline().informative(batch)[0].tolist() == [True, True, True, False]
 
 
 @settings(deadline=None, max_examples=30)
@@ -103,7 +103,7 @@ def test_expert_rows_take_no_part():
     torch.testing.assert_close(with_expert.advantages[[0, 2, 3, 4], :3], alone.advantages)
     assert with_expert.advantages[1].tolist() == [0.0] * 5
     assert with_expert.column("uncertainty").shape == (5, 5)
-    assert plan.informative(with_expert).tolist() == [True, True, True, True, True]
+    assert plan.informative(with_expert)[0].tolist() == [True, True, True, True, True]
 
 
 def test_a_batch_of_expert_rows_only():
