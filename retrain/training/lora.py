@@ -13,7 +13,8 @@ from torch import Tensor
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.training.settings import LoraSettings
 
-_ADAPTER = "default"
+POLICY = "default"
+"""Name of the policy's own adapter, as peft calls the first one."""
 
 
 def inject(model: Any, settings: LoraSettings) -> Any:
@@ -24,21 +25,12 @@ def inject(model: Any, settings: LoraSettings) -> Any:
         ComponentError: no layer has a name in `target_modules`, or one is tied to another.
     """
     try:
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
     except ImportError as error:
         raise MissingExtraError("peft", "lora") from error
-    targets = settings.target_modules
-    config = LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]
-        lora_dropout=settings.dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+    with _seeded(settings.seed):
         try:
-            wrapper = get_peft_model(model, config)
+            wrapper = get_peft_model(model, _config(settings))
         except ValueError as error:
             problem = f"[model.lora] target_modules: {error}"
             raise ComponentError(problem, 'name linear layers, or "all-linear"') from error
@@ -48,10 +40,57 @@ def inject(model: Any, settings: LoraSettings) -> Any:
             "[model.lora] target_modules names the embedding or the head, and this model has one matrix for both",
             "leave them out",
         )
+    _float(model)
+    return wrapper
+
+
+def add(wrapper: Any, name: str, settings: LoraSettings) -> None:
+    """Put one more float32 adapter beside the others, on the same frozen weights; the one in force stays in force."""
+    with _seeded(settings.seed):
+        wrapper.add_adapter(name, _config(settings))
+    with active(wrapper, name):
+        _float(wrapper)
+
+
+@contextmanager
+def active(wrapper: Any, name: str) -> Generator[None]:
+    """The adapter in force, and the only one that gradients reach, inside this block; without a wrapper, nothing."""
+    if wrapper is None or wrapper.active_adapter == name:
+        yield
+        return
+    before = wrapper.active_adapter
+    wrapper.set_adapter(name)
+    try:
+        yield
+    finally:
+        wrapper.set_adapter(before)
+
+
+def _config(settings: LoraSettings) -> Any:
+    from peft import LoraConfig
+
+    targets = settings.target_modules
+    return LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=settings.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+@contextmanager
+def _seeded(seed: int) -> Generator[None]:
+    """Random numbers of this seed inside this block; the global generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _float(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return wrapper
 
 
 @contextmanager
@@ -61,8 +100,8 @@ def adapters_off(wrapper: Any) -> Generator[None]:
         yield
 
 
-def merged(model: Any, adapters: bool = True) -> dict[str, Tensor]:
-    """Full weights under the base model's names, W + (alpha / r) B A (without `adapters`: W); nothing is changed."""
+def merged(model: Any, adapter: str | None) -> dict[str, Tensor]:
+    """Full weights under the base model's names, W + (alpha / r) B A (without an adapter: W); nothing is changed."""
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     weights: dict[str, Tensor] = {}
     for key, value in model.state_dict().items():
@@ -70,23 +109,23 @@ def merged(model: Any, adapters: bool = True) -> dict[str, Tensor]:
         owner = layer.removesuffix(".base_layer")
         if ".lora_" in key:
             continue
-        if adapters and owner in adapted and leaf == "weight":
-            value = value + adapted[owner].get_delta_weight(_ADAPTER).to(value.dtype)
+        if adapter and owner in adapted and leaf == "weight":
+            value = value + adapted[owner].get_delta_weight(adapter).to(value.dtype)
         weights[f"{owner}.{leaf}"] = value.detach()
     return weights
 
 
 def save(wrapper: Any, path: Path, base: str) -> None:
-    """Write the adapter in peft's format, for the base model at `base` (unless empty)."""
+    """Write the policy's adapter in peft's format, for the base model at `base` (unless empty)."""
     if base:
-        wrapper.peft_config[_ADAPTER].base_model_name_or_path = base
-    wrapper.save_pretrained(path)
+        wrapper.peft_config[POLICY].base_model_name_or_path = base
+    wrapper.save_pretrained(path, selected_adapters=[POLICY])
 
 
 @contextmanager
-def training(model: Any) -> Generator[None]:
-    """The adapters' dropout is active inside this block; a model without adapters is left as it is."""
-    dropouts = [module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{_ADAPTER}")]
+def training(model: Any, adapter: str) -> Generator[None]:
+    """The adapter's dropout is active inside this block; a model without adapters is left as it is."""
+    dropouts = [module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{adapter}")]
     for module in dropouts:
         module.train()
     try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +48,29 @@ class TorchPolicy:
         model: the model being trained. step: optimizer steps taken. adapter: peft's wrapper of it, or None.
     """
 
-    def __init__(self, model: Any, settings: PolicySettings) -> None:
-        self.settings, self.step = settings, 0
-        self.adapter = lora.inject(model, settings.lora) if settings.lora else None
+    def __init__(self, model: Any, settings: PolicySettings, adapter: Any = None, name: str = lora.POLICY) -> None:
+        """`adapter` and `name`: peft's wrapper of a model that has adapters already, and the one to train."""
+        self.settings, self.step, self._name = settings, 0, name
+        self.adapter = adapter or (lora.inject(model, settings.lora) if settings.lora else None)
         self.model: Any = model if settings.lora else model.float()
         self.model.eval()
         if settings.gradient_checkpointing:
             _checkpoint_layers(self.model)
         self.forward = Forward(self.model, settings)
-        self.optimizer = Optimizer(self.model, settings)
+        with self._in_force():
+            self.optimizer = Optimizer(self.model, settings)
+
+    def sibling(self, name: str, settings: PolicySettings) -> TorchPolicy:
+        """A model of its own to train, which starts where training started: a copy, or with LoRA one more adapter.
+
+        With LoRA base weights and wrapper are shared; forwards, updates and weights of either policy never see the
+        other's adapter. Without, call it before the first update.
+        """
+        if self.adapter is None:
+            return TorchPolicy(copy.deepcopy(self.model), settings)
+        assert settings.lora is not None, "the sibling of a policy with LoRA is an adapter too"
+        lora.add(self.adapter, name, settings.lora)
+        return TorchPolicy(self.model, settings, self.adapter, name)
 
     @property
     def device(self) -> torch.device:
@@ -63,18 +79,34 @@ class TorchPolicy:
 
     def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
         """old_logprobs, entropy, varentropy by name, each [N, T] float32, 0 outside response_mask, in one pass."""
-        return self.forward.logprobs(batch, columns)
+        with self._in_force():
+            return self.forward.logprobs(batch, columns)
 
     def reference(self) -> Callable[[Batch], Tensor]:
-        """Scores [N, T] by the weights as they are now: the base model under the adapters, or a frozen copy."""
+        """Scores [N, T] by the weights of the first call: the base model under the adapters, or a frozen copy.
+
+        Whoever asks before the first update gets the initial weights; all share the one copy.
+        """
         if self.adapter is not None:
             return self._base_logprobs
-        frozen = Forward(copy.deepcopy(self.model).requires_grad_(False), self.settings)
+        frozen = self._frozen
         return lambda batch: frozen.logprobs(batch)["old_logprobs"]
+
+    def reference_weights(self) -> dict[str, Tensor]:
+        """Full weights of the reference, by the base model's names."""
+        return _tensors(self._frozen.model) if self.adapter is None else self.weights(adapters=False)
+
+    @cached_property
+    def _frozen(self) -> Forward:
+        return Forward(copy.deepcopy(self.model).requires_grad_(False), self.settings)
 
     def _base_logprobs(self, batch: Batch) -> Tensor:
         with lora.adapters_off(self.adapter):
-            return self.logprobs(batch)["old_logprobs"]
+            return self.forward.logprobs(batch)["old_logprobs"]
+
+    def _in_force(self) -> AbstractContextManager[None]:
+        """The own adapter is the one in force inside this block; without LoRA, nothing."""
+        return lora.active(self.adapter, self._name)
 
     def update(self, batch: Batch, objective: Objective) -> Metrics:
         """`epochs` passes of `minibatches` optimizer steps each over the batch.
@@ -90,9 +122,10 @@ class TorchPolicy:
             reports update/nonfinite = 1; one without a live row reports update/skipped = 1.
         """
         steps = [self._plan(batch, rows, objective) for rows in self._minibatches(batch)]
-        if len(steps) * self.settings.epochs > 1:
-            steps = [self._with_old_logprobs(step) for step in steps]
-        reports = [self._take(step, objective) for _ in range(self.settings.epochs) for step in steps]
+        with self._in_force():
+            if len(steps) * self.settings.epochs > 1:
+                steps = [self._with_old_logprobs(step) for step in steps]
+            reports = [self._take(step, objective) for _ in range(self.settings.epochs) for step in steps]
         # Once the weights have moved, the distance to the sampler says nothing about the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 
@@ -103,8 +136,8 @@ class TorchPolicy:
             adapters: False leaves LoRA's adapters out: the frozen base.
         """
         if self.adapter is not None:
-            return lora.merged(self.model, adapters)
-        return {name: value.detach() for name, value in self.model.state_dict().items()}
+            return lora.merged(self.model, self._name if adapters else None)
+        return _tensors(self.model)
 
     def state_dict(self) -> State:
         """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies."""
@@ -148,7 +181,7 @@ class TorchPolicy:
     def _take(self, step: _Step, objective: Objective) -> Metrics:
         """One optimizer step: gradients of all micro-batches, guard, clip, apply."""
         tally = _Tally()
-        with lora.training(self.model):
+        with lora.training(self.model, self._name):
             for index in step.parts:
                 rows = step.batch.rows(index)
                 width = rows.input_ids.shape[1]
@@ -208,6 +241,10 @@ class _Tally:
         else:
             found["policy/entropy"] /= sampled
         return found | {"tokens/forwarded": float(self.tokens)} | (self.mismatch.metrics() if self.mismatch else {})
+
+
+def _tensors(model: Any) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in model.state_dict().items()}
 
 
 def _mean(reports: Sequence[Metrics]) -> Metrics:

@@ -1,0 +1,59 @@
+"""PRIME: token rewards of an implicit process reward model, against the group's other answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@transform("process_rloo", table="prime")
+def process_rloo(
+    advantages: Tensor,
+    process_rewards: Tensor,
+    group_ids: Tensor,
+    response_mask: Tensor,
+    *,
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    norm: Literal["batch", "none"] = "batch",
+) -> Tensor:
+    """Add the process rewards still to come, each less the mean process reward of the group's other answers.
+
+    A_t + sum_{s>=t} gamma^(s-t) * [r_i^s - 1/(K-1) * sum_{j!=i} r_phi(y_j) / |y_j|],  r_phi(y) = sum_t r^t
+
+    Args:
+        advantages: [N, T], the episode's; process_rewards: [N, T]; group_ids: [N] int; response_mask: [N, T] bool.
+        gamma: discount, per response token: what the policy did not choose takes no time.
+        norm: "batch" first divides the process rewards by max |sum_{s>=t} r^s| + 1e-6 over the whole batch,
+            which gives them the scale of a 0/1 outcome; "none" is the printed formula.
+    Returns:
+        [N, T]. K counts the rows that have response tokens; a row alone in its group has nothing to be compared
+        with and keeps its advantages. A `whiten` stage usually follows.
+    References: Cui et al., Process Reinforcement through Implicit Rewards (PRIME), arXiv:2502.01456.
+    """
+    rewards = F.masked.keep(process_rewards, response_mask)
+    if norm == "batch":
+        rewards = rewards / (_to_come(rewards, response_mask, 1.0).abs().amax() + 1e-6)
+    mean = F.masked.row_mean(rewards, response_mask)[:, 0]
+    members = response_mask.any(-1)
+    others = F.groups.group_size(group_ids, members) - 1
+    baseline = (F.groups.group_sum(mean, group_ids) - mean) / others.clamp(min=1)
+    excess = F.masked.keep(rewards - baseline[:, None], response_mask & (others > 0)[:, None])
+    return advantages + F.masked.keep(_to_come(excess, response_mask, gamma), response_mask)
+
+
+def _to_come(values: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """sum_{s>=t} gamma^(s-t) * v_s at every position, time counted in masked positions."""
+    if gamma == 1:
+        return values.flip(-1).cumsum(-1).flip(-1)
+    total, found = values.new_zeros(values.shape[:1]), values.new_zeros(values.shape)
+    for column in reversed(range(values.shape[1])):
+        total = (values[:, column] + gamma * total).where(mask[:, column], total)
+        found[:, column] = total
+    return found
