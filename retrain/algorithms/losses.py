@@ -156,7 +156,7 @@ def entropy(entropy: Tensor, response_mask: Tensor) -> Tensor:
     return -F.masked.keep(entropy, response_mask)
 
 
-@loss("sft", source="expert", weight=0.1)
+@loss("sft", source="expert")
 def sft(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     """Imitation of expert rows; rows of the policy do not contribute.
 
@@ -165,10 +165,27 @@ def sft(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     Args:
         logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
     Returns:
-        [N, T] nats; reduced over the expert rows' own tokens.
-    References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408.
+        [N, T] nats; reduced over the expert rows' own tokens. Beside terms of the policy, [mix] mu is its share.
+    References: MIX of Trinity-RFT, arXiv:2505.17826.
     """
     return -F.masked.keep(logprobs, response_mask)
+
+
+@loss("sft_phi", source="expert")
+def sft_phi(logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """Imitation that leaves out what the policy knows already, and what is far from anything it would say.
+
+    -phi_t * lp_t on expert rows,  phi_t = sg(p_t * (1 - p_t)), p_t = exp(lp_t), sg = no gradient
+
+    Args:
+        logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
+    Returns:
+        [N, T] nats; phi is at most 1/4, so that this is a gentler term than `sft` at the same weight.
+    References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408.
+    """
+    kept = F.masked.keep(logprobs, response_mask)
+    p = kept.detach().exp()
+    return -p * (1 - p) * kept
 
 
 def _clipped(log_ratio: Tensor, advantages: Tensor, eps: tuple[float, float], dual_clip: float | None) -> _Terms:

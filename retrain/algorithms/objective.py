@@ -12,17 +12,22 @@ from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
+MIXED = "mu"
+"""The column that weighs the two sources against each other: the expert's share."""
+
 
 class Objective:
-    """Sum over terms of weight * sum_{n,t} reduction_weight[n,t] * term[n,t].
+    """Sum over terms of factor * sum_{n,t} reduction_weight[n,t] * term[n,t].
 
     The reduction's weights come from the whole batch (over the term's own rows: the policy's, or the
-    expert's), so the sum over any split into micro-batches is the same number.
+    expert's), so the sum over any split into micro-batches is the same number. The factor is the term's
+    weight; with terms of both sources in use, times 1 - mu for the policy's and times mu for the expert's.
 
     Attributes:
         terms: the loss terms in use; those of weight 0 are dropped.
+        sources: whose rows they train on: "policy", "expert" or both.
         reads: columns that the terms read, besides the current `logprobs`; `entropy` is the current policy's.
-        signals: those of `reads` that a signal must compute (ref_logprobs ...).
+        signals: those of `reads` that a signal must compute (ref_logprobs, mu ...).
     """
 
     def __init__(self, terms: Sequence[Bound], reduction: Bound) -> None:
@@ -34,24 +39,35 @@ class Objective:
         for name in names:
             if names.count(name) > 1:
                 raise ComponentError(f'loss "{name}" is listed twice', "keep one and set its weight")
+        self.sources = frozenset(source_of(term) for term in self.terms)
         self.reads = frozenset(name for term in self.terms for name in term.reads) - {"logprobs"}
+        if self.mixed:
+            self.reads |= {MIXED}
         self.signals = self.reads - BASE_COLUMNS - POLICY_COLUMNS
+
+    @property
+    def mixed(self) -> bool:
+        """Terms of both sources are in use."""
+        return len(self.sources) > 1
 
     def live_rows(self, batch: Batch) -> Tensor:
         """[N] bool: rows that contribute to any term; a row without advantage need not be forwarded."""
         moved = (batch.advantages != 0).any(-1)
         live = batch.is_expert.new_zeros(batch.is_expert.shape)
         for term in self.terms:
-            rows = _source(term, batch)
-            live = live | (rows & moved if term.component.traits.get("vanishes") else rows)
+            rows = _rows(term, batch)
+            live = live | (rows & moved if _vanishes(term) else rows)
         return live
 
     def weights(self, batch: Batch) -> dict[str, Tensor]:
-        """Weight of each token in each term, [N, T] as the advantages, from the whole batch of an optimizer step."""
-        return {term.name: float(term.params["weight"]) * self._reduced(term, batch) for term in self.terms}
+        """Reduction weight of each token in each term, [N, T] as the advantages, from the batch of an optimizer step.
+
+        The denominators are those of the term's own rows over the whole batch.
+        """
+        return {term.name: self._reduced(term, batch) for term in self.terms}
 
     def _reduced(self, term: Bound, batch: Batch) -> Tensor:
-        mask = (batch.response_mask & _source(term, batch)[:, None]).to(batch.advantages.dtype)
+        mask = (batch.response_mask & _rows(term, batch)[:, None]).to(batch.advantages.dtype)
         columns = [mask if name == "mask" else batch.column(name) for name in self.reduction.reads]
         return self.reduction(*columns)
 
@@ -63,7 +79,9 @@ class Objective:
             weights: the same rows of `weights(batch)`.
         Returns:
             The scalar to back-propagate, and sums that micro-batches add up to metrics of the whole batch:
-            loss/<term> (without its weight) and what the terms report, under the same reduction.
+            loss/<term> (without its factor) and what the terms report, under the same reduction. With terms of
+            both sources also loss, and without mu: expert/sft_loss, usual/pg_loss (terms that an advantage drives),
+            usual/clip_frac and usual/kl.
         """
         total: Any = 0.0
         metrics: dict[str, Any] = {}
@@ -71,12 +89,48 @@ class Objective:
             result = term(*(columns[name] for name in term.reads))
             values, extra = result if isinstance(result, tuple) else (result, {})
             weight = weights[term.name]
-            total = total + (values.where(weight != 0, 0.0) * weight).sum()
-            reduction = weight / float(term.params["weight"])
-            for name, part in {f"loss/{term.name}": values, **extra}.items():
-                metrics[name] = metrics.get(name, 0.0) + (part.detach() * reduction).sum()
+            reduced = (values.where(weight != 0, 0.0) * weight).sum()
+            total = total + self._factor(term, columns) * reduced
+            _add(metrics, {f"loss/{term.name}": reduced.detach()})
+            _add(metrics, {name: (part.detach() * weight).sum() for name, part in extra.items()})
+            if self.mixed and (name := _mixed_name(term)):
+                _add(metrics, {name: float(term.params["weight"]) * reduced.detach()})
+        if self.mixed:
+            metrics |= {new: metrics[name] for name, new in _USUAL.items() if name in metrics}
+            metrics["loss"] = total.detach()
         return total, metrics
 
+    def _factor(self, term: Bound, columns: Mapping[str, Any]) -> float:
+        weight = float(term.params["weight"])
+        if not self.mixed:
+            return weight
+        mu = float(columns[MIXED])
+        return weight * (mu if source_of(term) == "expert" else 1 - mu)
 
-def _source(term: Bound, batch: Batch) -> Tensor:
-    return batch.is_expert if term.component.traits.get("source") == "expert" else ~batch.is_expert
+
+_USUAL = {"policy/clip_fraction": "usual/clip_frac", "policy/approx_kl": "usual/kl"}
+
+
+def source_of(term: Bound) -> str:
+    """Whose rows a loss term trains on: "policy" or "expert"."""
+    return str(term.component.traits.get("source", "policy"))
+
+
+def _vanishes(term: Bound) -> bool:
+    return bool(term.component.traits.get("vanishes"))
+
+
+def _mixed_name(term: Bound) -> str | None:
+    """The metric of a mixed loss that a term belongs to; what regularizes the policy belongs to none."""
+    if source_of(term) == "expert":
+        return "expert/sft_loss"
+    return "usual/pg_loss" if _vanishes(term) else None
+
+
+def _add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value
+
+
+def _rows(term: Bound, batch: Batch) -> Tensor:
+    return batch.is_expert if source_of(term) == "expert" else ~batch.is_expert

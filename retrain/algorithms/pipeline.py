@@ -89,24 +89,43 @@ class Pipeline:
                     self.stateful[stage.name] = built
 
     def before(self, batch: Batch) -> Metrics:
-        """Tell the stateful signals that a step begins."""
-        return {name: value for part in self.stateful.values() for name, value in part.before(batch).items()}
+        """Tell the stateful signals that a step begins: its rollouts, never expert rows; not told if there are none."""
+        return self._tell("before", batch)
 
     def after(self, batch: Batch) -> Metrics:
         """Tell them that the update is done; `batch` is what `credit` returned."""
-        return {name: value for part in self.stateful.values() for name, value in part.after(batch).items()}
+        return self._tell("after", batch)
+
+    def _tell(self, event: str, batch: Batch) -> Metrics:
+        _, part = _rollouts(batch)
+        stateful = self.stateful.values() if len(part.rewards) else ()
+        return {name: value for signal in stateful for name, value in getattr(signal, event)(part).items()}
 
     def credit(self, batch: Batch) -> tuple[Batch, Metrics]:
         """The batch with advantages and the signals' columns, and the metrics of every stage; changes no state.
 
         Expert rows take no part: their advantages are 0 and no statistic sees them.
         """
-        if not bool(batch.is_expert.any()):
-            columns, metrics = self._run(batch)
-            return batch.replace(**columns), metrics
-        rows = (~batch.is_expert).nonzero()[:, 0]
-        columns, metrics = self._run(batch.rows(rows))
-        return batch.replace(**{name: _spread(value, rows, batch) for name, value in columns.items()}), metrics
+        rows, part = _rollouts(batch)
+        columns, metrics = self._run(part) if len(rows) else self._without_rollouts(batch)
+        if part is not batch:
+            columns = {name: _spread(value, rows, batch) for name, value in columns.items()}
+        return batch.replace(**columns), metrics
+
+    def _without_rollouts(self, batch: Batch) -> tuple[dict[str, Any], Metrics]:
+        """Signals that are the same for every row, such as schedules; what depends on rollouts is 0."""
+        columns: dict[str, Any] = {"step": batch.step, "max_tokens": batch.max_tokens}
+        produced: dict[str, Any] = {}
+        metrics: Metrics = {}
+        for stage in self.graph:
+            if stage.kind not in ("signal", "uncertainty"):
+                continue
+            produced[stage.writes] = batch.advantages
+            if set(stage.reads) <= columns.keys() and not stage.bound.component.stateful:
+                columns[stage.writes], reported = _split(self._callable(stage)(*(columns[n] for n in stage.reads)))
+                produced[stage.writes] = columns[stage.writes]
+                metrics |= reported
+        return produced, metrics
 
     @property
     def judges_rollouts(self) -> bool:
@@ -116,11 +135,15 @@ class Pipeline:
     def informative(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """[N] bool from the filter, with its metrics; on a batch with advantages unless it `judges_rollouts`.
 
-        Expert rows always count.
+        Expert rows always count, and the filter does not see them.
         """
-        stage = self.graph[-1]
-        keep, metrics = _split(self._callable(stage)(*(batch.column(name) for name in stage.reads)))
-        return keep | batch.is_expert, metrics
+        stage, (rows, part) = self.graph[-1], _rollouts(batch)
+        if not len(rows):
+            return batch.is_expert, {}
+        keep, metrics = _split(self._callable(stage)(*(part.column(name) for name in stage.reads)))
+        every = batch.is_expert.clone()
+        every[rows] = keep
+        return every, metrics
 
     def _run(self, batch: Batch) -> tuple[dict[str, Any], Metrics]:
         columns: dict[str, Any] = {name: getattr(batch, name) for name in BASE_COLUMNS} | dict(batch.extra)
@@ -165,6 +188,12 @@ def credit_metrics(columns: Mapping[str, Any], response_mask: Tensor) -> Metrics
             "hicra/execution_advantage_mean": float(F.masked.masked_mean(advantages, response_mask & ~planning)),
         }
     return metrics
+
+
+def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
+    """Indices of the rows that are not an expert's, and the batch of them: the same one if that is all."""
+    rows = (~batch.is_expert).nonzero()[:, 0]
+    return rows, batch if len(rows) == len(batch.is_expert) else batch.rows(rows)
 
 
 def _split(result: Any) -> tuple[Any, Metrics]:

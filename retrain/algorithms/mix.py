@@ -1,0 +1,54 @@
+"""How much a step learns from an expert: the weight mu between the policy's loss terms and the expert's."""
+
+from __future__ import annotations
+
+from math import cos, pi
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from retrain.registry import signal
+from retrain.types import Metrics
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Steps = Annotated[int, Field(ge=0)]
+
+
+@signal("mu", table="mix")
+def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
+    step: int,
+    *,
+    mu: _Share = 0.1,
+    schedule: Literal["constant", "chord"] = "constant",
+    warmup: _Steps = 200,
+    decay: _Steps = 400,
+    peak: _Share = 0.5,
+    valley: _Share = 0.02,
+) -> tuple[float, Metrics]:
+    """Share of the expert's terms in a loss that has terms of both sources.
+
+    loss = (1 - mu) * policy terms + mu * expert terms
+    constant: mu
+    chord:    peak * step / warmup while step < warmup; then, for `decay` steps,
+              valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2; then valley
+
+    Args:
+        step: of the run, from 0.
+        mu: of the constant schedule.
+        schedule: "constant", or CHORD's linear rise and cosine decay.
+        warmup, decay: steps of the rise and of the decay; with 0 there is none.
+        peak, valley: the highest value, and the last.
+    Returns:
+        A number in [0, 1], reported as `mu`; a function of the step alone.
+    References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408; MIX of Trinity-RFT,
+        arXiv:2505.17826.
+    """
+    if schedule == "constant":
+        value = mu
+    elif step < warmup:
+        value = peak * step / warmup
+    elif step < warmup + decay:
+        value = valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2
+    else:
+        value = valley
+    return value, {"mu": value}
