@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("retrain.cli.after:report", "Write one HTML file about a run."),
     "status": ("retrain.cli.after:status", "Show how far runs are."),
     "export": ("retrain.cli.after:export", "Write a run's model for other tools; upload it."),
+    "score": ("retrain.cli.score:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),
     "init": ("retrain.cli.start:init", "Write a commented configuration to start from."),
     "schema": ("retrain.cli.read:schema", "Print the JSON Schema of configurations, for editors."),
     "plugins": ("retrain.cli.start:plugins", "List every component with its parameters."),

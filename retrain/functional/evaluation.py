@@ -49,3 +49,60 @@ def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, floa
     center = (mean + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
     return mean, max(0.0, center - half), min(1.0, center + half)
+
+
+def ratio_interval(
+    totals: Sequence[float], sizes: Sequence[int], z: float = 1.96
+) -> tuple[float, float | None, float | None]:
+    """Mean over all rollouts, sum(totals) / sum(sizes), with a 95% interval that treats problems as the sample.
+
+    variance = P/(P-1) * sum_i (t_i - mean * n_i)^2 / (sum_i n_i)^2 over P problems
+
+    Args:
+        totals: one sum over a problem's rollouts per problem, such as its tokens; sizes: its rollouts, at least 1.
+        z: normal quantile; 1.96 for 95%.
+    Returns:
+        (mean, low, high) in the unit of the totals; low and high are None for a single problem.
+    References: Miller, Adding Error Bars to Evals, arXiv:2411.00640 (clustered standard errors).
+    """
+    count, size = len(totals), sum(sizes)
+    mean = sum(totals) / size
+    if count < 2:
+        return mean, None, None
+    spread = sum((total - mean * n) ** 2 for total, n in zip(totals, sizes, strict=True))
+    half = z * math.sqrt(count / (count - 1) * spread) / size
+    return mean, mean - half, mean + half
+
+
+def paired_interval(differences: Sequence[float], z: float = 1.96) -> tuple[float, float | None, float | None]:
+    """Mean difference between two systems on the same problems, with its 95% interval.
+
+    mean +- z * sd / sqrt(P), sd the sample's standard deviation over P problems
+
+    Args:
+        differences: one per problem, in any unit; at least one.
+        z: normal quantile; 1.96 for 95%.
+    Returns:
+        (mean, low, high); low and high are None for a single problem. The interval is a point where all
+        differences are equal.
+    References: Miller, Adding Error Bars to Evals, arXiv:2411.00640 (paired differences).
+    """
+    return ratio_interval(differences, [1] * len(differences), z)
+
+
+def aes(accuracy: float, base_accuracy: float, tokens: float, base_tokens: float) -> tuple[float, float, float]:
+    """Accuracy-efficiency score against a base: shorter is better, a loss of accuracy weighs more than a gain.
+
+    AES = (Lb - L)/Lb + 3*(p - pb)/pb if p >= pb, else (Lb - L)/Lb - 5*(pb - p)/pb
+
+    Args:
+        accuracy, base_accuracy: p and pb, shares in [0, 1].
+        tokens, base_tokens: L and Lb, mean tokens per rollout.
+    Returns:
+        (AES, its part of length, its part of accuracy), without unit; a part whose base is 0 is 0.
+    References: Luo et al., O1-Pruner, arXiv:2501.12570 (the score).
+    """
+    length = (base_tokens - tokens) / base_tokens if base_tokens else 0.0
+    gain = (accuracy - base_accuracy) / base_accuracy if base_accuracy else 0.0
+    part = (3.0 if gain >= 0 else 5.0) * gain
+    return length + part, length, part

@@ -1,11 +1,16 @@
 """Estimators of held-out performance."""
 
+import json
 from itertools import combinations
 from math import comb
+from pathlib import Path
+from statistics import stdev
 
 import pytest
 
-from retrain.functional.evaluation import mean_interval, pass_at_k
+from retrain.functional.evaluation import aes, mean_interval, paired_interval, pass_at_k, ratio_interval
+
+VECTORS_FILE = json.loads((Path(__file__).parents[1] / "data" / "evaluation.json").read_text())
 
 VECTORS = [
     (10, 5, 1, 0.5),
@@ -48,3 +53,32 @@ def test_unanimous_problems_still_leave_doubt(values):
 def test_averages_over_several_samples_narrow_the_interval():
     single, several = mean_interval([0.0, 1.0] * 50), mean_interval([0.25, 0.75] * 50)
     assert several[2] - several[1] < single[2] - single[1]
+
+
+@pytest.mark.parametrize("case", VECTORS_FILE["metrics"]["aes"])
+def test_aes_has_the_published_values(case):
+    value, length, accuracy = aes(*(float(case[name]) for name in ("p", "p_base", "tokens", "tokens_base")))
+    assert value == pytest.approx(case["expected"], abs=1e-9)
+    assert length + accuracy == pytest.approx(value, abs=1e-12)
+
+
+def test_aes_of_a_base_that_is_never_right_counts_length_only():
+    assert aes(0.5, 0.0, 50.0, 100.0) == (0.5, 0.5, 0.0)
+
+
+def test_ratio_interval_weighs_rollouts_and_widens_by_problem():
+    mean, low, high = ratio_interval([10.0, 90.0], [1, 3])  # means 10 and 30, over all rollouts 25
+    assert mean == 25.0
+    half = 1.96 * (2 / 1 * (15.0**2 + 15.0**2)) ** 0.5 / 4
+    assert (low, high) == pytest.approx((25 - half, 25 + half))
+
+
+def test_ratio_interval_of_one_problem_has_no_bounds():
+    assert ratio_interval([6.0], [3]) == (2.0, None, None)
+
+
+def test_paired_interval_is_the_one_of_the_mean():
+    differences = [1.0, 2.0, 6.0]
+    half = 1.96 * stdev(differences) / 3**0.5
+    assert paired_interval(differences) == pytest.approx((3.0, 3.0 - half, 3.0 + half))
+    assert paired_interval([0.0, 0.0]) == (0.0, 0.0, 0.0)
