@@ -26,18 +26,12 @@ class ReferenceLogprobs:
 
     def __init__(self, policy: TorchPolicy) -> None:
         self._score = policy.reference()
-        self.fingerprint = "" if policy.adapter is not None else _fingerprint(policy.weights())
+        self.fingerprint = "" if policy.adapter is not None else fingerprint(policy.reference_weights())
 
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
     ) -> Tensor:
-        rows = response_mask.sum(-1)
-        zeros = sampler_logprobs.new_zeros(len(rows))
-        off = rows < 0
-        batch = Batch(
-            input_ids, attention_mask, response_mask, sampler_logprobs, zeros, off, rows, rows, off, sampler_logprobs
-        )
-        return self._score(batch)
+        return self._score(unjudged(input_ids, attention_mask, response_mask, sampler_logprobs))
 
     def before(self, batch: Batch) -> Metrics:
         return {}
@@ -57,7 +51,16 @@ class ReferenceLogprobs:
             )
 
 
-def _fingerprint(weights: dict[str, Any]) -> str:
+def unjudged(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor) -> Batch:
+    """A batch for a scoring forward, from the columns that one needs: without rewards, groups and advantages."""
+    rows = response_mask.sum(-1)
+    zeros, off = sampler_logprobs.new_zeros(len(rows)), rows < 0
+    return Batch(
+        input_ids, attention_mask, response_mask, sampler_logprobs, zeros, off, rows, rows, off, sampler_logprobs
+    )
+
+
+def fingerprint(weights: dict[str, Any]) -> str:
     """sha256 over names and the exact bytes of all weights."""
     digest = hashlib.sha256()
     for name, value in sorted(weights.items()):
