@@ -74,7 +74,7 @@ class RowTask:
     def problem(self, index: int) -> Problem:
         """Training problem number `index`; after the last problem the next epoch begins."""
         epoch, position = divmod(index, len(self.train))
-        return self.train[_order(self.seed, epoch, len(self.train))[position] if self.shuffle else position]
+        return self.train[epoch_order(self.seed, epoch, len(self.train))[position] if self.shuffle else position]
 
     def heldout(self, count: int) -> list[Problem]:
         """The first `count` held-out problems, in the order of a hash of their prompts."""
@@ -86,7 +86,8 @@ class RowTask:
 
 
 @lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, count: int) -> list[int]:
+def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
+    """The numbers below `count`, shuffled anew for every epoch."""
     order = list(range(count))
     Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
     return order
@@ -181,33 +182,35 @@ def _problem(row: Any, place: str, reading: Reading) -> Problem:
     return Problem(
         id=place if id_ is None else str(id_),
         prompt=_prompt(values[reading.prompt_field], reading.prompt_field),
-        answer=_text(values[reading.answer_field], reading.answer_field),
-        solution=None if solution is None else _text(solution, reading.solution_field),
+        answer=read_text(values[reading.answer_field], reading.answer_field),
+        solution=None if solution is None else read_text(solution, reading.solution_field),
         extra={name: value for name, value in values.items() if name not in own},
     )
 
 
 def _prompt(value: Any, name: str) -> str | list[dict[str, str]]:
     if not isinstance(value, list):
-        if not _text(value, name).strip():
+        if not read_text(value, name).strip():
             raise BadRow(f"{name}: empty")
         return value
-    messages = [_message(message, name) for message in cast("list[Any]", value)]
+    messages = [read_message(message, name) for message in cast("list[Any]", value)]
     if not messages or messages[-1]["role"] == "assistant":
         raise BadRow(f"{name}: messages must end with something to answer")
     return messages
 
 
-def _message(message: Any, name: str) -> dict[str, str]:
+def read_message(message: Any, name: str) -> dict[str, str]:
+    """A chat message with a known role and text; BadRow if it is none."""
     if not isinstance(message, Mapping) or {"role", "content"} - set(cast("Mapping[str, Any]", message)):
         raise BadRow(f"{name}: every message needs a role and a content")
     fields = cast("Mapping[str, Any]", message)
     if fields["role"] not in _ROLES:
         raise BadRow(f"{name}: role {fields['role']!r} is none of {', '.join(_ROLES)}")
-    return {"role": fields["role"], "content": _text(fields["content"], f"{name}.content")}
+    return {"role": fields["role"], "content": read_text(fields["content"], f"{name}.content")}
 
 
-def _text(value: Any, name: str) -> str:
+def read_text(value: Any, name: str) -> str:
+    """The value, which must be text that UTF-8 can write; BadRow if it is not."""
     if not isinstance(value, str):
         raise BadRow(f"{name}: expected text, got {type(value).__name__}")
     try:

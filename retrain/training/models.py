@@ -54,6 +54,12 @@ class Loaded:
         embedding: Any = self.model.get_input_embeddings()
         return pad if pad < len(embedding.weight) else self.stop_ids[0]
 
+    @property
+    def end_id(self) -> int:
+        """The id that ends a worked solution: the tokenizer's own end of sequence, else the first stop id."""
+        own: Any = self.tokenizer.eos_token_id
+        return self.stop_ids[0] if own is None else int(own)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
         tokenizer: Any = self.tokenizer

@@ -97,8 +97,6 @@ def demonstrations(loaded: Loaded, problems: Sequence[Problem], chat: Chat = "au
     The solution is tokenised apart from the prompt, as a sampled completion would be.
     """
     rows: list[tuple[list[int], int]] = []
-    own: Any = loaded.tokenizer.eos_token_id
-    end: int = loaded.stop_ids[0] if own is None else own
     for problem in problems:
         if problem.solution is None:
             raise DataError(
@@ -106,7 +104,7 @@ def demonstrations(loaded: Loaded, problems: Sequence[Problem], chat: Chat = "au
             )
         _, prompt = render(loaded.tokenizer, problem.prompt, chat)
         solution: Any = loaded.tokenizer(problem.solution, add_special_tokens=False)["input_ids"]
-        rows.append(([*prompt, *solution, end], len(prompt)))
+        rows.append(([*prompt, *solution, loaded.end_id], len(prompt)))
     return rows
 
 
