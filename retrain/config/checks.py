@@ -7,6 +7,7 @@ from typing import Any
 
 from retrain.algorithms.grams import read_grams
 from retrain.config.document import Document
+from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
 from retrain.errors import ComponentError
 from retrain.types import BUILTIN
@@ -124,7 +125,7 @@ def _check_planning(document: Document) -> None:
 
 def _check_algorithm(config: Config, document: Document) -> None:
     algorithm, max_tokens = config.algorithm, config.training.max_tokens
-    if algorithm.algorithm_mode is not None:
+    if algorithm.algorithm_mode is not None and algorithm.algorithm_mode not in preset_names():
         for key in ("advantage_mode", "transform_mode"):
             if ("algorithm", key) in document.places:
                 document.warn(("algorithm", key), "algorithm_mode replaces it", "remove one of the two")

@@ -32,6 +32,7 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
     return {
         "file": loaded.file,
         "run_directory": str(Path(loaded.config.logging.dir) / (loaded.config.logging.name or loaded.name)),
+        "preset": _preset(loaded),
         "components": _components(loaded),
         "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],
         "engine": engine,
@@ -92,6 +93,16 @@ def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
             "params": dict(bound.params),
         }
         for kind, bound in _all(loaded)
+    ]
+
+
+def _preset(loaded: LoadedConfig) -> list[dict[str, Any]]:
+    """Every key of the preset with the value it stands for, and where the configuration says otherwise."""
+    if loaded.preset is None:
+        return []
+    return [
+        {"key": key, loaded.preset.name: json.dumps(value), "overridden_at": loaded.preset.overridden.get(key)}
+        for key, value in loaded.preset.keys.items()
     ]
 
 

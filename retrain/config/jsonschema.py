@@ -7,6 +7,7 @@ from typing import Any
 from retrain import registry
 from retrain.algorithms.transforms import CHAINS
 from retrain.config.document import ALIASES, show
+from retrain.config.presets import preset_names
 from retrain.config.schema import Config
 
 _NAMED = {
@@ -30,8 +31,9 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
     for (model, key), kind in _NAMED.items():
-        chains = [name for name in CHAINS if name not in registry.names(kind)] if kind == "transform" else []
-        definitions[model]["properties"][key]["examples"] = [*chains, *registry.names(kind)]
+        also = {"transform": tuple(CHAINS), "algorithm": preset_names()}.get(kind, ())
+        names = registry.names(kind)
+        definitions[model]["properties"][key]["examples"] = [*(name for name in also if name not in names), *names]
     for name, readers in registry.table_names().items():
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})

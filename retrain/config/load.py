@@ -22,6 +22,7 @@ from retrain.config.checks import check
 from retrain.config.document import Document, Place, read
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
+from retrain.config.presets import Preset, lay_under
 from retrain.config.resolve import Binder, Resolved, needs_import
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
@@ -39,6 +40,7 @@ class LoadedConfig:
         components: the components that the configuration names, bound to their parameters.
         places: where each value was written.
         warnings: what works and is probably not what was meant.
+        preset: what `algorithm_mode` expanded to, if it names a preset.
     """
 
     file: str
@@ -48,6 +50,7 @@ class LoadedConfig:
     components: Resolved
     places: Mapping[Path, Place]
     warnings: tuple[ConfigProblem, ...]
+    preset: Preset | None = None
 
     @property
     def name(self) -> str:
@@ -81,6 +84,7 @@ def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 def validate(document: Document) -> LoadedConfig:
     """As `load`, from a document that has been read (a campaign lays its conditions over it first)."""
+    preset = lay_under(document)
     known = _known_keys()
     config = _sections(document, known)
     valid = not document.problems
@@ -104,7 +108,7 @@ def validate(document: Document) -> LoadedConfig:
     _plan(document, resolved)
     _stop(document, binder)
     return LoadedConfig(
-        document.file, document.text, config, tables, resolved, document.places, tuple(document.warnings)
+        document.file, document.text, config, tables, resolved, document.places, tuple(document.warnings), preset
     )
 
 

@@ -16,6 +16,7 @@ from retrain.algorithms.transforms import transform_chain
 from retrain.config.document import Document
 from retrain.config.mistakes import Catalog, collect
 from retrain.config.positions import Path
+from retrain.config.presets import preset_names, suggest
 from retrain.config.schema import Config
 from retrain.errors import ComponentError
 from retrain.registry import Bound, Component
@@ -134,7 +135,7 @@ def slots(config: Config) -> Iterator[Slot]:
     table = ("algorithm", "transform_params")
     for path, name in _chain(algorithm.transform_mode):
         yield Slot("transform", name, path, table, algorithm.transform_params)
-    if algorithm.algorithm_mode is not None:
+    if algorithm.algorithm_mode is not None and algorithm.algorithm_mode not in preset_names():
         path, table = ("algorithm", "algorithm_mode"), ("algorithm", "params")
         yield Slot("algorithm", algorithm.algorithm_mode, path, table, algorithm.params)
     for index, term in enumerate(config.loss):
@@ -176,7 +177,8 @@ class Binder:
         try:
             component = registry.find(slot.kind, slot.name, self.config.plugins.search_paths)
         except ComponentError as error:
-            self.document.refuse(slot.path, error.problem, error.fix)
+            fix = suggest(slot.name) if slot.kind == "algorithm" and not is_dotted(slot.name) else error.fix
+            self.document.refuse(slot.path, error.problem, fix)
             self.traces += [error.trace] if error.trace else []
             return None
         if needs := component.traits.get("extra"):

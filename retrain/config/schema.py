@@ -7,6 +7,7 @@ the component's own signature.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -132,7 +133,8 @@ class Algorithm(Section):
     transform_mode: str | Annotated[tuple[str, ...], Array] = "none"
     """Token transforms: "none", one name, a documented chain such as "gtpo_sepa", or a list of names."""
     algorithm_mode: str | None = None
-    """Replaces advantage and transforms together: a registered name or a dotted path."""
+    """A preset, whose keys are laid under those of this file; or, in place of advantage and transforms together,
+    a registered algorithm or the dotted path of one."""
     uncertainty_kind: Annotated[str, Field(min_length=1)] = "surprisal"
     """The uncertainty of a token that transforms read."""
     advantage_params: Params = {}
@@ -156,6 +158,19 @@ class Loss(Section):
     """Factor of the term; unset: the term's table, then the term's own default."""
     params: Params = {}
     """Parameters of the term."""
+
+
+class Expert(Section):
+    """`[expert]`: worked answers to imitate beside the rollouts, read when a loss term trains on expert rows."""
+
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """A .jsonl or .parquet file; a row is {"messages": [...]}, the assistant's turn last, or a prompt and a completion."""
+    ratio: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of a step's rows, batch_size x group_size, that an expert wrote; they take the place of prompts."""
+    all_assistant_turns: bool = False
+    """Train on every turn of the assistant instead of the last alone; needs a chat template."""
+    same_prompts: bool = False
+    """Take rows with the prompts of the step's rollouts first; the others in their order."""
 
 
 class Optimizer(Section):
@@ -300,6 +315,7 @@ class Config(Section):
         Loss(name="kl"),
         Loss(name="entropy"),
     )
+    expert: Expert = Expert()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
     warmup: Warmup = Warmup()
@@ -307,6 +323,13 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
     plugins: Plugins = Plugins()
+
+    def division(self, *, expert: bool) -> tuple[int, int]:
+        """(prompts, expert rows) of a step; without an expert it is all prompts."""
+        rows = self.training.batch_size * self.training.group_size
+        # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
+        written = ceil(self.expert.ratio * rows - 1e-9) if expert else 0
+        return (rows - written) // self.training.group_size, written
 
     @model_validator(mode="before")
     @classmethod

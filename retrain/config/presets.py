@@ -1,0 +1,104 @@
+"""`[algorithm] algorithm_mode = "dapo"`: a shipped TOML fragment laid under the keys of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path as FilePath
+from typing import Any
+
+import tomli
+
+from retrain import registry
+from retrain.config.document import Document, Place, show
+from retrain.config.positions import Path, positions
+
+FOLDER = FilePath(__file__).parents[1] / "presets"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a preset set in one configuration.
+
+    Attributes:
+        name, file: of the preset.
+        keys: every key of the preset -> its value there.
+        overridden: the keys that the configuration sets itself -> where.
+    """
+
+    name: str
+    file: str
+    keys: Mapping[str, Any]
+    overridden: Mapping[str, str]
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """Every shipped preset."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.toml")))
+
+
+def preset_summary(name: str) -> str:
+    """What the first line of a preset's file says of it."""
+    return (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def suggest(name: str) -> str:
+    """A fix for an `algorithm_mode` that is neither a preset nor a registered algorithm."""
+    known = [*preset_names(), *registry.names("algorithm")]
+    close = get_close_matches(name, known, 1)
+    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}, or a dotted path to your own"
+
+
+def lay_under(document: Document) -> Preset | None:
+    """Add what the preset that `document` names sets and the document does not; None if it names none.
+
+    Tables are merged key by key; a list, such as `[[loss]]`, is the document's or the preset's as a whole.
+    """
+    algorithm = document.data.get("algorithm")
+    name = algorithm.get("algorithm_mode") if isinstance(algorithm, dict) else None
+    if name not in preset_names():
+        return None
+    file = FOLDER / f"{name}.toml"
+    text = file.read_text(encoding="utf-8")
+    written = {path: Place(str(file), *place, path) for path, place in positions(text).items()}
+    keys: dict[str, Any] = {}
+    overridden: dict[str, str] = {}
+    for path, value in _leaves(tomli.loads(text)):
+        keys[show(path)] = value
+        if around := _set_already(document.data, path):
+            place = document.at(around, "", "")
+            overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
+        else:
+            _put(document.data, path, value)
+            below = {at: place for at, place in written.items() if at[: len(path)] == path or at == path[: len(at)]}
+            document.places = below | document.places
+    return Preset(str(name), str(file), keys, overridden)
+
+
+def _leaves(table: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value that is no table, with the keys that lead to it."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _set_already(data: Any, path: Path) -> Path:
+    """The part of `path` at which the document has a value of its own, or ()."""
+    for depth, part in enumerate(path, 1):
+        if part not in data:
+            return ()
+        data = data[part]
+        if not isinstance(data, dict):
+            return path[:depth]
+    return path
+
+
+def _put(data: dict[str, Any], path: Path, value: Any) -> None:
+    for part in path[:-1]:
+        data = data.setdefault(str(part), {})
+    data[str(path[-1])] = value

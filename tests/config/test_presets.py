@@ -1,0 +1,161 @@
+import json
+
+import pytest
+import tomli
+
+from retrain import registry
+from retrain.config.document import ALIASES
+from retrain.config.explain import explain
+from retrain.config.jsonschema import json_schema
+from retrain.config.load import load
+from retrain.config.presets import FOLDER, preset_names, preset_summary
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+
+DOCUMENTED = [
+    *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp", "hicra", "hicra_entropy", "sepa"),
+    *("prime", "mix", "chord"),
+]
+NEEDS = {"mix": '[expert]\npath = "{expert}"\n', "chord": '[expert]\npath = "{expert}"\n'}
+EXPERT = {"messages": [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "so 3"}]}
+
+LATER = set() if "process_rewards" in registry.names("signal") else {"prime"}
+LATER |= set() if "expert" in Config.model_fields else {"mix", "chord"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    def go(text, *overrides):
+        expert = tmp_path / "expert.jsonl"
+        expert.write_text(json.dumps(EXPERT) + "\n")
+        file = tmp_path / "run.toml"
+        file.write_text(text.replace("{expert}", str(expert)))
+        return load(file, overrides)
+
+    return go
+
+
+def using(preset, more=""):
+    return f'[algorithm]\nalgorithm_mode = "{preset}"\n' + more
+
+
+def test_every_documented_preset_is_shipped():
+    assert set(preset_names()) == set(DOCUMENTED)
+    assert not set(preset_names()) & set(registry.names("algorithm"))
+    assert all(len(preset_summary(name)) > 40 for name in preset_names())
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTED if name not in LATER])
+def test_a_preset_expands_to_its_keys_and_no_warning(name, run):
+    loaded = run(using(name, NEEDS.get(name, "")))
+    assert loaded.warnings == ()
+    written = tomli.loads((FOLDER / f"{name}.toml").read_text())
+    resolved = loaded.resolved()
+    for section, table in written.items():
+        if section in ("loss", "rewards"):
+            assert [entry["name"] for entry in resolved[section]] == [entry["name"] for entry in table]
+        else:
+            assert {key: resolved[section][key] for key in table} == table
+    assert loaded.components.optional("algorithm") is None
+    assert resolved["algorithm"]["algorithm_mode"] == name
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_presets_use_the_first_names_of_keys(name):
+    written = tomli.loads((FOLDER / f"{name}.toml").read_text())
+    assert not [alias for alias in ALIASES if alias[1] in written.get(alias[0], {})]
+
+
+def test_dapo_is_what_the_paper_names(run):
+    loaded = run(using("dapo"))
+    found = {kind: {one.name: one.params for one in bound} for kind, bound in loaded.components.bound.items()}
+    assert found["loss"]["ppo_clip"]["eps_low"] == 0.2
+    assert found["loss"]["ppo_clip"]["eps_high"] == 0.28
+    assert found["loss"]["kl"]["weight"] == 0
+    assert list(found["reward"]) == ["exact", "overlong"]
+    assert found["filter"] == {"accuracy_band": {"low": 0.0, "high": 1.0, "inclusive": False}}
+    assert loaded.config.rollout.resample == "uninformative"
+
+
+def test_keys_of_the_file_and_of_the_command_line_win_and_lists_replace_lists(run):
+    text = '[ppo_clip]\neps_high = 0.3\n[[loss]]\nname = "cispo"\n[[loss]]\nname = "ppo_clip"\nweight = 0.5\n'
+    loaded = run(using("dapo", text), "rollout.max_resample=2", "algorithm.advantage_mode=grpo")
+    assert [bound.name for bound in loaded.components.all("loss")] == ["cispo", "ppo_clip"]
+    clip = loaded.components.all("loss")[1].params
+    assert (clip["eps_low"], clip["eps_high"], clip["weight"]) == (0.2, 0.3, 0.5)
+    assert loaded.config.rollout.max_resample == 2
+    assert loaded.components.one("advantage").name == "grpo"
+    assert loaded.preset is not None
+    assert loaded.preset.overridden == {
+        "[algorithm] advantage_mode": "--set algorithm.advantage_mode=grpo",
+        "[rollout] max_resample": "--set rollout.max_resample=2",
+        "loss": f"{loaded.file}:5",
+        "[ppo_clip] eps_high": f"{loaded.file}:4",
+    }
+    assert loaded.overrides == ["--set rollout.max_resample=2", "--set algorithm.advantage_mode=grpo"]
+
+
+def test_a_preset_may_be_named_on_the_command_line(run):
+    assert run("", "algorithm.algorithm_mode=gspo").components.one("reduction").name == "sequence_mean"
+
+
+def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
+    loaded = run('rewards = [{ name = "number" }]\n' + using("dapo"))
+    assert [bound.name for bound in loaded.components.all("reward")] == ["number"]
+
+
+def test_a_mistake_of_the_preset_is_shown_in_the_preset(run):
+    """max_tokens is the file's, gamma the preset's: the warning stands where gamma was written."""
+    (warning,) = run(using("grpo_lp", "[training]\nmax_tokens = 4096\n")).warnings
+    file = FOLDER / "grpo_lp.toml"
+    assert warning.file == str(file)
+    assert file.read_text().splitlines()[warning.line - 1].startswith("gamma")
+
+
+def test_a_table_where_the_preset_has_keys_must_be_one(run):
+    with pytest.raises(ConfigError, match="must be a table"):
+        run("ppo_clip = 3\n" + using("dapo"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("dapoo", 'no algorithm named "dapoo"; did you mean "dapo"?'),
+        ("xyz", "known: chord, cispo, dapo, dca, dr_grpo, "),
+        ("plugins.nowhere.fn", "no module named"),
+    ],
+)
+def test_an_unknown_name_is_compared_with_presets(name, fix, run):
+    with pytest.raises(ConfigError, match=r"run.toml:2:1: \[algorithm\] algorithm_mode: ") as caught:
+        run(using(name))
+    assert fix in str(caught.value)
+
+
+def test_an_algorithm_of_the_users_still_replaces_the_chain(run):
+    loaded = run(using("plugins.my_algorithm.my_algorithm"))
+    assert loaded.preset is None
+    assert loaded.components.optional("algorithm") is not None
+
+
+def test_something_that_is_no_name_is_a_mistake_of_the_file(run):
+    with pytest.raises(ConfigError, match="must be a string"):
+        run("[algorithm]\nalgorithm_mode = 3\n")
+    with pytest.raises(ConfigError, match="must be a table"):
+        run('algorithm = "dapo"\n')
+
+
+def test_explain_shows_the_expansion_and_what_was_overridden(run):
+    loaded = run(using("dapo", "[ppo_clip]\neps_high = 0.3\n"))
+    rows = {row["key"]: row for row in explain(loaded)["preset"]}
+    assert rows["[ppo_clip] eps_high"] == {
+        "key": "[ppo_clip] eps_high",
+        "dapo": "0.28",
+        "overridden_at": f"{loaded.file}:4",
+    }
+    assert rows["[algorithm] advantage_mode"]["dapo"] == '"grpo_std"'
+    assert rows["[algorithm] advantage_mode"]["overridden_at"] is None
+
+
+def test_editors_are_offered_the_presets():
+    examples = json_schema()["$defs"]["Algorithm"]["properties"]["algorithm_mode"]["examples"]
+    assert set(DOCUMENTED) <= set(examples)
