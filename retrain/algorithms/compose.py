@@ -10,8 +10,10 @@ from pydantic import ValidationError
 
 from retrain.algorithms.pipeline import Pipeline, Stages
 from retrain.algorithms.plain import Hyper
+from retrain.algorithms.planning import planning_ratio
 from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms import transform_chain
+from retrain.errors import ComponentError
 from retrain.registry import Bound, Component, find
 from retrain.types import Batch, Metrics
 
@@ -77,7 +79,14 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         hyper=Hyper(gtpo_beta, hicra_alpha),
     )
     given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
-    credited, metrics = Pipeline.resolve(stages, lambda name: None, given).credit(batch)
+    pipeline = Pipeline.resolve(stages, lambda name: None, given)
+    if pipeline.policy_columns:
+        raise ComponentError(
+            f"{transform_mode!r} reads {', '.join(sorted(pipeline.policy_columns))}, which log-probs do not tell",
+            "train with it from a TOML file: there the policy is asked",
+        )
+    credited, metrics = pipeline.credit(batch)
+    metrics |= planning_ratio(credited.column("planning_mask"), batch.response_mask)
     metrics |= entropy_metrics(credited.column("uncertainty"), credited.column("planning_mask"), batch.response_mask)
     own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
     rows = [credited.advantages[row, : len(logprobs)].tolist() for row, logprobs in enumerate(logprobs_G)]

@@ -30,33 +30,60 @@ STRATEGIC_GRAMS: tuple[str, ...] = (
     "the key is",
     "the key insight",
 )
-"""The default grams."""
+"""The default grams, which `strategic_grams = "default"` names too."""
+
+DEFAULT = "default"
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4`", "'"))
 _BETWEEN = r"[\s,;:.!?\u2026\u2013\u2014*-]+"  # words of a gram may be apart by space or punctuation: "Wait, let me"
 
 
 def normalize(text: str) -> str:
-    """Lower case, with typographic apostrophes as '. White space is left to the pattern, offsets stay meaningful."""
-    return text.lower().translate(_APOSTROPHES)
+    """Lower case, with typographic apostrophes as '; every character keeps its place."""
+    lowered = text.lower()
+    if len(lowered) != len(text):  # a few capitals become two characters
+        lowered = "".join(low if len(low := character.lower()) == 1 else character for character in text)
+    return lowered.translate(_APOSTROPHES)
 
 
-def read_grams(grams: Sequence[str] | str | None = None, path: str | None = None) -> tuple[str, ...]:
-    """Grams from a list, a JSON array in a string, a comma-separated string, or a JSON file; else the default.
+def read_grams(
+    grams: Sequence[str] | str | None = None, path: str | None = None, words: Sequence[int] | None = None
+) -> tuple[str, ...]:
+    """Grams by name, from a list, a JSON array in a string, a comma-separated string, or a JSON file.
 
+    Args:
+        grams: "default" is the name of STRATEGIC_GRAMS, and what is used if nothing is given.
+        words: least and greatest number of words of the grams to use; others are left out.
     Raises:
         ComponentError: both are given, the file has another shape than [...] or {"strategic_grams": [...]},
-            or a gram is no text.
+            a gram is no text, or none has that many words.
     """
     if grams is not None and path is not None:
         raise ComponentError("strategic_grams and strategic_grams_path are both set", "keep one of them")
     if path is not None:
-        return _checked(_from_file(path), path)
-    if grams is None:
-        return STRATEGIC_GRAMS
-    if isinstance(grams, str):
-        grams = _from_text(grams)
-    return _checked(grams, "strategic_grams")
+        found = _checked(_from_file(path), path)
+    elif grams is None or grams == DEFAULT:
+        found = STRATEGIC_GRAMS
+    else:
+        found = _checked(_from_text(grams) if isinstance(grams, str) else grams, "strategic_grams")
+    return found if words is None else _within(found, words)
+
+
+def _within(grams: tuple[str, ...], words: Sequence[int]) -> tuple[str, ...]:
+    """The grams of so many words."""
+    low, high = words
+    kept = tuple(gram for gram in grams if low <= len(_words(gram)) <= high)
+    if not kept:
+        counts = sorted({len(_words(gram)) for gram in grams})
+        raise ComponentError(
+            f"sg_n_range = [{low}, {high}] leaves none of the {len(grams)} strategic grams",
+            f"they have {counts[0]} to {counts[-1]} words",
+        )
+    return kept
+
+
+def _words(gram: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[^\s,;:.!?*]+", normalize(gram)))
 
 
 def _from_text(text: str) -> Any:
@@ -96,7 +123,7 @@ class GramPattern:
     """
 
     def __init__(self, grams: Sequence[str]) -> None:
-        words = {tuple(re.findall(r"[^\s,;:.!?*]+", normalize(gram))) for gram in grams}
+        words = {_words(gram) for gram in grams}
         self._pattern = re.compile(rf"(?<!\w)(?=({_alternation(words)}))")
         self._between = re.compile(_BETWEEN)
 

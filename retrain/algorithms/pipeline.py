@@ -183,7 +183,6 @@ def credit_metrics(columns: Mapping[str, Any], response_mask: Tensor) -> Metrics
     if "planning_mask" in columns:
         planning = columns["planning_mask"].bool() & response_mask
         metrics |= {
-            "hicra/planning_token_ratio": float(F.masked.masked_mean(planning.to(advantages.dtype), response_mask)),
             "hicra/planning_advantage_mean": float(F.masked.masked_mean(advantages, planning)),
             "hicra/execution_advantage_mean": float(F.masked.masked_mean(advantages, response_mask & ~planning)),
         }

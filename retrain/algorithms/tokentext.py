@@ -16,14 +16,12 @@ class TokenText:
 
     Args:
         tokenizer: of the model; its `decode` is all that is used.
-        clean: applied to the text of every piece, so that offsets refer to cleaned text.
     """
 
-    def __init__(self, tokenizer: Any, clean: Callable[[str], str] = str) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._decode: Callable[[list[int]], str] = lambda ids: tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        self._clean = clean
         self._pieces: dict[int, str | None] = {}
         self._anchor = next((i for i in range(len(tokenizer)) if self._decode([i]).strip().isalnum()), 0)
         self._prefix = len(self._decode([self._anchor]))
@@ -33,7 +31,7 @@ class TokenText:
         known = self._pieces
         for token in set(ids).difference(known):
             text = self._after_anchor([token])
-            known[token] = None if _BROKEN in text else self._clean(text)
+            known[token] = None if _BROKEN in text else text
         found = [known[token] for token in ids]
         return self._mended(ids, found) if None in found else found  # pyright: ignore[reportReturnType]
 
@@ -53,6 +51,6 @@ class TokenText:
             text = self._after_anchor(list(ids[start : position + 1]))
             last = position + 1 == len(found) or found[position + 1] is not None
             complete = text if last else text.rstrip(_BROKEN)
-            pieces.append(self._clean(complete[done:]))
+            pieces.append(complete[done:])
             done = max(done, len(complete))
         return pieces

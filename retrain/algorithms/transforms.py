@@ -49,35 +49,6 @@ def gtpo(
     return advantages * weight.where(mean >= 1e-7, 1.0)
 
 
-@transform("hicra")
-def hicra(
-    advantages: Tensor,
-    planning_mask: Tensor,
-    response_mask: Tensor,
-    *,
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.2,
-) -> tuple[Tensor, dict[str, float]]:
-    """Planning tokens gain: success on them is amplified, failure on them damped.
-
-    A_t + alpha * |A_t| * planning_t
-
-    Args:
-        advantages: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool.
-        alpha: strength; the sign of an advantage never changes.
-    Returns:
-        [N, T], and hicra/amplified_token_ratio and hicra/advantage_shift over all response tokens. The shift is
-        about alpha * E|A| * ratio: planning tokens are favored whatever they lead to.
-    References: Wang et al., Emergent Hierarchical Reasoning in LLMs through RL (HICRA), arXiv:2509.03646.
-    """
-    gain = F.masked.keep(alpha * advantages.abs() * planning_mask, response_mask)
-    amplified = F.masked.masked_mean((gain != 0).to(gain.dtype), response_mask)
-    shift = F.masked.masked_mean(gain, response_mask)
-    return advantages + gain, {
-        "hicra/amplified_token_ratio": float(amplified),
-        "hicra/advantage_shift": float(shift),
-    }
-
-
 @transform("sepa", writes="uncertainty")
 def sepa(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor, sepa_lambda: float) -> Tensor:
     """Pool the uncertainty of execution tokens, so that planning tokens stand out to the next stage.

@@ -17,6 +17,9 @@ ALIASES: dict[Path, Path] = {
     ("logging", "strategic_grams"): ("planning", "strategic_grams"),
     ("hicra", "strategic_grams"): ("planning", "strategic_grams"),
     ("hicra", "strategic_grams_path"): ("planning", "strategic_grams_path"),
+    ("hicra", "sg_n_range"): ("planning", "sg_n_range"),
+    ("hicra", "log_semantic_entropy"): ("planning", "log_semantic_entropy"),
+    ("hicra", "log_planning_token_ratio"): ("planning", "log_planning_token_ratio"),
 }
 """Documented second names of keys. Setting a key twice in one file is a mistake."""
 

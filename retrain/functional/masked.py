@@ -51,3 +51,19 @@ def top_fraction(
     selected = torch.zeros_like(mask)
     selected[mask] = flat >= lowest[groups]
     return selected
+
+
+def row_top(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
+    """The ceil(fraction * n) highest of each row's n masked positions; of equal values the earlier ones."""
+    order = values.masked_fill(~mask, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    kept = (mask.sum(-1, keepdim=True).double() * fraction - 1e-9).ceil()
+    first = torch.arange(mask.shape[1], device=mask.device) < kept
+    return torch.zeros_like(mask).scatter(-1, order, first) & mask
+
+
+def row_above(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
+    """Masked positions above sorted[int((1 - fraction) * n)] of their row's n masked values, in ascending order."""
+    count = mask.sum(-1, keepdim=True)
+    position = torch.minimum(((1 - fraction) * count.double()).long(), (count - 1).clamp(min=0))
+    threshold = values.masked_fill(~mask, torch.inf).sort(-1).values.gather(-1, position)
+    return (values > threshold) & mask

@@ -73,7 +73,7 @@ def test_the_marked_tokens_are_those_that_overlap_a_phrase(kind):
     ids = fast.encode(PARAGRAPH, add_special_tokens=False)
     text = fast.decode(ids)
     assert all(phrase in text for phrase in PHRASES)
-    whole = set(PlanningMask(fast).mark(ids)[0])
+    whole = set(PlanningMask(fast).mark([ids])[0][0])
     expected = set(overlapping(fast, ids, text))
     assert expected <= whole
     # what is left over are tokens that hold part of a character inside a phrase, and add no text
@@ -87,7 +87,7 @@ def test_a_byte_tokenizer_marks_exactly_the_phrases():
     plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=plain)
     ids = fast.encode(PARAGRAPH)
-    marked, _ = PlanningMask(fast).mark(ids)
+    [(marked, _)] = PlanningMask(fast).mark([ids])
     raw = PARAGRAPH.encode()
     assert len(ids) == len(raw)
     expected: set[int] = set()
@@ -119,11 +119,16 @@ def test_mask_is_over_response_tokens_of_a_padded_batch():
     mask[0, len(prompt) : len(prompt) + len(response)] = True
     ids[1, : len(plain)] = torch.tensor(plain)
     mask[1, : len(plain)] = True
-    detector = find("signal", "planning_mask").bind().build({"tokenizer": fast})
+    detector = find("signal", "planning_mask").bind().build({"tokenizer": fast, "search_paths": ()})
     found, metrics = detector(ids, mask)
     assert torch.equal(found[0], mask[0])
     assert not found[1].any()
-    assert metrics == {"hicra/semantic_entropy": 0.0, "hicra/semantic_entropy_norm": 0.0, "hicra/distinct_sg": 1.0}
+    assert metrics == {
+        "hicra/planning_token_ratio": len(response) / (len(response) + len(plain)),
+        "hicra/semantic_entropy": 0.0,
+        "hicra/semantic_entropy_norm": 0.0,
+        "hicra/distinct_sg": 1.0,
+    }
 
 
 def test_semantic_entropy_sums_counts_over_the_batch():
@@ -142,12 +147,12 @@ def test_semantic_entropy_sums_counts_over_the_batch():
 def test_special_tokens_are_no_text():
     fast = tokenizer("bytes")
     ids = [*fast.encode("let me"), fast.eos_token_id, *fast.encode(" think")]
-    marked, _ = PlanningMask(fast).mark([*ids, fast.eos_token_id])
+    [(marked, _)] = PlanningMask(fast).mark([[*ids, fast.eos_token_id]])
     assert marked == list(range(len(ids)))
 
 
 def test_own_grams():
     detector = PlanningMask(tokenizer("bytes"), strategic_grams="carry the one, so we")
     assert detector.grams == ("carry the one", "so we")
-    assert detector.mark(tokenizer("bytes").encode("let me think"))[0] == []
-    assert PlanningMask(tokenizer("bytes")).mark([]) == ([], [])
+    assert detector.mark([tokenizer("bytes").encode("let me think")]) == [([], [])]
+    assert PlanningMask(tokenizer("bytes")).mark([[]]) == [([], [])]
