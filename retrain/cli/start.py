@@ -52,16 +52,18 @@ def init(
 
 
 def plugins(
-    kind: Annotated[str | None, typer.Argument(help="Only this kind: advantage, transform, reward ...")] = None,
+    kind: Annotated[str | None, typer.Argument(help="Only this kind: advantage, transform, preset ...")] = None,
     as_json: Json = False,
 ) -> None:
-    """List every component: what it reads, its parameters with defaults, and where it comes from."""
+    """List every component: what it reads, its parameters with defaults, and where it comes from; and the presets."""
+    from retrain.config.presets import preset_names
     from retrain.registry import KINDS, components
 
-    if kind is not None and kind not in KINDS:
-        fix = f"one of: {', '.join(KINDS)}"
-        raise ConfigError([ConfigProblem("retrain plugins", 0, 0, kind, "no such kind of component", fix)])
-    rows = [_described(component) for component in components(kind)]
+    if kind not in (None, *KINDS, "preset"):
+        fix = f"one of: {', '.join(KINDS)}, preset"
+        raise ConfigError([ConfigProblem("retrain plugins", 0, 0, str(kind), "no such kind of component", fix)])
+    rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
+    rows += [_described(component) for component in components(kind)]
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
         return
@@ -83,6 +85,13 @@ def doctor(as_json: Json = False) -> None:
             print(f"{name}: {', '.join(f'{k} {v}' for k, v in value.items()) if isinstance(value, dict) else value}")
     if not found["this directory"] == "writable":
         raise StorageError(f"{Path.cwd()} cannot be written; start from a directory of yours, or set [logging] dir")
+
+
+def _preset(name: str) -> dict[str, Any]:
+    from retrain.config.presets import preset_summary
+
+    row = {"kind": "preset", "name": name, "source": "built-in", "summary": preset_summary(name)}
+    return {**row, "reads": [], "table": "", "params": {}}
 
 
 def _described(component: Any) -> dict[str, Any]:

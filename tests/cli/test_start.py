@@ -60,6 +60,12 @@ def test_plugins_of_one_kind_as_text():
     assert "transform" not in result.stdout.split("\n")[0]
 
 
+def test_plugins_lists_presets():
+    lines = run("plugins", "preset").stdout.splitlines()
+    assert "preset dapo  (built-in)" in lines
+    assert any("clip-higher" in line for line in lines)
+
+
 def test_plugins_of_an_unknown_kind():
     result = run("plugins", "advantages")
     assert result.exit_code == 2
