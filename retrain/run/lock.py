@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ class Lock:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             owner = _parse(file.read())
-            if owner is not None and _alive(owner):
+            if owner is not None and alive(owner):
                 raise ConfigError([self._refusal(owner)])
             file.truncate(0)
-            file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "born": _born(os.getpid())}))
+            file.write(json.dumps(identity(os.getpid())))
 
     def release(self) -> None:
         """Free the lock if this process holds it."""
@@ -47,7 +48,7 @@ class Lock:
     def held(self) -> bool:
         """Somebody owns the lock and may be alive."""
         owner = self.owner()
-        return owner is not None and _alive(owner)
+        return owner is not None and alive(owner)
 
     def _refusal(self, owner: dict[str, Any]) -> ConfigProblem:
         away = owner["host"] != socket.gethostname()
@@ -65,7 +66,8 @@ def _parse(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _alive(owner: dict[str, Any]) -> bool:
+def alive(owner: Mapping[str, Any]) -> bool:
+    """Whether the process with this host, pid and start time exists; one of another host is taken to."""
     if owner["host"] != socket.gethostname():
         return True
     try:
@@ -75,6 +77,11 @@ def _alive(owner: dict[str, Any]) -> bool:
     except PermissionError:
         return True
     return owner["born"] == _born(owner["pid"])
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """Host, pid and start time of a process of this machine: what `alive` asks for."""
+    return {"host": socket.gethostname(), "pid": pid, "born": _born(pid)}
 
 
 def _born(pid: int) -> str | None:

@@ -120,9 +120,9 @@ class RunDirectory:
     def write_config(self, source: str, resolved: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Write the TOML as it was, what it resolved to, and where it runs."""
         with _storage(f"write the configuration to {self.path}"):
-            _write_text(self.path / "config.toml", source)
-            _write_text(self.path / "config.resolved.json", json.dumps(resolved, indent=2) + "\n")
-            _write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+            write_text(self.path / "config.toml", source)
+            write_text(self.path / "config.resolved.json", json.dumps(resolved, indent=2) + "\n")
+            write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def stored_config(self) -> dict[str, Any]:
         """The resolved configuration that the run was started with; empty if there is none."""
@@ -212,7 +212,7 @@ class RunDirectory:
         self._observe("message", {"text": text, "level": "warning"})
 
     def _write_status(self, status: Mapping[str, Any]) -> None:
-        _write_text(self.path / "status.json", json.dumps(status) + "\n")
+        write_text(self.path / "status.json", json.dumps(status) + "\n")
 
 
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
@@ -302,12 +302,12 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Replace the file's content: readers and a crash see the old or the new, never a part."""
     _write_bytes(path, text.encode())
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
-    """Replace the file's content: readers and a crash see the old or the new, never a part."""
     stage = path.with_name(path.name + ".tmp")
     try:
         stage.write_bytes(data)
