@@ -1,0 +1,229 @@
+"""The statistics of campaigns, on arrays of numbers. Formulas, choices and measurements: docs/statistics.md.
+
+Functions of paired differences work along the last axis, so that many tables are analyzed at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+LEVEL = 0.05
+"""Of every test; intervals have the level 1 - LEVEL."""
+
+POWER = 0.8
+"""Probability of telling a difference that is there, for which seeds are counted."""
+
+EXACT_SEEDS = 16
+"""Up to this many seeds all 2^n sign patterns are enumerated."""
+
+_DRAWS = 10_000
+_PATTERNS = 100_000
+_MOST_SEEDS = 100_000
+_CERTAIN = 1e3  # standard deviations; the power is 1 long before, and the distribution overflows after
+
+
+def iqm(values: Any) -> Any:
+    """Interquartile mean: the mean of what is left without the least and the greatest quarter.
+
+    iqm(x) = mean(x_(k+1), ..., x_(n-k)),  k = floor(n / 4)
+
+    Args:
+        values: [..., n] in any unit; fewer than four values are averaged as they are.
+    References: Agarwal et al., Deep RL at the Edge of the Statistical Precipice, arXiv:2108.13264.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
+    cut = ordered.shape[-1] // 4
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
+
+
+def bootstrap_interval(
+    values: Sequence[float], statistic: Callable[[Any], Any], seed: int, draws: int = _DRAWS
+) -> tuple[float, float]:
+    """95% percentile bootstrap interval of a statistic of one condition's runs.
+
+    Every condition is a stratum of its own: its runs are drawn with replacement among themselves. With few
+    runs it is too narrow (docs/statistics.md has the coverage), so no verdict rests on it.
+
+    Args:
+        statistic: maps [draws, n] to [draws].
+    Returns:
+        (low, high); NaN for fewer than two values, which say nothing about spread.
+    References: Agarwal et al., arXiv:2108.13264 (stratified bootstrap over runs).
+    """
+    data = np.asarray(values, dtype=np.float64)
+    if len(data) < 2:
+        return math.nan, math.nan
+    chosen = np.random.default_rng(seed).integers(len(data), size=(draws, len(data)))
+    low, high = np.quantile(statistic(data[chosen]), [LEVEL / 2, 1 - LEVEL / 2])
+    return float(low), float(high)
+
+
+def mean_interval(values: Any) -> tuple[Any, Any]:
+    """95% interval of a mean: mean -+ t(0.975; n-1) * s / sqrt(n), along the last axis.
+
+    For differences paired by seed this is the interval of the paired t-test. NaN for fewer than two values.
+    """
+    from scipy.special import stdtrit
+
+    data = np.asarray(values, dtype=np.float64)
+    count = data.shape[-1]
+    mean = data.mean(axis=-1) if count else np.full(data.shape[:-1], math.nan)
+    if count < 2:
+        return mean * math.nan, mean * math.nan
+    half = stdtrit(count - 1, 1 - LEVEL / 2) * data.std(axis=-1, ddof=1) / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def sign_flip(differences: Any, seed: int = 0) -> Any:
+    """Two-sided p of the paired permutation test: how often signs at random give a mean as far from 0.
+
+    p = #{s in {-1, 1}^n : |sum s_i d_i| >= |sum d_i|} / 2^n
+
+    Exact up to EXACT_SEEDS differences; beyond, (1 + hits) / (1 + draws) over 100,000 random patterns, which is
+    valid as well. Without any difference p is 1.
+
+    Args:
+        differences: [..., n], one per seed.
+    References: Fisher, The Design of Experiments (1935); Phipson & Smyth, arXiv:1603.05766 (the + 1).
+    """
+    data = np.asarray(differences, dtype=np.float64)
+    count = data.shape[-1]
+    if count == 0:
+        return np.full(data.shape[:-1], 1.0)
+    exact = count <= EXACT_SEEDS
+    signs = _all_signs(count) if exact else np.random.default_rng(seed).choice([-1.0, 1.0], size=(_PATTERNS, count))
+    observed = np.abs(data.sum(axis=-1))
+    slack = 1e-12 * np.abs(data).sum(axis=-1)  # sums in another order are the same sum
+    hits = (np.abs(data @ signs.T) >= (observed - slack)[..., None]).sum(axis=-1)
+    return hits / len(signs) if exact else (1 + hits) / (1 + len(signs))
+
+
+def _all_signs(count: int) -> Array:
+    """[2^(n-1), n]: every sign pattern up to a flip of all signs, which changes no absolute sum."""
+    bits = (np.arange(2 ** (count - 1))[:, None] >> np.arange(count)) & 1
+    return 1.0 - 2.0 * bits
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the family-wise error is at most the level, whatever depends on what.
+
+    p~_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),  p sorted ascending
+
+    Returns:
+        Adjusted values in the order given; significant are those of at most LEVEL.
+    References: Holm, A Simple Sequentially Rejective Multiple Test Procedure (1979).
+    """
+    adjusted, floor = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        floor = max(floor, min(1.0, (len(p_values) - rank) * float(p_values[index])))
+        adjusted[index] = floor
+    return adjusted
+
+
+def probability_of_improvement(values: Sequence[float], others: Sequence[float]) -> float:
+    """P(X > Y) + P(X = Y) / 2 for a run of one condition and a run of the other, over all pairs of runs.
+
+    In [0, 1]; 0.5 where neither is better. NaN if a side has no runs.
+    References: Agarwal et al., arXiv:2108.13264; it is Mann & Whitney's U / (n m).
+    """
+    if not len(values) or not len(others):
+        return math.nan
+    return float(_wins(values, others).mean())
+
+
+def improvement_interval(values: Sequence[float], others: Sequence[float], seed: int) -> tuple[float, float]:
+    """95% percentile bootstrap interval of `probability_of_improvement`; both conditions' runs are drawn."""
+    if len(values) < 2 or len(others) < 2:
+        return math.nan, math.nan
+    rng, wins = np.random.default_rng(seed), _wins(values, others)
+    rows = rng.integers(len(values), size=(_DRAWS // 5, len(values), 1))
+    columns = rng.integers(len(others), size=(_DRAWS // 5, 1, len(others)))
+    low, high = np.quantile(wins[rows, columns].mean(axis=(1, 2)), [LEVEL / 2, 1 - LEVEL / 2])
+    return float(low), float(high)
+
+
+def _wins(values: Sequence[float], others: Sequence[float]) -> Array:
+    left, right = np.asarray(values, dtype=np.float64)[:, None], np.asarray(others, dtype=np.float64)[None]
+    return (left > right) + 0.5 * (left == right)
+
+
+def effect_size(differences: Sequence[float]) -> float:
+    """Paired effect size with Hedges' correction: g = (1 - 3 / (4 (n-1) - 1)) * mean(d) / sd(d).
+
+    NaN for fewer than three differences; infinite, with the mean's sign, for equal differences other than 0.
+    References: Hedges, Distribution Theory for Glass's Estimator (1981).
+    """
+    data = np.asarray(differences, dtype=np.float64)
+    if len(data) < 3:
+        return math.nan
+    mean, deviation = float(data.mean()), float(data.std(ddof=1))
+    if deviation <= 1e-12 * abs(mean):
+        return math.copysign(math.inf, mean) if mean else 0.0
+    return (1 - 3 / (4 * (len(data) - 1) - 1)) * mean / deviation
+
+
+def smallest_p(seeds: int) -> float:
+    """The least p that a paired permutation test can give: 2 / 2^n; with it every seed has the same sign."""
+    return min(1.0, 2.0 ** (1 - seeds))
+
+
+def power(seeds: int, effect: float, alpha: float = LEVEL) -> float:
+    """Probability that the test tells a difference of `effect` standard deviations of the paired difference.
+
+    That of the two-sided paired t-test, P(|T| > t(1 - alpha/2; n-1)) with T noncentral, delta = effect * sqrt(n);
+    the permutation test comes close to it. 0 where 2 / 2^n > alpha: no outcome would tell.
+    """
+    from scipy.special import nctdtr, stdtrit
+
+    if seeds < 2 or smallest_p(seeds) > alpha:
+        return 0.0
+    critical, shift = float(stdtrit(seeds - 1, 1 - alpha / 2)), min(abs(effect), _CERTAIN) * math.sqrt(seeds)
+    below, above = float(nctdtr(seeds - 1, shift, -critical)), 1 - float(nctdtr(seeds - 1, shift, critical))
+    return above + (0.0 if math.isnan(below) else below)
+
+
+def detectable_effect(seeds: int, sd: float, power: float = POWER, alpha: float = LEVEL) -> float:
+    """The least true difference that `seeds` seeds tell with this power; infinite where no outcome would tell.
+
+    Args:
+        sd: standard deviation over seeds of the paired difference, in the unit of the result.
+        alpha: level of the test; for a family of m comparisons LEVEL / m.
+    """
+    if seeds < 2 or smallest_p(seeds) > alpha:
+        return math.inf
+    low, high = 0.0, 1.0
+    while _power(seeds, high, alpha) < power:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _power(seeds, middle, alpha) < power else (low, middle)
+    return sd * high
+
+
+def seeds_needed(effect: float, alpha: float = LEVEL) -> int | None:
+    """The least number of seeds that tell `effect` (mean / sd of the paired difference) with POWER.
+
+    None for no effect, or one so small that 100,000 seeds would not do.
+    """
+    if not abs(effect) > 0 or _power(_MOST_SEEDS, effect, alpha) < POWER:
+        return None
+    low, high = 1, 2
+    while _power(high, effect, alpha) < POWER:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _power(middle, effect, alpha) < POWER else (low, middle)
+    return high
+
+
+_power = power
+"""`detectable_effect` has an argument of that name."""

@@ -1,0 +1,259 @@
+"""What a campaign says, in sentences: text for the terminal, and the same with its tables as Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.campaign import statistics
+from retrain.campaign.analysis import Analysis, Comparison, Estimate, Summary
+from retrain.campaign.results import SPENT, Cell
+
+
+def headline(analysis: Analysis) -> str:
+    """How much could be told, and from how many runs."""
+    results, found = analysis.results, analysis.primary
+    runs = [cell for label in results.conditions for cell in results.of(label)]
+    done, told = sum(cell.done for cell in runs), sum(one.told for one in found)
+    start = f"{done} of {len(runs)} runs finished" if done < len(runs) else f"All {done} runs finished"
+    if not found:
+        return f"{start}. There is one condition, so there is nothing to compare."
+    question = "rungs of the ladder" if analysis.ladder else "conditions"
+    other = "from the one below" if analysis.ladder else "from the baseline"
+    return f"{start}. {told} of {len(found)} {question} differ{'s' * (told == 1)} clearly {other}."
+
+
+def sentences(analysis: Analysis) -> list[str]:
+    """One per ingredient: the rungs of the ladder if there is one, else the conditions against the baseline."""
+    return [sentence(one) for one in analysis.primary]
+
+
+def second(analysis: Analysis) -> list[str]:
+    """The sentences of the other family that are not among `sentences`, whose first rung is often on the baseline."""
+    said = {(one.condition, one.against) for one in analysis.primary}
+    return [sentence(one) for one in analysis.secondary if (one.condition, one.against) not in said]
+
+
+def sentence(one: Comparison) -> str:
+    """`gtpo on top of maxrl: +0.012 accuracy [-0.004, +0.028], p = .19 (Holm .57), 8 seeds: cannot tell; ...`."""
+    if not one.seeds:
+        return f"{title(one)}: cannot tell; no seed finished in both."
+    return f"{title(one)}: {numbers(one)}: {conclusion(one)}."
+
+
+def title(one: Comparison) -> str:
+    """`gtpo on top of maxrl` for a rung whose label adds to the one below, else `maxrl against grpo`."""
+    added = one.condition.removeprefix(one.against)
+    if one.family == "ladder" and added != one.condition and added[:1] in "+_-/ ":
+        return f"{added.lstrip('+_-/ ')} on top of {one.against}"
+    return f"{one.condition} against {one.against}"
+
+
+def numbers(one: Comparison) -> str:
+    """Difference, interval, p, corrected p and seeds."""
+    seeds = f"{len(one.seeds)} seed{'s' * (len(one.seeds) != 1)}"
+    if one.left_out:
+        seeds += f" ({', '.join(map(str, one.left_out))} without a pair)"
+    test = f"p {p_value(one.p)} (Holm {p_value(one.holm).removeprefix('= ')})"
+    return f"{signed(one.difference.value)} accuracy{interval(one.difference)}, {test}, {seeds}"
+
+
+def conclusion(one: Comparison) -> str:
+    """Better, worse, or cannot tell; and in the last case what would."""
+    if one.told:
+        return "better" if one.difference.value > 0 else "worse"
+    if len(one.seeds) < one.enough:
+        few = f"cannot tell; no outcome of {len(one.seeds)} seeds could, {one.enough} are the least"
+        return few if one.needed is None else f"{few} and about {max(one.needed, one.enough):,} would"
+    if one.needed is None:
+        return "cannot tell; there is no difference that more seeds would tell"
+    return f"cannot tell; about {one.needed:,} seeds would"
+
+
+def text(analysis: Analysis) -> str:
+    """The verdict for a terminal: headline, sentences, and every run without a result."""
+    lines = [headline(analysis), *(f"  {line}" for line in sentences(analysis))]
+    if others := second(analysis):
+        lines += [BASELINE, *(f"  {line}" for line in others)]
+    lost = analysis.results.without_result()
+    return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in lost)])
+
+
+def lost_cell(cell: Cell) -> str:
+    """`maxrl seed 3 failed: loss became NaN (exit 4)`."""
+    return f"{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
+
+
+SUMMARY_COLUMNS = (
+    *("condition", "runs", "accuracy, mean", "accuracy, IQM", "area under curve", "tokens per answer"),
+    *("reached", "steps", "rollouts", "tokens", "seconds"),
+)
+"""Of the table of conditions; the last four are medians to the threshold."""
+
+
+def summary_row(one: Summary) -> list[str]:
+    """The cells of SUMMARY_COLUMNS."""
+    reached = "-" if one.reached is None else f"{one.reached} of {one.done}"
+    spent = [amount(one.to_threshold.get(what, math.nan)) for what in ("steps", *SPENT)]
+    return [
+        one.condition,
+        str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}",
+        *(estimate(value, ".3f") for value in (one.mean, one.iqm, one.area)),
+        estimate(one.avg_tokens, ".1f"),
+        reached,
+        *spent,
+    ]
+
+
+BASELINE = "Against the baseline, a question of its own:"
+"""Above the sentences of `second`."""
+
+COMPARISON_COLUMNS = (
+    *("comparison", "seeds", "accuracy", "p", "Holm", "effect g", "P(improvement)", "area under curve"),
+    *("tokens per answer", "verdict"),
+)
+"""Of the table of differences."""
+
+
+def comparison_row(one: Comparison) -> list[str]:
+    """The cells of COMPARISON_COLUMNS."""
+    p = p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)")
+    return [
+        title(one),
+        str(len(one.seeds)),
+        f"{signed(one.difference.value)}{interval(one.difference)}",
+        p,
+        p_value(one.holm).removeprefix("= "),
+        "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
+        estimate(one.improvement, ".2f"),
+        f"{signed(one.area.value)}{interval(one.area)}",
+        estimate(one.avg_tokens, "+.1f"),
+        conclusion(one) if one.seeds else "cannot tell",
+    ]
+
+
+def note(analysis: Analysis) -> str:
+    """How to read the numbers, with what this report chose."""
+    threshold, both = analysis.results.threshold, (*analysis.primary, *analysis.secondary)
+    how = "exact" if all(one.exact for one in both) else f"exact up to {statistics.EXACT_SEEDS} seeds, sampled beyond"
+    family = (
+        "The ladder and the baseline are two questions, corrected one by one"
+        if analysis.secondary
+        else "Holm corrects it for all comparisons"
+    )
+    reach = f" The threshold is an accuracy of {threshold:.3f}; a run that never gets there counts as later than all."
+    return (
+        f"Differences are paired by seed. p is the two-sided permutation test by sign flips ({how}). {family}: the "
+        f"chance of any false claim about one is at most {analysis.results.alpha:.0%}. Intervals of differences are "
+        "95% paired t intervals, each by itself; those of conditions are bootstrap intervals over runs. The seeds that "
+        f"would tell are for a power of 80% at the observed effect.{'' if threshold is None else reach}"
+    )
+
+
+def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
+    """report.md."""
+    results = analysis.results
+    lost = [f"- {lost_cell(cell)}" for cell in results.without_result()]
+    seeds = [str(seed) for seed in results.seeds]
+    runs = [
+        [label, *(shown(results.cells.get((label, seed))) for seed in results.seeds)] for label in results.conditions
+    ]
+    others = [f"- {line}" for line in second(analysis)]
+    parts = [
+        f"# {results.name}\n",
+        f"{headline(analysis)}\n",
+        "\n".join(f"- {line}" for line in sentences(analysis)) + "\n",
+        *([f"{BASELINE}\n", "\n".join(others) + "\n"] if others else []),
+        *(["Without a result:\n", "\n".join(lost) + "\n"] if lost else []),
+        f"{note(analysis)}\n",
+        "## Differences\n",
+        _table(COMPARISON_COLUMNS, [comparison_row(one) for one in (*analysis.ladder, *analysis.baseline)]),
+        "## Conditions\n",
+        _table(SUMMARY_COLUMNS, [summary_row(one) for one in analysis.summaries]),
+        "## Runs: final held-out accuracy by seed\n",
+        _table(["condition", *seeds], runs),
+        "## To reproduce\n",
+        "```sh\n" + "\n".join(commands) + "\n```\n",
+    ]
+    return "\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines) + "\n"
+
+
+def as_json(analysis: Analysis) -> dict[str, Any]:
+    """The analysis for a machine; what is not finite is null."""
+    results = analysis.results
+    return {
+        "name": results.name,
+        "baseline": results.baseline,
+        "seeds": list(results.seeds),
+        "threshold": results.threshold,
+        "headline": headline(analysis),
+        "conditions": [_plain(one) for one in analysis.summaries],
+        "comparisons": [
+            _plain(one) | {"told": one.told, "verdict": conclusion(one) if one.seeds else "cannot tell"}
+            for one in (*analysis.ladder, *analysis.baseline)
+        ],
+        "without_result": [
+            {"condition": cell.condition, "seed": cell.seed, "status": cell.status, "reason": cell.reason}
+            for cell in results.without_result()
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def shown(cell: Cell | None) -> str:
+    """A cell of the table of runs: its accuracy, or what became of it."""
+    if cell is None:
+        return "-"
+    return cell.status if cell.accuracy is None else f"{cell.accuracy:.3f}"
+
+
+def p_value(p: float) -> str:
+    """`= .19`, `= .0078`, `< .001`, `= 1`."""
+    if p < 0.001:
+        return "< .001"
+    return f"= {p:.2f}".replace("0.", ".").replace("1.00", "1") if p >= 0.1 else f"= {p:.2g}".replace("0.", ".")
+
+
+def signed(value: float) -> str:
+    """`+0.012`; `-` if there is none."""
+    return "-" if math.isnan(value) else f"{value:+.3f}"
+
+
+def interval(value: Estimate) -> str:
+    """` [-0.004, +0.028]`; empty if there is none."""
+    return "" if math.isnan(value.low) else f" [{value.low:+.3f}, {value.high:+.3f}]"
+
+
+def estimate(value: Estimate, form: str) -> str:
+    """`0.512 [0.480, 0.541]`, without the interval or at all where there is none."""
+    if math.isnan(value.value):
+        return "-"
+    return f"{value.value:{form}}" + ("" if math.isnan(value.low) else f" [{value.low:{form}}, {value.high:{form}}]")
+
+
+def amount(value: float) -> str:
+    """`1.2 M`, `340`; `never` for what is infinite."""
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "never"
+    for unit, size in (("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            return f"{value / (1e6 if unit == 'M' else 1e3):.3g} {unit}"
+    return f"{value:.4g}"

@@ -1,0 +1,18 @@
+"""A campaign of five conditions and ten seeds with known differences, one run failed and one missing."""
+
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.results import Results, read_campaign
+from tests.campaign.tables import write_campaign
+
+
+@pytest.fixture(scope="session")
+def campaign(tmp_path_factory) -> Path:
+    return write_campaign(tmp_path_factory.mktemp("runs") / "ladder")
+
+
+@pytest.fixture(scope="session")
+def results(campaign: Path) -> Results:
+    return read_campaign(campaign)
