@@ -15,6 +15,8 @@ from retrain.errors import RetrainError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("retrain.cli.train:train", "Train a model as a TOML file says."),
+    "campaign": ("retrain.cli.campaign:campaign", "Run conditions x seeds and compare them with statistics."),
+    "worker": ("retrain.cli.campaign:worker", "Join a campaign from this machine."),
     "validate": ("retrain.cli.read:validate", "Check a configuration; every mistake with line, column and fix."),
     "explain": ("retrain.cli.read:explain", "Show what a configuration will do, without doing it."),
     "eval": ("retrain.cli.after:evaluate", "Evaluate a trained model on held-out problems."),
@@ -22,7 +24,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("retrain.cli.after:report", "Write one HTML file about a run."),
     "status": ("retrain.cli.after:status", "Show how far runs are."),
     "export": ("retrain.cli.after:export", "Write a run's model for other tools; upload it."),
+    "data prepare": ("retrain.cli.data:prepare", "Write problems as train and val files for retrain, verl and slime."),
     "score": ("retrain.cli.score:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),
+    "grams extract": ("retrain.cli.grams:extract", "Extract strategic grams from successful solutions."),
     "init": ("retrain.cli.start:init", "Write a commented configuration to start from."),
     "schema": ("retrain.cli.read:schema", "Print the JSON Schema of configurations, for editors."),
     "plugins": ("retrain.cli.start:plugins", "List every component with its parameters."),

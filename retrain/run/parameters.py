@@ -1,0 +1,68 @@
+"""Components of a command that has no configuration file: parameters come as `--set table.key=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from retrain.config.document import Document
+from retrain.config.mistakes import catalog, collect, unknown_key
+from retrain.errors import ConfigError
+from retrain.registry import Bound, Component, find, table_schema
+
+
+class Parameters:
+    """Binds components by name to the parameters of their tables, and refuses what none of them reads.
+
+    Args:
+        overrides: `table.key=value`, the value in TOML, as for `retrain train --set`.
+    Raises:
+        ConfigError: an override that cannot be read.
+    """
+
+    def __init__(self, overrides: Sequence[str] = ()) -> None:
+        self._document = Document("--set")
+        for override in overrides:
+            self._document.override(override)
+        self._stop()
+        self._readers: dict[str, list[Component]] = {}
+
+    def bind(self, kind: str, name: str, /, **given: Any) -> Bound:
+        """The component with its table's parameters over those `given` that it takes.
+
+        Raises:
+            ComponentError: no such component. ConfigError: parameters that do not fit.
+        """
+        component = find(kind, name)
+        self._readers.setdefault(component.table, []).append(component)
+        table: Any = self._document.data.get(component.table, {})
+        params = {key: value for key, value in {**given, **table}.items() if key in component.schema.model_fields}
+        if component.schema.model_config.get("extra") == "allow":
+            params = dict(table)
+        try:
+            return component.bind(params)
+        except ValidationError as error:
+            collect(self._document, error, self._known(), lambda location: (component.table, *location))
+            self._stop()
+            raise
+
+    def refuse_unread(self) -> None:
+        """ConfigError for parameters that no component bound so far reads."""
+        known = self._known()
+        for table, values in self._document.data.items():
+            if table not in self._readers or not isinstance(values, dict):
+                self._document.refuse((table,), *unknown_key((table,), isinstance(values, dict), known))
+                continue
+            is_open = any(reader.schema.model_config.get("extra") == "allow" for reader in self._readers[table])
+            for key in [] if is_open else [key for key in values if key not in known[table,]]:
+                self._document.refuse((table, key), *unknown_key((table, key), False, known))
+        self._stop()
+
+    def _known(self) -> dict[tuple[str, ...], list[str]]:
+        return catalog({table: table_schema(readers) for table, readers in self._readers.items()})
+
+    def _stop(self) -> None:
+        if self._document.problems:
+            raise ConfigError(self._document.problems)

@@ -1,0 +1,101 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import installed
+
+
+def rows(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_the_installed_command_honours_the_sizes_and_repeats_itself(tmp_path):
+    sizes = ["--train-size", "10", "--val-size", "5"]
+    for folder in ("one", "two", "one"):
+        done = installed("data", "prepare", "--out", folder, *sizes, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"{folder}/val.jsonl, {folder}/val.parquet: 5 rows" in done.stdout
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert sorted(path.name for path in one.iterdir()) == ["train.jsonl", "train.parquet", "val.jsonl", "val.parquet"]
+    for path in one.iterdir():
+        assert path.read_bytes() == (two / path.name).read_bytes()
+    assert (len(rows(one / "train.jsonl")), len(rows(one / "val.jsonl"))) == (10, 5)
+
+
+@pytest.fixture
+def prepare(cli):
+    return lambda arguments: cli("data", "prepare", *arguments.split())
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"question": f"q{i}", "answer": f"because\n#### {i}"}) for i in range(30)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    return "mine.jsonl"
+
+
+def test_a_file_with_fields_of_its_own(prepare, source):
+    result = prepare(f"--source jsonl {source} --set jsonl.prompt_field=question --final-answer")
+    assert result.exit_code == 0, result.stderr
+    train, val = rows("data/train.jsonl"), rows("data/val.jsonl")
+    assert (len(train), len(val)) == (27, 3)
+    assert not {row["question"] for row in train} & {row["question"] for row in val}
+    assert all(row["label"] == row["question"][1:] for row in train)
+    assert train[0]["solution"] == "because"
+    assert train[0]["data_source"] == source
+
+
+def test_a_data_set_in_a_local_directory_through_the_loader_of_the_hub_task(prepare, source):
+    pytest.importorskip("datasets")
+    Path("set").mkdir()
+    Path(source).rename("set/train.jsonl")
+    result = prepare("--source hub set --set hub.prompt_field=question --train-size 4 --no-parquet")
+    assert result.exit_code == 0, result.stderr
+    assert len(rows("data/train.jsonl")) == 4
+    assert not Path("data/train.parquet").exists()
+
+
+def test_fewer_rows_than_asked_for_are_told(prepare, source):
+    result = prepare(f"--source jsonl {source} --set jsonl.prompt_field=question --train-size 99")
+    assert "27 rows of 99 asked for: the source has no more" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ("--source jsonl", 2, "needs one"),
+        ("mine.jsonl", 2, "takes no file or id"),
+        ("--set addition.min_digit=1", 2, 'did you mean "min_digits"?'),
+        ("--set jsonl.path=x", 2, "jsonl: unknown table"),
+        ("--set addition.min_digits=0", 2, "out of range"),
+        ("--task adition", 2, 'did you mean "addition"?'),
+        ("--source jsonl mine.jsonl", 3, 'mine.jsonl:1: no field "prompt"'),
+        ("--source jsonl none.jsonl", 3, "cannot be read"),
+        ("--out mine.jsonl", 6, "cannot be written"),
+    ],
+)
+def test_what_cannot_be_prepared(prepare, source, arguments, code, text):
+    result = prepare(arguments)
+    assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
+    assert not Path("data").exists()
+
+
+def test_without_pyarrow_there_is_jsonl_and_a_message(prepare, source, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = prepare("--train-size 3 --val-size 2")
+    assert result.exit_code == 0
+    assert 'no parquet files: pyarrow is not installed; pip install "retrain[parquet]"' in result.stderr
+    assert sorted(path.name for path in Path("data").iterdir()) == ["train.jsonl", "val.jsonl"]
+
+
+def test_a_field_that_parquet_cannot_hold_is_named(prepare, source):
+    Path("mixed.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}", "answer": "1", "level": i if i % 2 else "x"}) + "\n" for i in range(9))
+    )
+    result = prepare("--source jsonl mixed.jsonl")
+    assert result.exit_code == 3
+    assert 'field "level"' in result.stderr
+    assert "--no-parquet" in result.stderr
