@@ -16,25 +16,36 @@ from retrain.types import BUILTIN
 def export(parts: Parts, folder: Path) -> None:
     """Write model, tokenizer and card; with LoRA the merged model, and the adapter in `folder/adapter`.
 
-    What the adapter applies to is in `folder/base` if the run made it itself, by its warm start.
+    What the adapter applies to is in `folder/base` if the run made it itself, by its warm start. A stateful signal
+    with a method `export(folder)` writes what it has learned to `folder/NAME`.
     """
-    policy, tokenizer, model = parts.policy, parts.loaded.tokenizer, parts.policy.model
-    save_model(folder, model, tokenizer, policy.weights())
-    if policy.adapter is None:
-        _copy_adapter(parts.directory.path / "model", folder)
-    elif parts.config.warmup.steps or parts.config.model.path.startswith(BUILTIN):
-        save_model(folder / "base", model, tokenizer, policy.weights(adapters=False))
-        policy.save_adapter(folder / "adapter", base=str(folder / "base"))
+    save_model(folder, parts.policy.model, parts.loaded.tokenizer, parts.policy.weights())
+    final = parts.directory.path / "model"
+    if Path(parts.config.model.path) == final:
+        _copy_folders(final, folder)
     else:
-        policy.save_adapter(folder / "adapter")
+        if parts.policy.adapter is not None:
+            _save_adapter(parts, folder)
+        for name, part in parts.pipeline.stateful.items():
+            if hasattr(part, "export"):
+                part.export(folder / name)
     write_card(folder, card_of(parts, folder))
 
 
-def _copy_adapter(model: Path, folder: Path) -> None:
-    """The adapter beside a final model, which is opened again merged."""
-    for name in ("adapter", "base"):
-        if (model / name).is_dir() and model.resolve() != folder.resolve():
-            shutil.copytree(model / name, folder / name, dirs_exist_ok=True)
+def _save_adapter(parts: Parts, folder: Path) -> None:
+    policy = parts.policy
+    if parts.config.warmup.steps or parts.config.model.path.startswith(BUILTIN):
+        save_model(folder / "base", policy.model, parts.loaded.tokenizer, policy.weights(adapters=False))
+        policy.save_adapter(folder / "adapter", base=str(folder / "base"))
+    else:
+        policy.save_adapter(folder / "adapter")
+
+
+def _copy_folders(model: Path, folder: Path) -> None:
+    """What stands beside a final model: opened again, it is merged, and its signals are new."""
+    for part in model.iterdir():
+        if part.is_dir() and model.resolve() != folder.resolve():
+            shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
 
 
 def card_of(parts: Parts, folder: Path) -> Card:
