@@ -61,7 +61,7 @@ class PlanningMask:
         sg_n_range: WordRange | None = None,
         embedder: str | None = None,
         window: Annotated[int, Field(ge=1)] = 3,
-        margin: Annotated[float, Field(ge=0, lt=2)] = 0.2,
+        margin: Annotated[float, Field(ge=0, lt=2)] = 0.3,
         log_semantic_entropy: bool = True,
         log_planning_token_ratio: bool = True,
     ) -> None:

@@ -48,8 +48,11 @@ Judgment = tuple[float, str]
 def read_execution(path: str | None) -> tuple[str, ...]:
     """What `retrain grams extract` stored beside the grams as examples of execution, or EXECUTION_PHRASES."""
     content: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8")) if path else None
-    found: Any = content.get("metadata", {}).get("execution_grams") if isinstance(content, dict) else None
-    return tuple(found) or EXECUTION_PHRASES if isinstance(found, list) else EXECUTION_PHRASES
+    match content:
+        case {"metadata": {"execution_grams": [str(), *_] as found}}:
+            return tuple(map(str, found))
+        case _:
+            return EXECUTION_PHRASES
 
 
 class SemanticDetector:

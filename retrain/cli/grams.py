@@ -1,0 +1,84 @@
+"""`retrain grams extract`: strategic grams from solutions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retrain.cli.read import Json
+
+
+def extract(  # noqa: PLR0913 - the recipe's keys are its options
+    files: Annotated[
+        list[Path] | None, typer.Argument(help=".jsonl, .jsonl.gz or .parquet, or a run's directory.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("grams.json"),
+    column: Annotated[str | None, typer.Option(help="Column with the solution.", show_default="solution, text")] = None,
+    reward_column: Annotated[str, typer.Option(help="Column with the reward.")] = "reward",
+    min_reward: Annotated[
+        float | None, typer.Option(help="Least reward of a successful solution.", show_default="1, if there are any")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Take right solutions of this task instead of files.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many, with --task.")] = 2000,
+    n_min: Annotated[int, typer.Option(min=1, help="Fewest words of a gram.")] = 3,
+    n_max: Annotated[int, typer.Option(min=1, help="Most words of a gram.")] = 5,
+    min_df: Annotated[float, typer.Option(min=0, max=1, help="Share of solutions a gram must occur in.")] = 0.01,
+    max_per_doc_rate: Annotated[
+        float, typer.Option(min=1, help="Most occurrences in a solution that holds it, on average.")
+    ] = 3.0,
+    max_grams: Annotated[int, typer.Option(min=1, help="Most grams, those of most solutions first.")] = 200,
+    lowercase: Annotated[bool, typer.Option(help="Fold upper and lower case.")] = True,
+    clusters: Annotated[int, typer.Option(min=1, help="Clusters of k-means.")] = 100,
+    top_percentile: Annotated[float, typer.Option(min=0.0, max=1, help="Share of clusters that are kept.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, help="Of k-means, and of the task's problems.")] = 0,
+    embedder: Annotated[
+        str | None, typer.Option(help="Directory of a sentence-transformer.", show_default="TF-IDF")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write a chart, as SVG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Extract strategic grams from successful solutions, for [planning] strategic_grams_path.
+
+    N-grams that enough solutions hold are clustered by meaning, and the clusters that occur in most solutions are
+    kept. Prints how much of the text the grams cover.
+    """
+    from retrain.algorithms.extraction import Recipe
+    from retrain.algorithms.extraction import extract as extract_grams
+    from retrain.run import grams
+
+    if bool(files) == bool(task):
+        raise typer.BadParameter("give files, or --task NAME", param_hint="FILES")
+    if n_min > n_max:
+        raise typer.BadParameter(f"{n_min} is above --n-max {n_max}", param_hint="--n-min")
+    recipe = Recipe(
+        n_min,
+        n_max,
+        min_df,
+        max_per_doc_rate,
+        max_grams,
+        lowercase,
+        clusters,
+        top_percentile,
+        seed,
+        embedder,
+    )
+    if task:
+        solutions, sources = grams.task_solutions(task, count, seed), [f"task {task}"]
+    else:
+        paths = files or []
+        solutions = grams.read_solutions(paths, grams.Reading(column, reward_column, min_reward))
+        sources = [path.name for path in paths]
+    found = extract_grams(solutions, recipe)
+    covered = grams.coverage(found.grams, solutions)
+    written = grams.document(found, recipe, covered, sources)
+    grams.write(out, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    if plot is not None:
+        grams.write(plot, grams.plot(found))
+    if as_json:
+        print(json.dumps(written, indent=1, ensure_ascii=False))
+    else:
+        print(grams.report(found, covered))
+        print(f"wrote {len(found.grams)} grams to {out}" + (f" and a chart to {plot}" if plot else ""))
