@@ -1,1 +1,3 @@
-"""Campaigns: conditions x seeds; empty until campaigns are built."""
+"""Campaigns: conditions x seeds, executed as isolated runs, compared with statistics. Importing registers executors."""
+
+from retrain.campaign import executors as executors

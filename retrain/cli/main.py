@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("retrain.cli.train:train", "Train a model as a TOML file says."),
     "campaign": ("retrain.cli.campaign:campaign", "Run conditions x seeds and compare them with statistics."),
     "worker": ("retrain.cli.campaign:worker", "Join a campaign from this machine."),
+    "campaign": ("retrain.cli.campaign:campaign", "Run conditions x seeds and compare them with statistics."),
+    "worker": ("retrain.cli.campaign:worker", "Join a campaign from this machine."),
     "validate": ("retrain.cli.read:validate", "Check a configuration; every mistake with line, column and fix."),
     "explain": ("retrain.cli.read:explain", "Show what a configuration will do, without doing it."),
     "eval": ("retrain.cli.after:evaluate", "Evaluate a trained model on held-out problems."),

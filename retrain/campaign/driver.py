@@ -1,0 +1,86 @@
+"""`retrain campaign`: from a validated campaign to its verdict."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from retrain.campaign.directory import CampaignDirectory, Job, create
+from retrain.campaign.load import LoadedCampaign
+from retrain.campaign.process import end, start
+from retrain.run.signals import Stop
+from retrain.types import Observer
+
+
+def run_campaign(
+    loaded: LoadedCampaign, observe: Observer, *, fresh: bool = False, retry_failed: bool = False
+) -> CampaignDirectory:
+    """Execute what is left to do of a campaign; finished runs are skipped.
+
+    Args:
+        observe: see `retrain.campaign.work.Worker`; "message" and "campaign" (its path) besides.
+        fresh: delete an earlier campaign of that name first.
+        retry_failed: failed runs are taken up again.
+    Raises:
+        ConfigError, StorageError: the directory cannot be used.
+        Preempted, KeyboardInterrupt: stopped; the same command goes on.
+    """
+    campaign = create(loaded, fresh)
+    if retry_failed:
+        campaign.forget_failures()
+    observe("campaign", {"path": campaign.path})
+    pending = campaign.pending()
+    if len(pending) < len(campaign.jobs):
+        text = f"{len(campaign.jobs) - len(pending)} of {len(campaign.jobs)} runs have ended before"
+        observe("message", {"text": text, "level": "info"})
+    if pending and loaded.executor.name == "local":
+        warm_start(loaded, campaign, pending, observe)
+    if pending:
+        loaded.executor.build({"campaign": campaign}).run(pending, observe)
+    return campaign
+
+
+def failed(campaign: CampaignDirectory) -> bool:
+    """Whether a run of the campaign has no result."""
+    return any(campaign.outcome(job).get("status") != "done" for job in campaign.jobs)
+
+
+def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequence[Job], observe: Observer) -> None:
+    """Compute each warm start that the jobs share, once, into the cache.
+
+    It is none of a run's business if this fails: the run says why itself.
+    """
+    for index, job in enumerate(_distinct(loaded, jobs)):
+        observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})
+        log = campaign.path / f"warmstart-{index}.log"
+        command = [sys.executable, "-m", "retrain.campaign.warmstart", str(campaign.run(job) / "config.toml")]
+        with Stop():
+            process = start(command, log, {})
+            try:
+                process.wait()
+            finally:
+                end(process)
+
+
+def _distinct(loaded: LoadedCampaign, jobs: Sequence[Job]) -> list[Job]:
+    """One job for each warm start that there is to compute."""
+    found: dict[str, Job] = {}
+    configs = {condition.label: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
+    for job in jobs:
+        config = configs[job.condition]
+        if config.config.warmup.steps and config.config.warmup.cache:
+            facts = config.resolved()
+            parts = [facts[name] for name in ("model", "warmup")] + [facts["components"]["task"]]
+            found.setdefault(json.dumps(parts, sort_keys=True), job)
+    return list(found.values())
+
+
+def verdict(directory: Path) -> str:
+    """Write the report of a campaign and return its verdict."""
+    try:
+        from retrain.campaign.report import write_report  # pyright: ignore
+    except ImportError:
+        return f"{directory}: all runs have ended"
+    return write_report(directory).text

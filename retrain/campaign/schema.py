@@ -1,0 +1,65 @@
+"""`[campaign]`: what is swept, over which seeds, and how the runs are executed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from retrain.config.schema import Array, Count, Natural, Params, Positive, Section, Seed
+
+
+class Condition(BaseModel):
+    """One `[[campaign.conditions]]` entry: a label, and keys of the run that it sets.
+
+    A key of `[algorithm]` may stand alone (`advantage_mode`); any other is written with its table
+    (`"gtpo.beta" = 0.2`). Those keys are validated as part of the run.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+    label: Annotated[str, Field(min_length=1, max_length=100, pattern=r"[A-Za-z0-9]")] | None = None
+    """Name in tables, figures and paths. Unset: made from the keys."""
+
+
+class Campaign(Section):
+    """`[campaign]`: conditions x seeds."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] | None = None
+    """Name of the campaign's directory. Unset: the name of the TOML file."""
+    base: Annotated[str, Field(min_length=1)] | None = None
+    """The TOML file of a run that this file extends, relative to this file. Unset: this file alone."""
+    seeds: Count | Annotated[tuple[Seed, ...], Array, Field(min_length=1)] = 8
+    """How many seeds, counted from 0, or a list of them."""
+    max_steps: Natural | None = None
+    """Steps of every run. Unset: `[training] max_steps`."""
+    conditions: Annotated[tuple[Condition, ...], Array] = ()
+    """What is compared. Without any: GRPO, MaxRL, and MaxRL with GTPO, GTPO + HICRA and GTPO + SEPA."""
+    grid: Annotated[Params, Field()] = {}
+    """Further axes, such as `"optimizer.lr" = [1e-4, 2e-4]`: every condition is run with every combination."""
+    baseline: str | None = None
+    """Label of the condition that the others are compared with. Unset: the first."""
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Accuracy whose first reaching is reported in steps."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Significance level, after correction for the number of comparisons."""
+    executor: Annotated[str, Field(min_length=1)] = "local"
+    """A registered executor or the dotted path of one."""
+    slots: Count | Literal["auto"] = "auto"
+    """Runs at a time on one machine; "auto": one per GPU, or one per core where there is none."""
+    retries: Natural = 2
+    """Restarts of a run that crashed, each from its newest checkpoint."""
+    lease_s: Positive = 60.0
+    """Seconds without a sign of life after which another worker takes a run over."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is listed twice")
+        return seeds
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds themselves."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)

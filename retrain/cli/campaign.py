@@ -1,0 +1,60 @@
+"""`retrain campaign` and `retrain worker`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retrain.cli.read import File, Overrides, warn
+
+
+def campaign(
+    file: File,
+    overrides: Overrides = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier campaign of this name first.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Take failed runs up again.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Run every condition of a TOML file with every seed, and say what the differences are worth.
+
+    Everything is written to runs/NAME; the same command goes on with what is left to do. Exit codes: 0 all runs
+    are done, 1 some failed, 2 configuration, 75 stopped by SIGTERM, 130 by Ctrl-C.
+    """
+    from retrain.campaign.driver import failed, run_campaign, verdict
+    from retrain.campaign.load import load_campaign
+    from retrain.cli.matrix import matrix
+
+    loaded = load_campaign(file, overrides or ())
+    warn(loaded.warnings)
+    with matrix(plain=plain) as observe:
+        directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
+    print(verdict(directory.path))
+    if failed(directory):
+        raise typer.Exit(1)
+
+
+def worker(
+    directory: Annotated[Path, typer.Argument(help="A campaign, runs/NAME, on a disk that all workers see.")],
+    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: as the campaign says.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take so many runs, and wait for none that others hold.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Join a campaign: take its runs until none is left, those of dead workers included.
+
+    Exit codes: 0 all runs are done, 1 some failed, 75 stopped by SIGTERM, 130 by Ctrl-C.
+    """
+    from retrain.campaign.directory import CampaignDirectory
+    from retrain.campaign.driver import failed
+    from retrain.campaign.work import Worker, machine_slots
+    from retrain.cli.matrix import matrix
+
+    campaign = CampaignDirectory(directory)
+    with matrix(plain=plain) as observe:
+        observe("campaign", {"path": directory})
+        Worker(campaign, campaign.pending(), machine_slots(slots or campaign.plan["slots"]), observe, limit).run()
+    if limit is None and failed(campaign):
+        raise typer.Exit(1)
