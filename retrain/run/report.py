@@ -263,11 +263,15 @@ def _sample(row: Row, scale: float) -> str:
     reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
     right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
     head = ", ".join(part for part in (reward, right, f"{len(row['completion_ids'])} tokens") if part)
-    return f'<div class="sample {right}"><p>{head}</p><div class="tokens">{_tokens(row, scale)}</div></div>'
+    return f'<div class="sample {right}"><p>{head}</p><div class="tokens">{colored(row, scale)}</div></div>'
 
 
-def _tokens(row: Row, scale: float) -> str:
-    """The completion's tokens, colored by advantage; the plain text where it was not trained on."""
+def colored(row: Row, scale: float) -> str:
+    """HTML of a stored completion's tokens, colored by advantage; its plain text where it was not trained on.
+
+    Args:
+        scale: the advantage of full color; positive.
+    """
     tokens, advantages = row.get("tokens"), row.get("advantages")
     if not tokens or not advantages:
         return escape(str(row["text"])) or "(empty)"

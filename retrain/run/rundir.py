@@ -226,7 +226,7 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequ
     Raises:
         ConfigError: other keys differ; each is listed with both values.
     """
-    before, after = dict(_flatten(old)), dict(_flatten(new))
+    before, after = dict(flatten(old)), dict(flatten(new))
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     lines = {key: f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}" for key in changed}
 
@@ -265,14 +265,14 @@ def _keep_rows(path: Path, steps: range) -> None:
         _write_bytes(path, b"".join(kept))
 
 
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves by dotted key; lists of tables by index, other lists as one value, empty tables as nothing."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):
-            yield from _flatten(item, f"{prefix}.{index}")
+            yield from flatten(item, f"{prefix}.{index}")
     else:
         yield prefix, list(value) if isinstance(value, tuple) else value
 

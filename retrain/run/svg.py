@@ -23,11 +23,13 @@ class Axes:
     Attributes:
         x, y: least and greatest value shown.
         percent: y values are shares.
+        label: what the x axis counts.
     """
 
     x: Range
     y: Range
     percent: bool = False
+    label: str = "step"
 
     def place(self, point: Point) -> str:
         """`X,Y` in the drawing."""
@@ -54,7 +56,7 @@ class Axes:
             parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
             parts.append(f'<text class="tick middle" x="{x:.1f}" y="{base + 16}">{number(tick)}</text>')
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
-        parts.append(f'<text class="tick end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}">step</text>')
+        parts.append(f'<text class="tick end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}">{self.label}</text>')
         return "".join(parts)
 
 
