@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
-from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.document import show
 from retrain.config.load import LoadedConfig
@@ -150,28 +149,26 @@ def _pipeline(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
 
 
 def _planned(loaded: LoadedConfig, exact: bool | None) -> Pipeline:
-    stages = loaded.components.stages(exact is not False, _objective(loaded).signals)
+    stages = loaded.components.stages(exact is not False, loaded.objective.signals)
     return Pipeline.resolve(stages, loaded.components.signal)
 
 
-def _objective(loaded: LoadedConfig) -> Objective:
-    return Objective(loaded.components.all("loss"), loaded.components.one("reduction"))
-
-
 def _loss(loaded: LoadedConfig) -> dict[str, Any]:
-    used = [term.name for term in _objective(loaded).terms]
+    used = [term.name for term in loaded.objective.terms]
     off = [term.name for term in loaded.components.all("loss") if term.name not in used]
-    terms = [{"term": term.name, "weight": term.params["weight"]} for term in _objective(loaded).terms]
+    terms = [{"term": term.name, "weight": term.params["weight"]} for term in loaded.objective.terms]
     return {"terms": terms, "switched_off": off, "reduction": loaded.components.one("reduction").name}
 
 
 def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     training, rollout = loaded.config.training, loaded.config.rollout
-    rows = training.batch_size * training.group_size
+    prompts, expert = loaded.division
+    rows = prompts * training.group_size
     tokens = rows * training.max_tokens
     rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)
     return {
-        "completions_per_step": f"{training.batch_size} prompts x {training.group_size} = {rows}",
+        "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
+        "expert_rows_per_step": _expert(loaded, rows, expert),
         "response_tokens_per_step_at_most": tokens * rounds,
         "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
         "optimizer_steps_per_step": training.epochs * training.minibatches,
@@ -181,9 +178,15 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     }
 
 
+def _expert(loaded: LoadedConfig, sampled: int, written: int) -> str | None:
+    if not written:
+        return None
+    return f"{written} of {sampled + written}, from {loaded.config.expert.path}"
+
+
 def _forwards(loaded: LoadedConfig) -> dict[str, Any]:
     """How often the model sees the whole batch in one step, apart from sampling it."""
-    training, objective = loaded.config.training, _objective(loaded)
+    training, objective = loaded.config.training, loaded.objective
     several = training.epochs * training.minibatches > 1
     policy = Pipeline.resolve(
         loaded.components.stages(True, objective.signals), loaded.components.signal

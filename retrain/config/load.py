@@ -20,7 +20,9 @@ from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.checks import check
 from retrain.config.document import Document, Place, read
+from retrain.config.experts import check_expert
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
+from retrain.config.planning import check_own_detector
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
 from retrain.config.resolve import Binder, Resolved, needs_import
@@ -56,6 +58,16 @@ class LoadedConfig:
     def name(self) -> str:
         """Name of the run directory, unless `[logging] name` says otherwise."""
         return FilePath(self.file).stem
+
+    @property
+    def objective(self) -> Objective:
+        """What an update minimizes."""
+        return Objective(self.components.all("loss"), self.components.one("reduction"))
+
+    @property
+    def division(self) -> tuple[int, int]:
+        """(prompts, expert rows) of a step."""
+        return self.config.division(expert="expert" in self.objective.sources)
 
     @property
     def overrides(self) -> list[str]:
@@ -105,7 +117,7 @@ def validate(document: Document) -> LoadedConfig:
     for slot in binder.slots:
         if (component := bound[slot]) is not None:
             resolved.bound.setdefault(slot.kind, []).append(component)
-    _plan(document, resolved)
+    _plan(document, config, resolved)
     _stop(document, binder)
     return LoadedConfig(
         document.file, document.text, config, tables, resolved, document.places, tuple(document.warnings), preset
@@ -162,7 +174,7 @@ def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
     return pending
 
 
-def _plan(document: Document, resolved: Resolved) -> None:
+def _plan(document: Document, config: Config, resolved: Resolved) -> None:
     """Refuse a chain whose columns cannot all be computed, or a loss without terms."""
     path: Path = ()
     try:
@@ -171,6 +183,9 @@ def _plan(document: Document, resolved: Resolved) -> None:
             fields_read(reward)
         path = ("loss",)
         objective = Objective(resolved.all("loss"), resolved.one("reduction"))
+        check_expert(config, document, resolved.all("loss"))
+        path = ("planning", "detector")
+        check_own_detector(document, config.plugins.search_paths)
         path = ("algorithm", "transform_mode")
         Pipeline.resolve(resolved.stages(exact=False, also=objective.signals), resolved.signal)
     except ComponentError as error:

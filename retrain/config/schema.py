@@ -164,7 +164,7 @@ class Expert(Section):
     """`[expert]`: worked answers to imitate beside the rollouts, read when a loss term trains on expert rows."""
 
     path: Annotated[str, Field(min_length=1)] | None = None
-    """A .jsonl or .parquet file; a row is {"messages": [...]}, the assistant's turn last, or a prompt and a completion."""
+    """A .jsonl or .parquet file; a row is {"messages": [...]}, the assistant's turn last, or prompt and completion."""
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of a step's rows, batch_size x group_size, that an expert wrote; they take the place of prompts."""
     all_assistant_turns: bool = False

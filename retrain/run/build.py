@@ -13,11 +13,13 @@ from retrain.algorithms.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
+from retrain.data.expert import read_experts
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
+from retrain.run.experts import build_experts
 from retrain.run.parts import Parts
 from retrain.run.rundir import RunDirectory
 from retrain.tracking.guard import Guard
@@ -45,7 +47,10 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     device = choose_device(config.training.device)
     observe("phase", {"name": "loading the task and the model"})
     task: Task = components.one("task").build({"seed": config.training.seed})
+    prompts, expert_rows = loaded.division
+    said = read_experts(str(config.expert.path)) if expert_rows else []
     model = initial_model(loaded, device, observe)
+    experts = build_experts(config, model, said, expert_rows, observe) if said else None
     policy = TorchPolicy(model.model, policy_settings(config, device))
     resources = resources_of(config, model, policy, directory)
     engine = choose(loaded, policy.model)
@@ -65,6 +70,8 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         pipeline=pipeline,
         objective=objective,
         directory=directory,
+        prompts=prompts,
+        experts=experts,
         trackers=trackers(components.all("tracker"), resources, observe),
         observe=observe,
     )
@@ -199,7 +206,7 @@ def choose(loaded: LoadedConfig, model: Any) -> Bound:
 def credit(loaded: LoadedConfig, exact: bool) -> tuple[Pipeline, Objective]:
     """The credit pipeline and the objective, with the signals that each of them reads."""
     components = loaded.components
-    objective = Objective(components.all("loss"), components.one("reduction"))
+    objective = loaded.objective
     return Pipeline.resolve(components.stages(exact, objective.signals), components.signal), objective
 
 

@@ -13,6 +13,7 @@ from retrain.engines.capability import positions
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.run.parts import Parts
+from retrain.training.expert import ExpertRow
 from retrain.training.models import render
 from retrain.types import Batch, Metrics, Problem, Rollout, Sampling
 
@@ -25,8 +26,8 @@ class Collection:
 
     Attributes:
         rollouts: everything that was sampled, failed scores included.
-        batch: the rows to train on; None when no group has two valid rewards.
-        kept: index into `rollouts` of every row of the batch.
+        batch: the rows to train on, an expert's last; None when there is none, because no group has two valid rewards.
+        kept: index into `rollouts` of every row of the batch that is not an expert's.
         cursor: the next unused problem of the task.
         dropped: what the filter said of the groups that it kept out of the batch.
         metrics: rollout and reward statistics.
@@ -54,7 +55,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     dropped: Metrics = {}
     too_long = 0
     for attempt in range(rounds):
-        missing = training.batch_size - len({rollouts[i].group for i in kept})
+        missing = parts.prompts - len({rollouts[i].group for i in kept})
         if missing == 0:
             break
         problems, cursor, out = draw(parts, cursor, missing)
@@ -69,8 +70,12 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
             dropped = {name: dropped.get(name, 0.0) + count for name, count in counts.items()}
         kept += [len(rollouts) + i for i in valid]
         rollouts += fresh
-    batch = collate(parts, [rollouts[i] for i in kept], step) if kept else None
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)}
+    experts: list[ExpertRow] = []
+    if parts.experts is not None:
+        experts = parts.experts.draw({rollout.group: rollout.prompt_ids for rollout in rollouts}.values())
+        metrics |= parts.experts.metrics()
+    batch = collate(parts, [rollouts[i] for i in kept], step, experts) if kept or experts else None
     return Collection(rollouts, batch, kept, cursor, metrics, dropped)
 
 
@@ -183,35 +188,56 @@ def with_policy_columns(parts: Parts, batch: Batch) -> Batch:
     return batch.replace(**parts.policy.logprobs(batch, columns)) if columns else batch
 
 
-def collate(parts: Parts, rollouts: Sequence[Rollout], step: int) -> Batch:
-    """Right-pad rollouts into a batch (see `Batch` for the layout)."""
-    training, device = parts.config.training, parts.policy.device
-    count = len(rollouts)
-    width = max(len(r.prompt_ids) + len(r.completion_ids) for r in rollouts)
-    input_ids = torch.full((count, width), parts.loaded.pad_id, dtype=torch.long)
-    attention = torch.zeros(count, width, dtype=torch.bool)
-    response = torch.zeros(count, width, dtype=torch.bool)
-    logprobs = torch.zeros(count, width)
-    for row, rollout in enumerate(rollouts):
-        start, end = len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids)
-        input_ids[row, :end] = torch.tensor((*rollout.prompt_ids, *rollout.completion_ids))
-        attention[row, :end] = True
-        response[row, start:end] = not (parts.config.rollout.mask_truncated and rollout.finish_reason == "length")
-        logprobs[row, start:end] = torch.tensor(rollout.sampler_logprobs)
+def collate(parts: Parts, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
+    """Right-pad rollouts, and behind them expert rows, into a batch (see `Batch` for the layout).
+
+    An expert row has no reward, no advantage and a group of its own, which no rollout belongs to.
+    """
+    rows = [_rollout_row(parts, rollout) for rollout in rollouts] + [_expert_row(row) for row in experts]
+    first = max((rollout.group for rollout in rollouts), default=-1) + 1
+    nothing = [0.0] * len(experts)
+    width, device = max(len(ids) for ids, _, _ in rows), parts.policy.device
+    input_ids = torch.full((len(rows), width), parts.loaded.pad_id, dtype=torch.long)
+    attention = torch.zeros(len(rows), width, dtype=torch.bool)
+    response = torch.zeros(len(rows), width, dtype=torch.bool)
+    logprobs = torch.zeros(len(rows), width)
+    for row, (ids, spans, scores) in enumerate(rows):
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        attention[row, : len(ids)] = True
+        for start, end in spans:
+            response[row, start:end] = True
+        logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)
     return Batch(
         input_ids=input_ids.to(device),
         attention_mask=attention.to(device),
         response_mask=response.to(device),
         sampler_logprobs=logprobs.where(response, 0.0).to(device),
-        rewards=torch.tensor([r.reward for r in rollouts], dtype=torch.float32, device=device),
-        correct=torch.tensor([bool(r.correct) for r in rollouts], device=device),
-        lengths=torch.tensor([len(r.completion_ids) for r in rollouts], device=device),
-        group_ids=torch.tensor([r.group for r in rollouts], device=device),
-        is_expert=torch.zeros(count, dtype=torch.bool, device=device),
-        advantages=torch.zeros(count, width, device=device),
+        rewards=torch.tensor([*(r.reward for r in rollouts), *nothing], dtype=torch.float32, device=device),
+        correct=torch.tensor([*(bool(r.correct) for r in rollouts), *map(bool, nothing)], device=device),
+        lengths=torch.tensor(
+            [*(len(r.completion_ids) for r in rollouts), *(sum(b - a for a, b in row.spans) for row in experts)],
+            device=device,
+        ),
+        group_ids=torch.tensor([*(r.group for r in rollouts), *range(first, first + len(experts))], device=device),
+        is_expert=(torch.arange(len(rows)) >= len(rollouts)).to(device),
+        advantages=torch.zeros(len(rows), width, device=device),
         step=step,
-        max_tokens=training.max_tokens,
+        max_tokens=parts.config.training.max_tokens,
     )
+
+
+_Row = tuple[Sequence[int], Sequence[tuple[int, int]], Sequence[float]]
+"""(token ids, spans to train on, log-probs of the last tokens)"""
+
+
+def _rollout_row(parts: Parts, rollout: Rollout) -> _Row:
+    ids = (*rollout.prompt_ids, *rollout.completion_ids)
+    masked = parts.config.rollout.mask_truncated and rollout.finish_reason == "length"
+    return ids, [] if masked else [(len(rollout.prompt_ids), len(ids))], rollout.sampler_logprobs
+
+
+def _expert_row(row: ExpertRow) -> _Row:
+    return row.ids, row.spans, ()
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:

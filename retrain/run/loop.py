@@ -90,7 +90,7 @@ def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tup
 def informative(parts: Parts, batch: Batch, dropped: Metrics) -> Metrics:
     """groups/informative: share of the step's groups that the filter keeps; its counts, and those of `dropped`."""
     keep, counts = parts.pipeline.informative(batch)
-    share = len(batch.group_ids[keep].unique()) / parts.config.training.batch_size
+    share = len(batch.group_ids[keep & ~batch.is_expert].unique()) / parts.prompts
     return {"groups/informative": share} | {name: n + dropped.get(name, 0.0) for name, n in counts.items()}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from retrain.engines.capability import tolerance_of
 from retrain.errors import EngineError
 from retrain.run.parts import Parts
@@ -30,7 +28,9 @@ def check_parity(parts: Parts, batch: Batch) -> Metrics:
         EngineError: the mean difference exceeds the tolerance; stale or wrong sampler weights are the
             most expensive silent failure there is.
     """
-    rows = torch.arange(min(_ROWS, len(batch.rewards)), device=batch.rewards.device)
+    rows = (~batch.is_expert).nonzero()[:_ROWS, 0]
+    if not len(rows):
+        return {}
     part = batch.rows(rows)
     trainer = parts.policy.logprobs(part, ("old_logprobs",))["old_logprobs"]
     difference = (trainer - part.sampler_logprobs).abs()[part.response_mask]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from retrain.algorithms.pipeline import Pipeline
     from retrain.config.schema import Config
     from retrain.rewards.pool import RewardPool
+    from retrain.run.experts import Experts
     from retrain.run.rundir import RunDirectory
     from retrain.training.models import Loaded
     from retrain.training.policy import TorchPolicy
@@ -35,6 +36,8 @@ class Parts:
         pipeline: credit, from rewards to advantages per token.
         objective: what the update minimizes.
         directory: where everything is written.
+        prompts: sampled per step.
+        experts: where expert rows come from, if a loss term trains on them.
         trackers: sinks of metrics besides the run directory.
         observe: is told of events as they happen.
         steps: of the run, that the policy's weights have behind them.
@@ -49,6 +52,8 @@ class Parts:
     pipeline: Pipeline
     objective: Objective
     directory: RunDirectory
+    prompts: int
+    experts: Experts | None = None
     trackers: list[Any] = field(default_factory=list[Any])
     observe: Observer = silent
     steps: int = 0
@@ -59,20 +64,24 @@ class Parts:
         There is no generator state in it: every random stream derives from the seed and the step.
         """
         signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
-        loop = {"step": step, "cursor": cursor, "task_data": self.task_data}
+        experts = self.experts.state_dict() if self.experts is not None else {}
+        loop = {"step": step, "cursor": cursor, "data": self.data, "experts": experts}
         return {"policy": self.policy.state_dict(), "signals": signals, "loop": loop}
 
     @property
-    def task_data(self) -> str | None:
-        """Hash of what the problems are made of; None for a task that does not tell (a `fingerprint` is optional)."""
+    def data(self) -> dict[str, dict[str, Any]]:
+        """Hash of each section's data; None for a task that does not tell (a `fingerprint` is optional)."""
         fingerprint = getattr(self.task, "fingerprint", None)
-        return None if fingerprint is None else str(fingerprint())
+        found = {"task": {"data": None if fingerprint is None else str(fingerprint())}}
+        return found | ({"expert": {"data": self.experts.data}} if self.experts is not None else {})
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
         """Restore the parts; returns (step, cursor)."""
         self.policy.load_state_dict(state["policy"])
         for name, part in self.pipeline.stateful.items():
             part.load_state_dict(state["signals"][name])
+        if self.experts is not None:
+            self.experts.load_state_dict(state["loop"]["experts"])
         self.steps = int(state["loop"]["step"])
         return self.steps, int(state["loop"]["cursor"])
 

@@ -78,9 +78,8 @@ def _tell_changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume
 def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, int]:
     if state is None:
         return 0, 0
-    # The same path may hold other problems by now, and then the cursor would point into another order.
-    before, now = ({"task": {"data": data}} for data in (state["loop"]["task_data"], parts.task_data))
-    _tell_changes(before, now, resume, parts.observe)
+    # The same path may hold other rows by now, and then the cursor would point into another order.
+    _tell_changes(state["loop"]["data"], parts.data, resume, parts.observe)
     start, cursor = parts.load_state_dict(state)
     parts.observe("message", {"text": f"resumed after step {start}", "level": "info"})
     return start, cursor
