@@ -1,6 +1,7 @@
-"""Where completions come from: the embedded engine, and transformers' generate."""
+"""Where completions come from: the embedded engine, transformers' generate, and vLLM."""
 
 from retrain.engines.capability import choose_engine as choose_engine
 from retrain.engines.capability import unsupported as unsupported
 from retrain.engines.generate_engine import GenerateEngine as GenerateEngine
 from retrain.engines.torch_engine import TorchEngine as TorchEngine
+from retrain.engines.vllm_engine import VllmEngine as VllmEngine

@@ -1,0 +1,291 @@
+"""vLLM in the trainer's process: weights are handed over as tensors, without files or sockets."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain.engines.capability import base_model, tolerance_of
+from retrain.engines.isolation import Isolation
+from retrain.errors import EngineError
+from retrain.functional.seeds import derive_seed
+from retrain.registry import engine
+from retrain.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: tensors are handed over as they are
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads and their processors are the trainer's business
+}
+_CPU_CACHE_MB = 256
+_LEAST_TEMPERATURE = 0.01
+_ADVICE = (
+    "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` are one package directory and "
+    "must not both be installed, and torchvision must be built for the same torch"
+)
+
+
+@engine("vllm", extra=("vllm", "vllm"))
+class VllmEngine:
+    """Samples with vLLM, in this process, from weights that are replaced in place after every step.
+
+    vLLM reads the model's architecture from a configuration in `run_dir/vllm`; weights come from `load_weights`
+    alone, so that none is ever sampled from that is not the trainer's. Log-probs are those of the distribution that
+    was sampled from, in float32: tempered, truncated by top_k and top_p. At temperature 0 tokens are greedy and
+    log-probs those of temperature 1. Every call starts with an empty prefix cache, so what it returns depends on
+    the weights, the prompts and the seed, and not on what was sampled before.
+
+    Args:
+        model: a transformers causal LM; its configuration, and the names and shapes of its weights.
+        seed: of vLLM's own generators; completions derive from the seed of each call.
+        device: where the trainer is; on a CPU vLLM runs without compilation.
+        run_dir: where the configuration is written.
+        dtype: of vLLM's weights and products. "auto" is bfloat16 on a GPU and float32 on a CPU.
+        gpu_memory_utilization: share of a GPU's memory that vLLM takes, weights and cache together; the trainer
+            needs the rest.
+        kv_cache_mb: memory of the cache of keys and values instead; unset: what gpu_memory_utilization leaves, on a
+            CPU 256.
+        max_model_len: longest prompt with its completion, in tokens; unset: as many as the model knows and memory
+            holds.
+        tensor_parallel_size: GPUs that share the model.
+        enforce_eager: no CUDA graphs: slower sampling, faster start, less memory.
+        quantization: vLLM's name of a quantization of the weights as they are loaded, such as "fp8"; raise
+            `[rollout] parity_tolerance` with it.
+        sleep: give the GPU's memory back after every call; weights wait in the processor's memory.
+
+    Attributes:
+        version: of the weights in force; None until there are any.
+        tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
+    """
+
+    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
+        self,
+        model: Any,
+        seed: int,
+        device: Any,
+        run_dir: Path,
+        *,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4,
+        kv_cache_mb: Annotated[int, Field(gt=0)] | None = None,
+        max_model_len: Annotated[int, Field(gt=0)] | None = None,
+        tensor_parallel_size: Annotated[int, Field(gt=0)] = 1,
+        enforce_eager: bool = False,
+        quantization: str | None = None,
+        sleep: bool = False,
+    ) -> None:
+        cpu = device.type == "cpu"
+        if cpu and sleep:
+            raise EngineError("[vllm] sleep = true needs a GPU: on a CPU there is no memory to give back; remove it")
+        if cpu:
+            kv_cache_mb = kv_cache_mb or _CPU_CACHE_MB
+        self._dtype = ("float32" if cpu else "bfloat16") if dtype == "auto" else dtype
+        self._isolated = Isolation(_VARIABLES)
+        self._expected = _shapes(base_model(model))
+        self._sleeps, self._asleep = sleep, False
+        self._options: dict[str, Any] = {
+            "model": _write_config(base_model(model), run_dir / "vllm"),
+            "skip_tokenizer_init": True,
+            "load_format": "dummy",
+            "generation_config": "vllm",  # a model's own would change every field that a request leaves out
+            "logprobs_mode": "processed_logprobs",
+            "seed": seed % 2**31,
+            "dtype": self._dtype,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "kv_cache_memory_bytes": None if kv_cache_mb is None else kv_cache_mb << 20,
+            "max_model_len": max_model_len or -1,
+            "tensor_parallel_size": tensor_parallel_size,
+            "enforce_eager": enforce_eager or cpu,
+            "quantization": quantization,
+            "enable_sleep_mode": sleep,
+        }
+        self.tolerance = tolerance_of(self._dtype)
+        self.version: int | None = None
+        self._llm: Any = None
+        self._longest = 0
+        self._start()
+
+    def describe(self) -> str:
+        """What samples, in words."""
+        return f"vLLM {_vllm().__version__}, {self._dtype}, up to {self._longest} tokens per completion with its prompt"
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace the weights in place by a full state dict.
+
+        Raises:
+            EngineError: names or shapes are not the model's (the old weights stay in force), or vLLM failed to load
+                them even into a new engine (then there are none in force).
+        """
+        from retrain.engines.embedded.general import check_weights
+
+        check_weights(self._expected, weights)
+        self.version, failure = None, None
+        for _ in range(2):
+            try:
+                self._reload(weights)
+            except Exception as error:  # a reload that failed half-way leaves the engine unusable
+                failure = error
+                self.close()
+            else:
+                self.version = version
+                return
+        raise EngineError(f"vLLM cannot load the weights of step {version} ({_line(failure)})") from failure
+
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
+        """`sampling.group_size` completions for each prompt, in the prompts' order."""
+        if self.version is None:
+            raise EngineError("the sampler has no weights: call load_weights first")
+        self._check(prompts, sampling)
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        with self._isolated():
+            self._wake()
+            if not self._llm.reset_prefix_cache():
+                raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
+            try:
+                results = self._llm.generate(requests, _parameters(len(prompts), sampling), use_tqdm=False)
+            except Exception as error:
+                raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
+            self._sleep()
+        return [self._completions(result.outputs, sampling) for result in results]
+
+    def close(self) -> None:
+        """End the engine and give its memory back."""
+        if self._llm is None:
+            return
+        with self._isolated():
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = self.version = None
+            _vllm("distributed.parallel_state").cleanup_dist_env_and_memory()
+
+    def _start(self) -> Any:
+        """Start the engine and have it sample one token: what it cannot serve shows now, and not in the first step."""
+        try:
+            with self._isolated(), warnings.catch_warnings(action="ignore"):
+                self._llm = _llm(self._options)
+                self._llm.generate([{"prompt_token_ids": [0]}], _parameters(1, Sampling(1, 1)), use_tqdm=False)
+                self._longest = int(self._llm.llm_engine.model_config.max_model_len)
+                self._sleep()
+        except Exception as error:
+            raise EngineError(f'engine "vllm" cannot be started ({_line(error)}); {_ADVICE}') from error
+        return self._llm
+
+    def _reload(self, weights: Mapping[str, Tensor]) -> None:
+        llm = self._llm or self._start()
+        with self._isolated():
+            self._wake()
+            tensors = [(name, value.detach()) for name, value in weights.items()]
+            llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+    def _sleep(self) -> None:
+        """Level 1 keeps the weights in force; what wakes up at level 2 are no weights at all."""
+        if self._sleeps:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        """EngineError for what vLLM would do otherwise than asked, without a word."""
+        if not all(len(prompt) for prompt in prompts):
+            raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+        longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens
+        if longest > self._longest:
+            raise EngineError(
+                f"a prompt with max_tokens = {sampling.max_tokens} needs {longest} tokens, and vLLM has room for "
+                f"{self._longest}; lower max_tokens, or raise [vllm] max_model_len or its memory"
+            )
+        if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+            raise EngineError(
+                f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
+                f"{sampling.temperature} is between"
+            )
+
+    def _completions(self, outputs: Sequence[Any], sampling: Sampling) -> list[Completion]:
+        """vLLM's outputs for one prompt; greedy ones are sampled once and repeated."""
+        rows: list[Completion] = []
+        version = self.version or 0
+        for output in outputs:
+            ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
+            if len(ids) != len(logprobs) or output.finish_reason not in ("stop", "length"):
+                raise EngineError(
+                    f"vLLM returned {len(ids)} tokens with {len(logprobs)} log-probs, ended by {output.finish_reason!r}"
+                )
+            if not all(score == score for score in logprobs):
+                self.close()  # not-a-numbers stay in the cache of keys, whatever weights come next
+                raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
+            rows.append(Completion(ids, logprobs, output.finish_reason, version))
+        if sampling.temperature == 0:
+            rows *= sampling.group_size
+        if len(rows) != sampling.group_size:
+            raise EngineError(f"vLLM returned {len(rows)} completions of {sampling.group_size}")
+        return rows
+
+
+def _vllm(module: str = "") -> Any:
+    """vLLM, or a module of it: an extra, imported where it is used."""
+    return importlib.import_module(f"vllm.{module}" if module else "vllm")
+
+
+def _llm(options: Mapping[str, Any]) -> Any:
+    platform = _vllm("platforms").current_platform
+    if platform.is_cpu():
+        platform.simple_compile_backend = "eager"  # compiling two helpers takes half a minute
+    return _vllm().LLM(**options)
+
+
+def _parameters(count: int, sampling: Sampling) -> list[Any]:
+    """One request per prompt, every field explicit. Completion k of a request draws from its seed + k."""
+    greedy = sampling.temperature == 0
+    first = derive_seed(sampling.seed, "vllm") % 2**62
+    return [
+        _vllm().SamplingParams(
+            n=1 if greedy else sampling.group_size,
+            temperature=sampling.temperature,
+            top_p=1.0 if greedy else sampling.top_p,
+            top_k=0 if greedy else sampling.top_k,
+            seed=first + index * sampling.group_size,
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=list(sampling.stop_ids),
+            ignore_eos=True,  # stop_token_ids say it all
+            logprobs=0,  # the sampled token's alone
+            flat_logprobs=True,
+            detokenize=False,
+        )
+        for index in range(count)
+    ]
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the full state dict of this model without its adapters."""
+    import torch
+
+    with torch.device("meta"):
+        bare = type(model)._from_config(copy.deepcopy(model.config))
+    return {name: tuple(value.shape) for name, value in bare.state_dict().items()}
+
+
+def _write_config(model: Any, folder: Path) -> str:
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def _line(error: Exception | None) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
