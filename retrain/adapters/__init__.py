@@ -1,0 +1,39 @@
+"""The advantages and rewards of `retrain` inside other trainers: verl, slime and TRL.
+
+Each submodule speaks to one trainer through the hooks that it offers; none of them patches anything, and the
+trainer itself is imported only by the submodule's own use of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrain.adapters.core import compute_advantage as compute_advantage
+    from retrain.adapters.slime import compute_advantage_for_slime as compute_advantage_for_slime
+    from retrain.adapters.slime import reward_for_slime as reward_for_slime
+    from retrain.adapters.verl import compute_advantage_for_verl as compute_advantage_for_verl
+    from retrain.adapters.verl import reward_for_verl as reward_for_verl
+
+_MODULES = {
+    "compute_advantage": "core",
+    "compute_advantage_for_slime": "slime",
+    "compute_advantage_for_verl": "verl",
+    "reward_for_slime": "slime",
+    "reward_for_verl": "verl",
+}
+
+__all__ = [
+    "compute_advantage",
+    "compute_advantage_for_slime",
+    "compute_advantage_for_verl",
+    "reward_for_slime",
+    "reward_for_verl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"retrain.adapters.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,141 @@
+"""What every adapter needs: an episode advantage over plain arrays, and the score of one completion."""
+
+from __future__ import annotations
+
+import atexit
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from retrain.algorithms.plain import call_lists
+from retrain.errors import ComponentError
+from retrain.registry import Bound, components, find
+from retrain.rewards.pool import RewardPool, fields_read
+from retrain.types import Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COLUMNS = ("rewards", "correct", "lengths", "group_ids", "max_tokens")
+"""What other trainers know of a completion before any token is credited."""
+
+
+def compute_advantage(
+    rewards: Sequence[float] | Tensor,
+    lengths: Sequence[int] | Tensor | None = None,
+    group_ids: Sequence[Any] | Tensor | None = None,
+    mode: str = "dca",
+    *,
+    correct: Sequence[bool] | Tensor | None = None,
+    max_tokens: int | None = None,
+    **params: Any,
+) -> Tensor:
+    """Episode advantages [N] of completions, by any advantage of the registry or a dotted path.
+
+    Args:
+        rewards: [N], numbers or booleans (right or wrong).
+        lengths: [N] response tokens; needed by the modes that look at length.
+        group_ids: [N], anything that is equal for the completions of one prompt, such as verl's `uid`; unset:
+            one group.
+        mode: as `[algorithm] advantage_mode`: "grpo", "grpo_std", "maxrl", "rloo", "grpo_lp", "dca" ...
+        correct: [N] booleans; unset: reward > 0.5.
+        max_tokens: response budget; unset: the longest completion.
+        params: as the mode's TOML table: `beta=0.2`.
+    Returns:
+        [N] in the precision of the rewards (float32 for lists), on their device, without gradient.
+    Raises:
+        ComponentError: an unknown mode, a parameter it does not take, or a column it needs and was not given.
+        ValueError: columns of different lengths.
+    """
+    import torch
+
+    values = torch.as_tensor(rewards).detach()
+    values = values if values.is_floating_point() else values.float()
+    columns: dict[str, Any] = {"rewards": values, "group_ids": _groups(group_ids, values)}
+    columns["correct"] = values > 0.5 if correct is None else _column(correct, values).bool()
+    if lengths is not None:
+        columns["lengths"] = _column(lengths, values).long()
+        columns["max_tokens"] = max_tokens or int(max([1, *columns["lengths"].tolist()]))
+    for name, column in columns.items():
+        if name != "max_tokens" and column.shape != (len(values),):
+            raise ValueError(
+                f"{name} has shape {tuple(column.shape)} for {len(values)} rewards; give one per completion"
+            )
+    return _call(bind("advantage", mode, params), columns)
+
+
+def advantages_elsewhere() -> list[str]:
+    """Registered advantages that need nothing but COLUMNS."""
+    return [component.name for component in components("advantage") if set(component.reads) <= set(COLUMNS)]
+
+
+def bind(kind: str, name: str, params: Mapping[str, Any]) -> Bound:
+    """The component with its parameters; ComponentError, in a line, for those that it does not take."""
+    component = find(kind, name)
+    try:
+        return component.bind(params)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors())
+        takes = ", ".join(component.schema.model_fields) or "no parameters"
+        raise ComponentError(f'{kind} "{name}": {faults}', f"it takes {takes}") from None
+
+
+def score(reward: str, params: Mapping[str, Any], item: Mapping[str, Any]) -> Score:
+    """The verdict of a reward on one completion, in a process that is killed if it hangs; safe in threads.
+
+    Args:
+        reward: a registered reward or a dotted path. item: what is known, by the names that a reward may read.
+    Raises:
+        ComponentError: the reward is unknown, or reads what `item` does not have.
+    """
+    reads, call = _scorer(reward, json.dumps(dict(params), sort_keys=True))
+    if missing := [name for name in reads if name not in item]:
+        known = f"here a reward may read {', '.join(item)}"
+        raise ComponentError(f'reward "{reward}" reads {", ".join(missing)}, which this trainer does not give', known)
+    return call(item)
+
+
+@cache
+def _scorer(reward: str, params: str) -> tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Score]]:
+    bound, lock = bind("reward", reward, json.loads(params)), Lock()
+    pool = RewardPool([(bound, 1.0)], max_failed=1.0)
+    atexit.register(pool.close)
+
+    def call(item: Mapping[str, Any]) -> Score:
+        with lock:
+            return pool.score([item])[0]
+
+    return fields_read(bound), call
+
+
+def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
+    if bound.component.contract == "lists":
+        return call_lists(bound, columns)
+    if missing := [name for name in bound.reads if name not in columns]:
+        raise ComponentError(
+            f'advantage "{bound.name}" reads {", ".join(missing)}, which was not given',
+            f"it is called with: {', '.join(columns)}",
+        )
+    result = bound(*(columns[name] for name in bound.reads))
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _column(values: Sequence[Any] | Tensor, like: Tensor) -> Tensor:
+    import torch
+
+    return torch.as_tensor(values).to(like.device)
+
+
+def _groups(group_ids: Sequence[Any] | Tensor | None, rewards: Tensor) -> Tensor:
+    """Ids as integers from 0, in the order of their first appearance; strings and numpy objects included."""
+    import torch
+
+    if group_ids is None:
+        return torch.zeros(len(rewards), dtype=torch.long, device=rewards.device)
+    listed: list[Any] = group_ids.tolist() if hasattr(group_ids, "tolist") else list(group_ids)  # pyright: ignore[reportAttributeAccessIssue]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(listed))}
+    return torch.tensor([numbers[group] for group in listed], dtype=torch.long, device=rewards.device)

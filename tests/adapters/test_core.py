@@ -1,0 +1,102 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import retrain.adapters
+from retrain.adapters import compute_advantage
+from retrain.adapters.core import advantages_elsewhere, bind, score
+from retrain.errors import ComponentError, UserCodeError
+from retrain.registry import names
+
+CORRECT, LENGTHS = [1, 1, 0, 1], [100, 200, 150, 400]
+
+
+def test_dca_of_one_group_by_hand():
+    """Accuracy [1 1 0 1]: mean 3/4, sd sqrt(3)/4. Lengths 100, 200, 400 of the right ones: z, sigmoid, centered."""
+    mean, sd = sum((100, 200, 400)) / 3, math.sqrt(sum((x - 700 / 3) ** 2 for x in (100, 200, 400)) / 3)
+    s = [1 / (1 + math.exp(-(x - mean) / sd)) for x in (100, 200, 400)]
+    brevity = [sum(s) / 3 - x for x in s]
+    accuracy = [(r - 0.75) / (math.sqrt(3) / 4) for r in CORRECT]
+    length = [brevity[0], brevity[1], 0.0, brevity[2]]
+    expected = [a + 0.2 * b for a, b in zip(accuracy, length, strict=True)]
+    found = compute_advantage(torch.tensor(CORRECT, dtype=torch.float64), LENGTHS)
+    assert found.tolist() == pytest.approx(expected, abs=1e-7)
+    assert found.tolist() == pytest.approx([0.624970, 0.589371, -1.732051, 0.517710], abs=1e-6)
+
+
+def test_booleans_numbers_arrays_and_lists_are_one():
+    for rewards in (CORRECT, [bool(c) for c in CORRECT], np.array(CORRECT), np.array(CORRECT, dtype=bool)):
+        found = compute_advantage(rewards, np.array(LENGTHS), ["a", "a", "a", "a"], "dca_rloo")
+        assert found.dtype == torch.float32
+        assert found.tolist() == pytest.approx([0.404763, 0.351364, -1, 0.243873], abs=1e-6)
+
+
+def test_groups_may_have_any_ids_in_any_order():
+    rewards, ids = [1.0, 0.0, 0.0, 1.0, 1.0, 0.5], np.array(["x", "y", "x", "y", "z", "z"], dtype=object)
+    found = compute_advantage(rewards, group_ids=ids, mode="grpo")
+    assert found.tolist() == [0.5, -0.5, -0.5, 0.5, 0.25, -0.25]
+    assert (
+        compute_advantage(rewards, group_ids=torch.tensor([7, 2, 7, 2, 9, 9]), mode="grpo").tolist() == found.tolist()
+    )
+
+
+def test_parameters_and_correctness_can_be_given():
+    flat = compute_advantage(CORRECT, LENGTHS, beta=0.0)
+    assert flat.tolist() == pytest.approx(compute_advantage(CORRECT, mode="grpo_std").tolist(), abs=1e-6)
+    none_right = compute_advantage(CORRECT, LENGTHS, correct=[False] * 4)
+    assert none_right.tolist() == pytest.approx(flat.tolist(), abs=1e-6)
+
+
+def test_the_budget_defaults_to_the_longest_completion():
+    with pytest.warns(UserWarning, match="max_tokens 400 > 1"):
+        compute_advantage(CORRECT, LENGTHS, mode="grpo_lp", gamma=0.003)
+    with pytest.warns(UserWarning, match="max_tokens 900 > 1"):
+        compute_advantage(CORRECT, LENGTHS, mode="grpo_lp", gamma=0.002, max_tokens=900)
+
+
+@pytest.mark.parametrize("mode", advantages_elsewhere())
+def test_every_advantage_is_finite_and_empty_for_nothing(mode):
+    found = compute_advantage(CORRECT, [2, 3, 4, 5], [0, 0, 1, 1], mode)
+    assert found.isfinite().all()
+    assert len(compute_advantage([], [], [], mode)) == 0
+
+
+def test_all_advantages_of_the_package_can_be_used_elsewhere():
+    built_in = {"grpo", "grpo_std", "maxrl", "rloo", "reinforce_pp", "grpo_lp", "dca", "dca_grpo", "dca_rloo"}
+    assert built_in <= set(advantages_elsewhere()) <= set(names("advantage"))
+
+
+def test_an_advantage_of_the_users_is_called_with_plain_lists():
+    found = compute_advantage([1.0, 0.0, 1.0], group_ids=[0, 0, 1], mode="plugins.my_advantages.hipa_like_advantages")
+    assert found.shape == (3,)
+    with pytest.raises(UserCodeError, match="group 0"):
+        compute_advantage([1.0, 0.0], mode="builtins.repr")
+
+
+def test_what_cannot_be_computed_is_an_error_that_says_why():
+    with pytest.raises(ComponentError, match='"dca" reads lengths, which was not given; it is called with: rewards'):
+        compute_advantage(CORRECT)
+    with pytest.raises(ComponentError, match='did you mean "dca"'):
+        compute_advantage(CORRECT, LENGTHS, mode="dcaa")
+    with pytest.raises(ComponentError, match=r"betta: .*it takes beta, dynamic"):
+        compute_advantage(CORRECT, LENGTHS, betta=1.0)
+    with pytest.raises(ComponentError, match="it takes no parameters"):
+        bind("advantage", "grpo", {"x": 1})
+    with pytest.raises(ValueError, match=r"lengths has shape \(3,\) for 4 rewards; give one per completion"):
+        compute_advantage(CORRECT, [1, 2, 3])
+
+
+def test_a_reward_scores_one_completion_in_a_process_of_its_own():
+    item = {"completion": r"so \boxed{0.50}", "answer": "0.5"}
+    verdict = score("boxed_math", {"equivalence": "simple"}, item)
+    assert (verdict.value, verdict.correct, verdict.status) == (1.0, True, "ok")
+    with pytest.raises(ComponentError, match="reads length, max_tokens, which this trainer does not give"):
+        score("overlong", {}, item)
+
+
+def test_names_of_the_package():
+    assert all(callable(getattr(retrain.adapters, name)) for name in retrain.adapters.__all__)
+    with pytest.raises(AttributeError, match="compute_nothing"):
+        retrain.adapters.compute_nothing  # noqa: B018
