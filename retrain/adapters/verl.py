@@ -78,15 +78,13 @@ def reward_for_verl(
 
 def register() -> list[str]:
     """Put every advantage into verl's registry; returns their names there. Importing this module has done it."""
-    register_adv_est = importlib.import_module("verl.trainer.ppo.core_algos").register_adv_est
-    names = [name for name in advantages_elsewhere() if name not in _REGISTERED]
+    core = importlib.import_module("verl.trainer.ppo.core_algos")
+    names = sorted(advantages_elsewhere())
     for name in names:
-        _REGISTERED.add(name)
-        register_adv_est(PREFIX + name)(_estimator(name))
-    return [PREFIX + name for name in sorted(_REGISTERED)]
-
-
-_REGISTERED: set[str] = set()
+        # verl loads this file a second time, as another module, where a reward function is given by file.
+        if PREFIX + name not in core.ADV_ESTIMATOR_REGISTRY:
+            core.register_adv_est(PREFIX + name)(_estimator(name))
+    return [PREFIX + name for name in names]
 
 
 def _estimator(mode: str) -> Estimator:
