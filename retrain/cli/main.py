@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("retrain.cli.formulas:verify", "Check properties of the formulas on random inputs."),
     "score": ("retrain.cli.score:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),
     "grams extract": ("retrain.cli.grams:extract", "Extract strategic grams from successful solutions."),
+    "task export": ("retrain.cli.task:export", "Write a task's worked solutions as expert data."),
+    "prm score": ("retrain.cli.prm:score", "Score solutions with a process reward model."),
     "init": ("retrain.cli.start:init", "Write a commented configuration to start from."),
     "schema": ("retrain.cli.read:schema", "Print the JSON Schema of configurations, for editors."),
     "plugins": ("retrain.cli.start:plugins", "List every component with its parameters."),

@@ -1,0 +1,107 @@
+"""A task's worked solutions as expert data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from retrain.config.load import LoadedConfig
+from retrain.errors import DataError, StorageError
+from retrain.types import Problem, Task
+
+Format = Literal["messages", "prompt"]
+
+_DRAWS = 50
+"""Training problems looked at per row that is wanted, at most."""
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Exported:
+    """rows: written; solutions: that were looked at for them."""
+
+    rows: int
+    solutions: int
+
+
+def export_solutions(
+    loaded: LoadedConfig, file: Path, count: int, *, seed: int, form: Format, correct_only: bool
+) -> Exported:
+    """Write worked solutions of distinct training problems as JSON lines that `[expert] path` reads.
+
+    Held-out problems are never among them.
+
+    Args:
+        count: rows to write; fewer if the task has no more.
+        seed: of the problems, in place of the run's.
+        form: "messages", or "prompt" with prompt and completion.
+        correct_only: leave out solutions that the rewards do not call correct.
+    Raises:
+        DataError: no solution is left to write.
+        StorageError: the file cannot be written.
+    """
+    task: Task = loaded.components.one("task").build({"seed": seed})
+    found: list[Problem] = []
+    seen = 0
+    for chunk in _distinct(task, count):
+        kept = _correct(loaded, chunk) if correct_only else chunk
+        missing = count - len(found)
+        seen += len(chunk) if len(kept) <= missing else chunk.index(kept[missing - 1]) + 1
+        found += kept[:missing]
+        if len(found) == count:
+            break
+    if not found:
+        raise DataError(f"none of {seen:,} solutions is correct by the rewards; leave out --correct-only, or mend them")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(_row(one, form), ensure_ascii=False) + "\n" for one in found), "utf-8")
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be written: {error.strerror or error}") from error
+    return Exported(len(found), seen)
+
+
+def _distinct(task: Task, count: int) -> Iterator[list[Problem]]:
+    """Training problems with solutions, each once, in chunks."""
+    seen: set[str] = set()
+    chunk: list[Problem] = []
+    for index in range(_DRAWS * count):
+        problem = task.problem(index)
+        if problem.solution is None:
+            raise DataError(f"problem {problem.id!r} has no worked solution to export; the task must have solutions")
+        if problem.id not in seen:
+            seen.add(problem.id)
+            chunk.append(problem)
+        if len(chunk) == _CHUNK:
+            yield chunk
+            chunk = []
+    yield chunk
+
+
+def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]:
+    """Those whose solution the rewards call correct."""
+    from retrain.run.build import reward_pool  # imports torch, which only this needs
+
+    items = [
+        {
+            "completion": problem.solution,
+            "answer": problem.answer,
+            "prompt": problem.prompt,
+            "problem": {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra},
+            "length": 0,  # in tokens of a model that is not known here
+            "max_tokens": loaded.config.training.max_tokens,
+            "finish_reason": "stop",
+        }
+        for problem in problems
+    ]
+    with reward_pool(loaded) as pool:
+        return [problem for problem, score in zip(problems, pool.score(items), strict=True) if score.correct]
+
+
+def _row(problem: Problem, form: Format) -> dict[str, object]:
+    if form == "prompt":
+        return {"prompt": problem.prompt, "completion": problem.solution}
+    before = [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else problem.prompt
+    return {"messages": [*before, {"role": "assistant", "content": problem.solution}]}
