@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("retrain.cli.after:export", "Write a run's model for other tools; upload it."),
     "data prepare": ("retrain.cli.data:prepare", "Write problems as train and val files for retrain, verl and slime."),
     "verify": ("retrain.cli.formulas:verify", "Check properties of the formulas on random inputs."),
+    "credit": ("retrain.cli.formulas:credit", "Compare advantages on a file of rewards and lengths."),
     "score": ("retrain.cli.score:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),
     "grams extract": ("retrain.cli.grams:extract", "Extract strategic grams from successful solutions."),
     "task export": ("retrain.cli.task:export", "Write a task's worked solutions as expert data."),
