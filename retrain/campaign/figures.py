@@ -1,4 +1,4 @@
-"""The figures of a campaign's report, as inline SVG. Condition i has the class `c{i}`: its color; scatters add a shape."""
+"""Figures of a campaign's report, as inline SVG. Condition i has the class `c{i}`, its color; scatters add a shape."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def numbers(one: Comparison) -> str:
     """Difference, interval, p, corrected p and seeds."""
     seeds = f"{len(one.seeds)} seed{'s' * (len(one.seeds) != 1)}"
     if one.left_out:
-        seeds += f" ({', '.join(map(str, one.left_out))} without a pair)"
+        lone = ", ".join(map(str, one.left_out))
+        seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
     test = f"p {p_value(one.p)} (Holm {p_value(one.holm).removeprefix('= ')})"
     return f"{signed(one.difference.value)} accuracy{interval(one.difference)}, {test}, {seeds}"
 
@@ -81,57 +82,76 @@ def text(analysis: Analysis) -> str:
     return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in lost)])
 
 
+def conditions_text(analysis: Analysis) -> str:
+    """As `text`, with what each condition reached."""
+    rows = [summary_row(one) for one in analysis.summaries]
+    widths = [max(map(len, column)) for column in zip(SUMMARY_COLUMNS, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (SUMMARY_COLUMNS, *rows)
+    ]
+    return "\n".join([*lines, "", text(analysis)])
+
+
 def lost_cell(cell: Cell) -> str:
     """`maxrl seed 3 failed: loss became NaN (exit 4)`."""
     return f"{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
 
 
-SUMMARY_COLUMNS = (
-    *("condition", "runs", "accuracy, mean", "accuracy, IQM", "area under curve", "tokens per answer"),
-    *("reached", "steps", "rollouts", "tokens", "seconds"),
-)
-"""Of the table of conditions; the last four are medians to the threshold."""
+SUMMARY_COLUMNS = ("condition", "runs", "accuracy, mean", "accuracy, IQM", "area under curve", "tokens per answer")
+"""Of the table of conditions."""
 
 
 def summary_row(one: Summary) -> list[str]:
     """The cells of SUMMARY_COLUMNS."""
-    reached = "-" if one.reached is None else f"{one.reached} of {one.done}"
-    spent = [amount(one.to_threshold.get(what, math.nan)) for what in ("steps", *SPENT)]
     return [
         one.condition,
         str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}",
         *(estimate(value, ".3f") for value in (one.mean, one.iqm, one.area)),
         estimate(one.avg_tokens, ".1f"),
-        reached,
-        *spent,
     ]
+
+
+REACH_COLUMNS = ("condition", "reached", "steps", *SPENT, *(f"{what}, whole run" for what in SPENT))
+"""Of the table of costs: medians to the threshold, means of whole runs."""
+
+
+def reach_row(one: Summary) -> list[str]:
+    """The cells of REACH_COLUMNS."""
+    reached = "-" if one.reached is None else f"{one.reached} of {one.done}"
+    to = [amount(one.to_threshold.get(what, math.nan)) for what in ("steps", *SPENT)]
+    return [one.condition, reached, *to, *(amount(one.total[what]) for what in SPENT)]
 
 
 BASELINE = "Against the baseline, a question of its own:"
 """Above the sentences of `second`."""
 
-COMPARISON_COLUMNS = (
-    *("comparison", "seeds", "accuracy", "p", "Holm", "effect g", "P(improvement)", "area under curve"),
-    *("tokens per answer", "verdict"),
-)
+COMPARISON_COLUMNS = ("comparison", "accuracy", "seeds", "p", "Holm", "effect g", "P(improvement)", "verdict")
 """Of the table of differences."""
 
 
 def comparison_row(one: Comparison) -> list[str]:
     """The cells of COMPARISON_COLUMNS."""
-    p = p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)")
     return [
         title(one),
-        str(len(one.seeds)),
         f"{signed(one.difference.value)}{interval(one.difference)}",
-        p,
+        str(len(one.seeds)),
+        p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)"),
         p_value(one.holm).removeprefix("= "),
         "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
-        estimate(one.improvement, ".2f"),
-        f"{signed(one.area.value)}{interval(one.area)}",
-        estimate(one.avg_tokens, "+.1f"),
+        "-" if math.isnan(one.improvement.value) else f"{one.improvement.value:.2f}",
         conclusion(one) if one.seeds else "cannot tell",
     ]
+
+
+DESCRIBED_COLUMNS = ("comparison", "P(improvement)", "area under curve", "tokens per answer")
+"""Of the table of differences that are not tested."""
+
+
+def described_row(one: Comparison) -> list[str]:
+    """The cells of DESCRIBED_COLUMNS."""
+    area = f"{signed(one.area.value)}{interval(one.area)}"
+    return [title(one), estimate(one.improvement, ".2f"), area, estimate(one.avg_tokens, "+.1f")]
 
 
 def note(analysis: Analysis) -> str:
@@ -161,6 +181,7 @@ def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
         [label, *(shown(results.cells.get((label, seed))) for seed in results.seeds)] for label in results.conditions
     ]
     others = [f"- {line}" for line in second(analysis)]
+    both = (*analysis.ladder, *analysis.baseline)
     parts = [
         f"# {results.name}\n",
         f"{headline(analysis)}\n",
@@ -169,9 +190,13 @@ def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
         *(["Without a result:\n", "\n".join(lost) + "\n"] if lost else []),
         f"{note(analysis)}\n",
         "## Differences\n",
-        _table(COMPARISON_COLUMNS, [comparison_row(one) for one in (*analysis.ladder, *analysis.baseline)]),
+        _table(COMPARISON_COLUMNS, [comparison_row(one) for one in both]),
+        "Not tested:\n",
+        _table(DESCRIBED_COLUMNS, [described_row(one) for one in both]),
         "## Conditions\n",
         _table(SUMMARY_COLUMNS, [summary_row(one) for one in analysis.summaries]),
+        "Cost, to the threshold in the median and of a whole run in the mean:\n",
+        _table(REACH_COLUMNS, [reach_row(one) for one in analysis.summaries]),
         "## Runs: final held-out accuracy by seed\n",
         _table(["condition", *seeds], runs),
         "## To reproduce\n",
@@ -256,4 +281,4 @@ def amount(value: float) -> str:
     for unit, size in (("M", 1e6), ("k", 1e4)):
         if value >= size:
             return f"{value / (1e6 if unit == 'M' else 1e3):.3g} {unit}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
