@@ -95,7 +95,8 @@ def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
     All n-grams of plain words (no digits, no LaTeX, none across a line or sentence) -> those in at least
     min_df of the solutions, at most max_per_doc_rate times in each on average -> without n-grams that hardly
     occur outside a longer one -> k-means of their embeddings -> the clusters in the top share by Cluster Document
-    Frequency -> their n-grams. The same solutions and recipe give the same grams.
+    Frequency -> their n-grams, without those that only extend another. The same solutions and
+    recipe give the same grams.
 
     Raises:
         DataError: no n-gram is left.
@@ -119,8 +120,9 @@ def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
         )
     clusters = _clusters(candidates, holders, recipe)
     selected = [gram for cluster in clusters if cluster.selected for gram in cluster.grams]
-    kept = sorted(selected, key=lambda gram: (-len(holders[gram]), gram))[: recipe.max_grams]
-    counts |= {"in top clusters": len(selected), "kept": len(kept)}
+    shortest = _without_extensions(selected)
+    kept = sorted(shortest, key=lambda gram: (-len(holders[gram]), gram))[: recipe.max_grams]
+    counts |= {"in top clusters": len(selected), "not extending another": len(shortest), "kept": len(kept)}
     frequencies = {gram: len(holders[gram]) for gram in candidates}
     return Extraction(tuple(sorted(kept)), frequencies, clusters, counts, len(documents))
 
@@ -178,13 +180,25 @@ def _occurrences(documents: Sequence[Runs], recipe: Recipe, grams: Collection[st
     return found
 
 
+def _without_extensions(grams: Collection[str]) -> list[str]:
+    """Without the grams that contain another one: where they occur, that one is found."""
+    known = set(grams)
+    lengths = range(1, max((gram.count(" ") for gram in grams), default=0) + 1)
+    return [gram for gram in grams if not any(inner in known for n in lengths for inner in _inner(gram, n))]
+
+
+def _inner(gram: str, n: int) -> Iterator[str]:
+    """The n-grams within a longer gram."""
+    words = gram.split(" ")
+    return _ngrams([words], n) if n < len(words) else iter(())
+
+
 def _without_redundant(holders: dict[str, frozenset[int]]) -> list[str]:
     """Sorted, without the grams that hardly occur but inside a longer one."""
     redundant: set[str] = set()
     for longer, where in holders.items():
-        words = longer.split(" ")
-        for n in range(1, len(words)):
-            for inner in _ngrams([words], n):
+        for n in range(1, longer.count(" ") + 1):
+            for inner in _inner(longer, n):
                 if inner in holders and len(where & holders[inner]) >= _REDUNDANT * len(holders[inner]):
                     redundant.add(inner)
     return [gram for gram in holders if gram not in redundant]

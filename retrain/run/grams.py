@@ -114,7 +114,7 @@ def write(path: Path, text: str) -> None:
 def report(found: Extraction, covered: dict[str, float]) -> str:
     """The coverage report as text."""
     steps = " -> ".join(f"{count:,} {name}" for name, count in found.counts.items())
-    chosen = [cluster for cluster in found.clusters if cluster.selected]
+    chosen, kept = [cluster for cluster in found.clusters if cluster.selected], set(found.grams)
     lines = [
         f"{found.solutions:,} solutions; n-grams: {steps}",
         f"{len(chosen)} of {len(found.clusters)} clusters; the grams cover {covered['words']:.1%} of the words and "
@@ -123,7 +123,8 @@ def report(found: Extraction, covered: dict[str, float]) -> str:
         "solutions  cluster",
     ]
     for cluster in chosen:
-        grams = sorted(cluster.grams, key=lambda gram: (-found.frequencies[gram], gram))
+        inside = kept.intersection(cluster.grams) or {cluster.center}
+        grams = sorted(inside, key=lambda gram: (-found.frequencies[gram], gram))
         named = ", ".join(f"{gram} ({found.frequencies[gram]:,})" for gram in grams[:5])
         lines.append(f"{cluster.frequency:>9,}  {named}{f' and {len(grams) - 5} more' if len(grams) > 5 else ''}")
     return "\n".join(lines)
@@ -216,7 +217,7 @@ def _cluster_bars(found: Extraction) -> str:
         high = _BARS * cluster.frequency / top
         parts.append(
             f'<rect class="{"in" if cluster.selected else "out"}" x="{left + rank * step:.1f}" y="{base - high:.1f}" '
-            f'width="{max(0.85 * step, 0.5):.1f}" height="{high:.1f}"><title>{escape(cluster.center)}</title></rect>'
+            f'width="{min(max(0.85 * step, 0.5), 24):.1f}" height="{high:.1f}"><title>{escape(cluster.center)}</title></rect>'
         )
     parts.append(f'<text class="small" x="{left}" y="{base + 16}">clusters, most frequent first</text>')
     return "".join(parts)

@@ -63,21 +63,6 @@ def test_gtpo_leaves_a_sequence_without_surprise_alone():
 
 
 @settings(deadline=None, max_examples=60)
-@given(batches, st.floats(0, 1))
-def test_hicra_equals_the_printed_formula_and_keeps_signs(rows, alpha):
-    found = call("transform", "hicra", columns(rows), alpha=alpha)
-    for (advantage, tokens), row in zip(rows, ragged(found, rows), strict=True):
-        expected = credit.hicra([advantage] * len(tokens), [int(p) for _, p in tokens], alpha)
-        assert row == pytest.approx(expected, abs=1e-12)
-        assert all(value * advantage >= 0 for value in row)
-
-
-def test_hicra_damps_failures_on_planning_tokens():
-    rows = [(1.0, [(-1.0, True), (-1.0, False)]), (-1.0, [(-1.0, True)])]
-    assert ragged(call("transform", "hicra", columns(rows)), rows) == [[1.2, 1.0], [-0.8]]
-
-
-@settings(deadline=None, max_examples=60)
 @given(batches, st.floats(-0.5, 1.5))
 def test_sepa_equals_the_printed_formula_and_keeps_the_mean(rows, lam):
     given_ = columns(rows, NAN) | {"sepa_lambda": lam}

@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.functional.masked import expand, keep, masked_mean, masked_variance, row_mean, top_fraction
+from retrain.functional.masked import (
+    expand,
+    keep,
+    masked_mean,
+    masked_variance,
+    row_above,
+    row_mean,
+    row_top,
+    top_fraction,
+)
 
 NAN = float("nan")
 VALUES = torch.tensor([[1.0, 2.0, NAN], [4.0, NAN, float("inf")]], dtype=torch.float64)
@@ -53,3 +62,21 @@ def test_the_top_of_each_group(rows, fraction):
 def test_the_share_is_rounded_up_from_the_decimal_not_the_binary_fraction(fraction, count, kept):
     values, mask = torch.arange(float(count))[None], torch.ones(1, count, dtype=torch.bool)
     assert int(top_fraction(values, mask, torch.zeros(1, dtype=torch.long), fraction).sum()) == kept
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=7), min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0]),
+)
+def test_the_top_of_each_row(rows, fraction):
+    mask = torch.tensor([[t < len(row) and row[t][1] for t in range(8)] for row in rows])
+    values = torch.tensor([[row[t][0] if t < len(row) and row[t][1] else NAN for t in range(8)] for row in rows])
+    top, above = row_top(values, mask, fraction), row_above(values, mask, fraction)
+    for row, tokens in enumerate(rows):
+        inside = [(t, v) for t, (v, kept) in enumerate(tokens) if kept]
+        n = len(inside)
+        best = sorted(inside, key=lambda tv: (-tv[1], tv[0]))[: -int(-(fraction * n - 1e-9) // 1)]
+        assert top[row].nonzero()[:, 0].tolist() == sorted(t for t, _ in best)
+        threshold = sorted(v for _, v in inside)[min(int((1 - fraction) * n), n - 1)] if n else 0
+        assert above[row].nonzero()[:, 0].tolist() == [t for t, v in inside if v > threshold]

@@ -63,6 +63,29 @@ def hicra(advantages, planning, alpha):
     return [a + alpha * abs(a) * p for a, p in zip(advantages, planning, strict=True)]
 
 
+def hicra_entropy(rows, alpha, k, rule, use_planning):
+    """Rows are (group, length, [(advantage, entropy, planning), ...]); one list of advantages for each."""
+    result = []
+    for group, length, tokens in rows:
+        lengths = [other for g, other, _ in rows if g == group]
+        success = mean([a for a, _, _ in tokens]) > 0
+        gate = success and length > mean(lengths)
+        entropies, n = [h for _, h, _ in tokens], len(tokens)
+        if rule == "ceil":
+            order = sorted(range(n), key=lambda t: (-entropies[t], t))
+            high = set(order[: math.ceil(k * n - 1e-9)])
+        else:
+            threshold = sorted(entropies)[min(int((1 - k) * n), n - 1)]
+            high = {t for t in range(n) if entropies[t] > threshold}
+        row = []
+        for t, (a, _, planning) in enumerate(tokens):
+            selected = (gate and t in high) or (use_planning and planning)
+            sign = (a > 0) - (a < 0)
+            row.append(a * (1 + alpha * sign) if selected else a)
+        result.append(row)
+    return result
+
+
 def sepa(h, planning, lam):
     lam = min(max(lam, 0.0), 1.0)
     execution = [v for v, p in zip(h, planning, strict=True) if not p]
