@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from retrain.algorithms.grams import read_grams
 from retrain.config.document import Document
+from retrain.config.planning import check_planning
 from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
-from retrain.errors import ComponentError
 from retrain.types import BUILTIN
 
 _LARGE_LR = 5e-5
@@ -24,7 +22,7 @@ def check(config: Config, document: Document) -> None:
     _check_eval(config, document)
     _check_model(config, document)
     _check_paths(config, document)
-    _check_planning(document)
+    check_planning(document)
     _check_algorithm(config, document)
 
 
@@ -109,18 +107,6 @@ def _check_paths(config: Config, document: Document) -> None:
             document.refuse(
                 ("plugins", "search_paths", index), f'there is no directory "{place}"', "make it, or remove it here"
             )
-
-
-def _check_planning(document: Document) -> None:
-    planning: Any = document.data.get("planning")
-    if not isinstance(planning, dict):
-        return
-    grams, path = planning.get("strategic_grams"), planning.get("strategic_grams_path")
-    try:
-        read_grams(grams if isinstance(grams, (str, list)) else None, path if isinstance(path, str) else None)
-    except ComponentError as error:
-        key = "strategic_grams" if path is None else "strategic_grams_path"
-        document.refuse(("planning", key), error.problem, error.fix)
 
 
 def _check_algorithm(config: Config, document: Document) -> None:
