@@ -47,6 +47,7 @@ def test_every_term_equals_the_printed_formula(rows):
         ("reinforce",): [-lp * a for lp, _, a in each],
         ("entropy",): list(lps),
         ("sft",): [-lp for lp in lps],
+        ("sft_phi",): [-math.exp(lp) * (1 - math.exp(lp)) * lp for lp in lps],
         **{("kl", ("estimator", k)): [reference.kl(lp, old, k) for lp, old, _ in each] for k in ("k1", "k2", "k3")},
     }
     for (name, *params), want in expected.items():
@@ -69,6 +70,15 @@ def test_published_ppo_vector():
     assert (values * weight).sum().item() == pytest.approx(expected["loss_token_mean"], abs=1e-9)
     assert (metrics["policy/clip_fraction"] * weight).sum().item() == pytest.approx(expected["clipfrac"], abs=1e-9)
     assert (metrics["policy/approx_kl"] * weight).sum().item() == pytest.approx(expected["ppo_kl"], abs=1e-9)
+
+
+@pytest.mark.parametrize("case", VECTORS["mix"]["chord_phi"], ids=lambda case: str(case["logprob"]))
+def test_published_token_weight_of_chord_carries_no_gradient(case):
+    columns = tensors([(case["logprob"], 0.0, 0.0)])
+    value = call("loss", "sft_phi", columns)
+    value.sum().backward()
+    assert value.item() == pytest.approx(case["loss_token"], abs=1e-12)
+    assert columns["logprobs"].grad.item() == pytest.approx(-case["phi"], abs=1e-12)
 
 
 @pytest.mark.parametrize("name", POLICY_TERMS)

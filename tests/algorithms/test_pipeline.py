@@ -112,6 +112,66 @@ def test_a_batch_of_expert_rows_only():
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+def test_without_rollouts_schedules_go_on_and_the_rest_is_zero():
+    def schedule(step):
+        return step / 10, {"schedule": step / 10}
+
+    def doubled(schedule):
+        return 2 * schedule
+
+    def scores(rewards, schedule):
+        raise AssertionError("there is nothing to score")
+
+    signals = {one.__name__: component("signal", one) for one in (schedule, doubled, scores)}
+    plan = pipeline(signals=signals, observed=("doubled", "scores"))
+    batch = example().replace(is_expert=torch.ones(4, dtype=torch.bool), step=3)
+    credited, metrics = plan.credit(batch)
+    assert (credited.column("schedule"), credited.column("doubled")) == (0.3, 0.6)
+    assert credited.column("scores").tolist() == batch.advantages.tolist()
+    assert metrics == {"schedule": 0.3}
+    keep, counts = plan.informative(credited)
+    assert keep.all()
+    assert counts == {}
+
+
+def test_filters_and_signals_that_remember_never_see_expert_rows():
+    seen = []
+
+    class Remembers:
+        def __call__(self, rewards):
+            return rewards
+
+        def before(self, batch):
+            seen.append(("before", batch.rewards.tolist()))
+            return {"remembered": 1.0}
+
+        def after(self, batch):
+            seen.append(("after", batch.column("remembers").tolist()))
+            return {}
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    plan = pipeline(signals={"remembers": component("signal", Remembers, "remembers")}, observed=("remembers",))
+    plan.build({})
+    batch = example().replace(is_expert=torch.tensor([False, True, False, False]))
+    assert plan.before(batch) == {"remembered": 1.0}
+    credited, _ = plan.credit(batch)
+    plan.after(credited)
+    rollouts = batch.rewards[[0, 2, 3]].tolist()
+    assert seen == [("before", rollouts), ("after", rollouts)]
+    wrong = credited.replace(advantages=torch.zeros_like(credited.advantages))
+    keep, counts = plan.informative(wrong)
+    assert keep.tolist() == [False, True, False, False]
+    assert sum(counts.values()) == len(wrong.group_ids[[0, 2, 3]].unique())
+    nothing = batch.replace(is_expert=torch.ones(4, dtype=torch.bool))
+    assert plan.before(nothing) == plan.after(nothing) == {}
+    assert len(seen) == 2
+
+
 def test_signals_are_computed_once_before_their_first_reader():
     calls = []
 
