@@ -22,7 +22,7 @@ from typing import Any
 
 import tomli
 
-from retrain.campaign.conditions import leaves
+from retrain.campaign.conditions import Condition, leaves
 from retrain.campaign.load import LoadedCampaign
 from retrain.config.document import show
 from retrain.errors import ConfigError, ConfigProblem, StorageError
@@ -40,6 +40,7 @@ class Job:
         id: CONDITION/sSEED.
         condition, seed: label of the condition, and the seed.
         overrides: dotted key -> value, what the condition changes of the base run.
+        max_steps: steps of the run.
         path: run directory within the campaign's.
     """
 
@@ -47,6 +48,7 @@ class Job:
     condition: str
     seed: int
     overrides: Mapping[str, Any]
+    max_steps: int
     path: str
 
 
@@ -119,12 +121,9 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
     if fresh:
         _delete(path)
     jobs = [
-        (
-            condition,
-            Job(f"{condition.folder}/s{seed}", condition.label, seed, condition.overrides, _path(condition, seed)),
-        )
+        (condition, _job(condition, seed, config.config.training.max_steps))
         for seed in loaded.settings.seed_list
-        for condition in loaded.conditions
+        for condition, config in zip(loaded.conditions, loaded.configs, strict=True)
     ]
     problems = [
         problem
@@ -145,8 +144,9 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
     return CampaignDirectory(path)
 
 
-def _path(condition: Any, seed: int) -> str:
-    return f"cells/{condition.folder}/s{seed}"
+def _job(condition: Condition, seed: int, max_steps: int) -> Job:
+    name = f"{condition.folder}/s{seed}"
+    return Job(name, condition.label, seed, condition.overrides, max_steps, f"cells/{name}")
 
 
 def _plan(loaded: LoadedCampaign, jobs: list[Job]) -> dict[str, Any]:

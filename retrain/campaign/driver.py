@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.campaign.directory import CampaignDirectory, Job, create
 from retrain.campaign.load import LoadedCampaign
-from retrain.campaign.process import end, start
+from retrain.campaign.process import end, start, warm_start_command
 from retrain.run.signals import Stop
 from retrain.types import Observer
 
@@ -55,9 +54,8 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
     for index, job in enumerate(_distinct(loaded, jobs)):
         observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})
         log = campaign.path / f"warmstart-{index}.log"
-        command = [sys.executable, "-m", "retrain.campaign.warmstart", str(campaign.run(job) / "config.toml")]
         with Stop():
-            process = start(command, log, {})
+            process = start(warm_start_command(campaign.run(job)), log, {})
             try:
                 process.wait()
             finally:
@@ -79,8 +77,6 @@ def _distinct(loaded: LoadedCampaign, jobs: Sequence[Job]) -> list[Job]:
 
 def verdict(directory: Path) -> str:
     """Write the report of a campaign and return its verdict."""
-    try:
-        from retrain.campaign.report import write_report  # pyright: ignore
-    except ImportError:
-        return f"{directory}: all runs have ended"
+    from retrain.campaign.report import write_report
+
     return write_report(directory).text

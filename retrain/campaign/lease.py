@@ -83,16 +83,11 @@ class Watch:
         number = max((_number(path) for path in folder.glob("*.json")), default=0)
         path = _numbered(folder, number)
         last = read_json(path) if number else {"released": True}
-        if not (last.get("released") or self._gone(last) or self._still(job, path, progress)):
+        if not (last.get("released") or _gone(last) or self._still(job, path, progress)):
             return None
         with suppress(FileExistsError):
             return Lease(_numbered(folder, number + 1), last)
         return None
-
-    def _gone(self, lease: Mapping[str, Any]) -> bool:
-        """Whether its owner was a process of this machine and does not exist any more."""
-        owner = lease.get("owner")
-        return bool(owner) and owner["space"] == _me()["space"] and not alive(owner)
 
     def _still(self, job: str, path: Path, progress: Path) -> bool:
         """Whether nothing has changed for so long that the owner must be dead or cut off."""
@@ -104,10 +99,19 @@ class Watch:
         return now - since > self._lease_s
 
 
-def holder(folder: Path, job: str) -> dict[str, Any]:
-    """What the job's newest lease says; empty if it never had one."""
+def held(folder: Path, job: str) -> bool | None:
+    """Whether somebody works on the job, as far as can be told at once; None if nobody ever has."""
     newest = max((folder / job).glob("*.json"), key=_number, default=None)
-    return read_json(newest) if newest else {}
+    if newest is None:
+        return None
+    lease = read_json(newest)
+    return not lease.get("released") and not _gone(lease)
+
+
+def _gone(lease: Mapping[str, Any]) -> bool:
+    """Whether its owner was a process of this machine and does not exist any more."""
+    owner = lease.get("owner")
+    return bool(owner) and owner["space"] == _me()["space"] and not alive(owner)
 
 
 def _me() -> dict[str, Any]:

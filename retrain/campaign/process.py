@@ -31,6 +31,11 @@ def train_command(run: Path) -> list[str]:
     return command if _writes_to(config, run) else [*command, "--set", f"logging.dir={stored}"]
 
 
+def warm_start_command(run: Path) -> list[str]:
+    """Compute the warm start of a run into the cache."""
+    return [sys.executable, "-m", "retrain.campaign.warmstart", str(run / "config.toml")]
+
+
 def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a process that outlives neither its parent nor, with its own children, `end`; its output goes to `log`."""
     with log.open("ab") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -35,7 +35,7 @@ class Campaign(Section):
     """Steps of every run. Unset: `[training] max_steps`."""
     conditions: Annotated[tuple[Condition, ...], Array] = ()
     """What is compared. Without any: GRPO, MaxRL, and MaxRL with GTPO, GTPO + HICRA and GTPO + SEPA."""
-    grid: Annotated[Params, Field()] = {}
+    grid: Params = Field(default_factory=dict[str, Any])
     """Further axes, such as `"optimizer.lr" = [1e-4, 2e-4]`: every condition is run with every combination."""
     baseline: str | None = None
     """Label of the condition that the others are compared with. Unset: the first."""
@@ -63,3 +63,13 @@ class Campaign(Section):
     def seed_list(self) -> list[int]:
         """The seeds themselves."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+
+def add_to(schema: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of a configuration file, with `[campaign]` in it."""
+    own = Campaign.model_json_schema(ref_template="#/$defs/Campaign{model}")
+    definitions = {f"Campaign{name}": model for name, model in own.pop("$defs", {}).items()}
+    return schema | {
+        "$defs": schema["$defs"] | definitions,
+        "properties": schema["properties"] | {"campaign": own},
+    }

@@ -79,7 +79,7 @@ class Worker:
         jobs: those to work on, in order.
         slots: environment variables of each slot.
         observe: told "job" (id, event, text) when one starts or ends, and "tick" several times a second.
-        limit: jobs to take; None: all, and wait for those that others hold, to take over if they die.
+        limit: jobs to take; None: all, and wait for those that others hold, to take them over if they die.
     """
 
     def __init__(
@@ -95,10 +95,12 @@ class Worker:
         self._lease_s, self._retries = float(campaign.plan["lease_s"]), int(campaign.plan["retries"])
         self._watch = Watch(campaign.path / "leases", self._lease_s)
         self._running: list[Running] = []
+        self.failures = 0
         self._beaten = self._scanned = -1e9
+        self._began = time.monotonic()
 
     def run(self) -> None:
-        """Work until every job has an outcome, or the limit is reached.
+        """Work until every job has an outcome, or the limit is reached; `failures` counts those that failed here.
 
         Raises:
             Preempted, KeyboardInterrupt: a signal came; the runs have saved, and their leases are free.
@@ -125,7 +127,13 @@ class Worker:
             return bool(self._running)
         if len(self._running) < len(self._slots) and time.monotonic() - self._scanned > _SCAN_S:
             self._fill()
-        return bool(self._running) or (bool(self._left) if self._limit is None else False)
+        return bool(self._running) or (bool(self._left) and self._may_wait())
+
+    def _may_wait(self) -> bool:
+        """With a limit, no longer than it takes to see that the others' leases are alive."""
+        if self._limit is None:
+            return True
+        return self._limit > 0 and time.monotonic() - self._began < 2 * self._lease_s
 
     def _stop(self, urgent: bool) -> None:
         """Ask every run to save and end; the second time, end it."""
@@ -205,6 +213,7 @@ class Worker:
             "reason": reason(self._campaign.run(job), code) if code else "",
             "host": socket.gethostname(),
         }
+        self.failures += code != 0
         if self._campaign.finish(job, outcome):
             self._tell(job, str(outcome["status"]), str(outcome["reason"]))
         lease.close()

@@ -1,4 +1,4 @@
-"""Commands for a run that has been trained: eval, sample, export, report, status."""
+"""Commands for a run that has been trained: eval, sample, export, report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from retrain.cli.read import Json, Overrides
-from retrain.errors import ConfigError, ConfigProblem
 
 Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
 
@@ -99,38 +98,23 @@ def export(
         print(push(directory, push_to_hub, private))
 
 
-def report(run: Run) -> None:
-    """Write report.html: one self-contained file with curves, samples and their credit, and the configuration."""
+def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/NAME.", show_default=False)]) -> None:
+    """Write report.html: one self-contained file with curves, samples and their credit, and the configuration.
+
+    For a campaign: the verdict, differences with intervals and exact tests, curves, costs and credit; report.md and
+    results.csv beside it.
+    """
+    if (run / "plan.json").is_file():
+        from retrain.campaign.report import write_report as write_campaign_report
+
+        written = write_campaign_report(run)
+        print("\n".join([written.text, *map(str, written.files)]))
+        return
     from retrain.run.report import status as facts
     from retrain.run.report import write_report
 
     facts(run)
     print(write_report(run))
-
-
-def status(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Runs; without any, all in runs/.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show how far runs are: steps, reward, held-out accuracy, time left."""
-    from retrain.run.report import status as facts
-
-    found = runs or sorted(path.parent for path in Path("runs").glob("*/status.json"))
-    if not found:
-        raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
-    rows = [facts(run) for run in found]
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        print(_line(row))
-
-
-def _line(row: dict[str, Any]) -> str:
-    accuracy = "" if row["accuracy"] is None else f"  accuracy {row['accuracy']:.1%} after {row['eval_step']} steps"
-    left = "" if row["eta_s"] is None else f"  {row['eta_s'] / 60:.1f} minutes left"
-    error = f"  {row['error']}" if row["error"] else ""
-    return f"{row['path']}  {row['state']}  step {row['steps']}/{row['max_steps']}{accuracy}{left}{error}"
 
 
 def _warnings(event: str, details: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,30 +22,41 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
 
     Exit code 2 and one line per mistake: file:line:column, key, problem, fix.
     """
-    from retrain.config.load import load
-
     try:
-        loaded = load(file, overrides or ())
+        warnings, runs = _loaded(file, overrides or ())
     except ConfigError as error:
         if not as_json:
             raise
         print(json.dumps({"valid": False, "problems": _rows(error.problems), "warnings": []}, indent=2))
         raise typer.Exit(error.exit_code) from None
     if as_json:
-        print(json.dumps({"valid": True, "problems": [], "warnings": _rows(loaded.warnings)}, indent=2))
+        print(json.dumps({"valid": True, "problems": [], "warnings": _rows(warnings)}, indent=2))
         return
-    warn(loaded.warnings)
-    print(f"{file}: valid")
+    warn(warnings)
+    print(f"{file}: valid{runs}")
+
+
+def _loaded(file: Path, overrides: Sequence[str]) -> tuple[tuple[ConfigProblem, ...], str]:
+    """Warnings about a run or a campaign, and how many runs the latter has."""
+    from retrain.campaign.load import is_campaign, load_campaign
+    from retrain.config.load import load
+
+    if not is_campaign(file):
+        return load(file, overrides).warnings, ""
+    campaign = load_campaign(file, overrides)
+    conditions, seeds = len(campaign.conditions), len(campaign.settings.seed_list)
+    return campaign.warnings, f": {conditions} conditions x {seeds} seeds = {conditions * seeds} runs"
 
 
 def schema(
     as_json: Annotated[bool, typer.Option("--json", help="As in the other commands; a schema is JSON anyway.")] = True,
 ) -> None:
     """Print the JSON Schema of a configuration, tables of all registered components included."""
+    from retrain.campaign.schema import add_to
     from retrain.config.jsonschema import json_schema
 
     del as_json
-    print(json.dumps(json_schema(), indent=2))
+    print(json.dumps(add_to(json_schema()), indent=2))
 
 
 def explain(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -52,15 +64,37 @@ def explain(file: File, overrides: Overrides = None, as_json: Json = False) -> N
 
     Every stage is tried on a small synthetic batch.
     """
+    from retrain.campaign.load import is_campaign
     from retrain.config.explain import explain as report
     from retrain.config.explain import render
     from retrain.config.load import load
 
+    if is_campaign(file):
+        _explain_campaign(file, overrides or (), as_json)
+        return
     loaded = load(file, overrides or ())
     facts = report(loaded)
     print(json.dumps(facts, indent=2) if as_json else render(facts))
     if not as_json:
         warn(loaded.warnings)
+
+
+def _explain_campaign(file: Path, overrides: Sequence[str], as_json: bool) -> None:
+    """The campaign, and the run of its baseline as `explain` shows a run."""
+    from retrain.campaign.load import load_campaign
+    from retrain.campaign.preview import preview
+    from retrain.campaign.preview import render as render_campaign
+    from retrain.config.explain import explain as report
+    from retrain.config.explain import render
+
+    campaign = load_campaign(file, overrides)
+    labels = [condition.label for condition in campaign.conditions]
+    facts, run = preview(campaign, probe=False), report(campaign.configs[labels.index(campaign.baseline)])
+    if as_json:
+        print(json.dumps(facts | {"run": run}, indent=2))
+        return
+    print(f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n{render(run)}")
+    warn(campaign.warnings)
 
 
 def warn(warnings: tuple[ConfigProblem, ...]) -> None:

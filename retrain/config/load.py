@@ -91,7 +91,10 @@ def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     Raises:
         ConfigError: every mistake with its place and a fix; a traceback of user code is among its notes.
     """
-    return validate(read(file, overrides))
+    document = read(file, overrides)
+    if "campaign" in document.data:
+        raise ConfigError([document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {file}")])
+    return validate(document)
 
 
 def validate(document: Document) -> LoadedConfig:

@@ -1,0 +1,140 @@
+"""What a campaign would cost and could tell, before it is run: `retrain campaign FILE --dry-run`."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain.campaign.load import LoadedCampaign
+from retrain.campaign.process import end, reason, start, train_command, warm_start_command
+from retrain.campaign.work import machine_slots
+from retrain.errors import RetrainError
+from retrain.run.rundir import read_rows
+
+_PROBE_STEPS = 2
+
+
+def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
+    """Facts by name, JSON-able.
+
+    Args:
+        probe: run two steps of the first condition, to estimate the time.
+    Raises:
+        RetrainError: the probe failed, with the exit code of its run.
+    """
+    seeds, config = loaded.settings.seed_list, loaded.configs[0].config
+    runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots))
+    facts: dict[str, Any] = {
+        "campaign": str(loaded.directory),
+        "conditions": {condition.label: dict(condition.overrides) for condition in loaded.conditions},
+        "baseline": loaded.baseline,
+        "seeds": seeds,
+        "runs": runs,
+        "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
+        "evaluation": f"{config.eval.problems} held-out problems every {config.eval.every} steps",
+        "executor": f"{loaded.executor.name}, {slots} at a time",
+        "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha),
+    }
+    return facts | ({"time": _time(loaded, runs, slots)} if probe else {})
+
+
+def power(seeds: int, conditions: int, alpha: float) -> list[str]:
+    """What so many paired seeds can tell, in sentences."""
+    from retrain.campaign.statistics import detectable_effect, smallest_p
+
+    least, comparisons = smallest_p(seeds), max(1, conditions - 1)
+    lines = [f"with {seeds} paired seeds the smallest p-value that there is is {least:.4g}"]
+    if least > alpha / comparisons:
+        needed = math.ceil(1 - math.log2(alpha / comparisons))
+        above = f"that is above {alpha:g} / {comparisons} comparisons: no difference can be significant"
+        return [*lines, f"{above}; use at least {needed} seeds"]
+    try:
+        effect = detectable_effect(seeds, 1.0, alpha=alpha / comparisons)
+    except ImportError:
+        return lines
+    return [
+        *lines,
+        f"a true difference of {effect:.2g} standard deviations (of the paired difference) is found with probability "
+        f"0.8; if seeds differ by 3 points, that is {3 * effect:.1f} points",
+    ]
+
+
+def _time(loaded: LoadedCampaign, runs: int, slots: int) -> dict[str, float]:
+    """Seconds of a run's parts, of a run, and of the campaign, from two steps that are really made."""
+    spent = _probe(loaded)
+    config = loaded.configs[0].config
+    steps, every = config.training.max_steps, config.eval.every
+    evaluations = (2 + ((steps - 1) // every if every else 0)) if steps else 1
+    run = spent["start_s"] + steps * spent["step_s"] + evaluations * spent["evaluation_s"]
+    return spent | {"run_s": run, "campaign_s": math.ceil(runs / slots) * run}
+
+
+def _probe(loaded: LoadedCampaign) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="retrain-probe-") as name:
+        run = Path(name) / "probe"
+        run.mkdir()
+        config = loaded.cell_config(loaded.conditions[0], loaded.settings.seed_list[0])
+        config["training"]["max_steps"] = _PROBE_STEPS
+        config["logging"] |= {"dir": name, "name": run.name, "trackers": []}
+        (run / "config.toml").write_text(tomli_w.dumps(config))
+        # The campaign would compute the warm start as well; from now on it is in the cache.
+        warm = _timed(warm_start_command(run), run)
+        wall = _timed(train_command(run), run)
+        metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
+    evaluations = [float(row["time/evaluation_s"]) for row in evals]
+    steps = [float(row["time/step_s"]) for row in metrics]
+    return {
+        "warm_start_s": warm,
+        "start_s": wall - sum(steps) - sum(evaluations),
+        "step_s": steps[-1],
+        "evaluation_s": max(evaluations, default=0.0),
+    }
+
+
+def _timed(command: list[str], run: Path) -> float:
+    began, log = time.monotonic(), run / "log.txt"
+    process = start(command, log, {})
+    try:
+        code = process.wait()
+    finally:
+        end(process)
+    if code:
+        error = RetrainError(f"the probe failed: {reason(run, code)}\n{log.read_text()[-2000:]}")
+        error.exit_code = code if code > 0 else 128 - code
+        raise error
+    return time.monotonic() - began
+
+
+def render(facts: Mapping[str, Any]) -> str:
+    """The facts as text."""
+    width = max(len(label) for label in facts["conditions"])
+    lines = [f"{facts['campaign']}: {len(facts['conditions'])} conditions x {len(facts['seeds'])} seeds"]
+    for label, overrides in facts["conditions"].items():
+        mark = "  (baseline)" if label == facts["baseline"] else ""
+        lines.append(f"  {label:<{width}}  {', '.join(f'{key}={value}' for key, value in overrides.items())}{mark}")
+    lines += [
+        f"seeds       {', '.join(map(str, facts['seeds']))}",
+        f"runs        {facts['runs']}, {facts['steps']} steps in all; {facts['executor']}",
+        f"evaluation  {facts['evaluation']}",
+        *(f"power       {line}" for line in facts["power"]),
+    ]
+    if spent := facts.get("time"):
+        lines.append(
+            f"time        about {_duration(spent['campaign_s'])}: {_duration(spent['run_s'])} per run, of which "
+            f"{spent['start_s']:.0f} s start, {spent['step_s']:.2f} s per step, "
+            f"{spent['evaluation_s']:.1f} s per evaluation"
+        )
+        lines.append(f"warm start  {_duration(spent['warm_start_s'])}, now in the cache")
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
