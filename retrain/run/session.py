@@ -66,7 +66,9 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
 def _source(loaded: LoadedConfig) -> str:
     """The file as it was; overrides of the command line follow as comments, so that a reader sees them."""
     flags = [f"# {' '.join(flag.split())}\n" for flag in loaded.overrides]
-    return "\n".join([loaded.text, "".join(flags)]) if flags else loaded.text
+    # A run that is resumed from its own config.toml finds them there.
+    new = [flag for flag in flags if flag not in loaded.text]
+    return "\n".join([loaded.text, "".join(new)]) if new else loaded.text
 
 
 def _tell_changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume, observe: Observer) -> None:
