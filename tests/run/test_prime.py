@@ -1,0 +1,120 @@
+"""PRIME as a run: resumed bit for bit, composed with any episode advantage, its model written and taken up again."""
+
+from math import isfinite
+
+import pytest
+
+from retrain.errors import ComponentError, Preempted
+from retrain.run.export import export
+from retrain.run.reopen import reopen
+from retrain.run.session import Resume
+from tests.run.conftest import digest, rows
+from tests.run.test_loop import _StopAt
+
+PRIME = (
+    'algorithm.transform_mode=["process_rloo", "whiten"]',
+    "prime.lr=1e-3",
+    # so lax that an untrained model is right now and then
+    'rewards=[{name = "number", params = {tolerance = 1.0}}]',
+)
+LORA = ("model.lora={r = 2}", "training.lr=1e-2")
+QUIET = ("eval.problems=0", "checkpoint.every=0", "logging.rollouts_every=0")
+
+
+def files(folder):
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), (*LORA, "prime.update=before", "prime.loss=dpo"), ("prime.reference=policy", "training.epochs=2")],
+    ids=["full", "lora before dpo", "reference policy"],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch, options):
+    if "prime.update=before" in options:
+        pytest.importorskip("peft")
+    whole = train(*PRIME, *options, name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
+        with pytest.raises(Preempted):
+            train(*PRIME, *options, name="parts")
+    run = train(*PRIME, *options, name="parts", resume=Resume("auto"))
+    assert digest(run) == digest(whole)
+    steps = rows(whole / "metrics.jsonl")
+    assert rows(run / "metrics.jsonl") == steps
+    assert sum(step.get("prm/grad_norm", 0) > 0 for step in steps) >= 2
+    prm = files(whole / "model" / "process_rewards")
+    assert files(run / "model" / "process_rewards") == prm
+    assert ("reference/model.safetensors" in prm) == ("prime.reference=policy" not in options)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "maxrl", "dca"])
+def test_it_composes_with_any_episode_advantage(train, advantage):
+    steps = rows(train(*PRIME, *QUIET, f"algorithm.advantage_mode={advantage}") / "metrics.jsonl")
+    assert all(isfinite(value) for step in steps for value in step.values())
+    assert not any(step.get("update/nonfinite") for step in steps)
+    assert all({"prm/loss", "prm/reward_mean", "prm/grad_norm"} <= step.keys() for step in steps)
+    assert steps[0]["prm/reward_mean"] == 0.0
+    assert any(step["prm/reward_mean"] != 0 for step in steps[1:])
+    # after the first step process rewards give every answer credit, even where a group's outcomes agree
+    assert steps[-1]["groups/informative"] == 1.0
+    assert abs(steps[-1]["advantage/mean"]) < 1e-5
+
+
+def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = train(*PRIME, *QUIET, name="first") / "model" / "process_rewards"
+    for place in (folder, folder / "reference"):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+        assert model(**tokenizer("12+34?\n", return_tensors="pt")).logits.isfinite().all()
+    taken = train(*PRIME, *QUIET, f'prime.path="{folder}"', "prime.update=none", name="second")
+    steps = rows(taken / "metrics.jsonl")
+    assert steps[0]["prm/reward_mean"] != 0.0
+    assert not any("prm/grad_norm" in step for step in steps)
+    written = files(taken / "model" / "process_rewards")
+    assert written["model.safetensors"] == files(folder)["model.safetensors"]
+
+
+def test_a_finished_run_is_exported_with_what_stands_beside_its_model(train, tmp_path):
+    run = train(*PRIME, *QUIET)
+    parts = reopen(run, (), lambda event, details: None)
+    try:
+        export(parts, tmp_path / "copy")
+    finally:
+        parts.close()
+    assert files(tmp_path / "copy" / "process_rewards") == files(run / "model" / "process_rewards")
+
+
+def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path):
+    run = train(*PRIME, "eval.problems=0")
+    exported = {}
+    for step in (2, 4):
+        parts = reopen(run / "checkpoints" / f"step-{step:06d}", (), lambda event, details: None)
+        try:
+            export(parts, tmp_path / str(step))
+        finally:
+            parts.close()
+        exported[step] = files(tmp_path / str(step) / "process_rewards")
+    final = files(run / "model" / "process_rewards")
+    assert exported[4] == final
+    assert exported[2]["model.safetensors"] != final["model.safetensors"]
+    assert exported[2]["reference/model.safetensors"] == final["reference/model.safetensors"]
+
+
+def test_a_model_with_another_tokenizer_is_refused(train, tmp_path):
+    folder = train(*PRIME, *QUIET, "training.max_steps=1", name="first") / "model" / "process_rewards"
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"+"', '"§"'))
+    with pytest.raises(ComponentError, match="another tokenizer"):
+        train(*PRIME, *QUIET, f'prime.path="{folder}"', name="second")
+
+
+def test_prompts_outside_the_band_are_replaced_within_bounds(train):
+    options = ("algorithm.filter=accuracy_band", "rollout.resample=uninformative", "rollout.max_resample=2")
+    steps = rows(train(*PRIME, *QUIET, *options) / "metrics.jsonl")
+    for step in steps:
+        assert 12 <= step["rollout/completions"] <= 3 * 12
+        if not step.get("update/skipped"):
+            dropped = sum(step[f"skipped/{name}"] for name in ("all_correct", "all_wrong", "other"))
+            assert step["groups/informative"] * 3 + dropped == step["rollout/completions"] / 4
