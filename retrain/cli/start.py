@@ -18,6 +18,7 @@ from retrain.cli.read import Json
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 
 EXTRAS: dict[str, tuple[str, ...]] = {
+    "grams": ("scikit-learn", "sentence-transformers"),
     "gym": ("reasoning-gym",),
     "hub": ("datasets",),
     "lora": ("peft",),
@@ -25,6 +26,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "tensorboard": ("tensorboard",),
     "trackio": ("trackio",),
+    "vllm": ("vllm",),
 }
 """Extra -> the distributions that it brings."""
 
@@ -136,10 +138,11 @@ def _extras() -> dict[str, str]:
     return {extra: ", ".join(_version(name) for name in names) for extra, names in EXTRAS.items()}
 
 
-def _engines() -> str:
+def _engines() -> dict[str, str]:
     from retrain.registry import names
+    from retrain.run.proof import prove
 
-    return ", ".join(names("engine"))
+    return {name: prove(name) for name in names("engine")}
 
 
 def _version(distribution: str) -> str:

@@ -86,7 +86,9 @@ class Parts:
         return self.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:
-        """End the reward processes and the trackers."""
+        """End the reward processes, the trackers, and a sampler that has something to end."""
         self.pool.close()
         for tracker in self.trackers:
             tracker.close()
+        if (close := getattr(self.sampler, "close", None)) is not None:
+            close()

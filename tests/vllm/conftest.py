@@ -1,23 +1,29 @@
-"""One vLLM engine at a time: each is started for the tests of one module and model, and closed after them."""
+"""One vLLM engine at a time: each is closed before the next starts."""
 
-import os
-import random
-
-import numpy as np
 import pytest
-import torch
 
-pytest.importorskip("vllm", reason="make test-vllm installs it")
+from retrain.config.load import load
+from retrain.run.session import Resume, run
+from tests.run.conftest import TOML
 
 
-def disturbance() -> dict:
-    """Everything of this process that vLLM changes if it is let."""
-    return {
-        "python": random.getstate(),
-        "numpy": repr(np.random.get_state()),
-        "torch": torch.get_rng_state().tolist(),
-        "threads": torch.get_num_threads(),
-        "set_num_threads": torch.set_num_threads,
-        "dtype": torch.get_default_dtype(),
-        "environment": dict(os.environ),
-    }
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """One cache of warm starts for the session, apart from the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train the small run with vLLM: `train(*overrides, name=..., resume=..., observe=...)` -> run directory."""
+    file = tmp_path / "run.toml"
+    file.write_text(TOML)
+
+    def go(*overrides, name="run", resume=None, observe=lambda event, details: None):
+        common = (f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", "rollout.engine=vllm")
+        exact = ("model.dtype=float32", "rollout.parity_every=1")
+        return run(load(file, [*common, *exact, *overrides]), resume or Resume(), observe)
+
+    return go

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as hf
 
@@ -52,3 +55,16 @@ def worst_error(model: Any, prompts: Any, groups: Any, temperature: float) -> fl
         for prompt, group in zip(prompts, groups, strict=True)
         for row in group
     )
+
+
+def process_state() -> dict[str, Any]:
+    """Everything of this process that vLLM changes if it is let."""
+    return {
+        "python": random.getstate(),
+        "numpy": repr(np.random.get_state()),
+        "torch": torch.get_rng_state().tolist(),
+        "threads": torch.get_num_threads(),
+        "set_num_threads": torch.set_num_threads,
+        "dtype": torch.get_default_dtype(),
+        "environment": dict(os.environ),
+    }

@@ -14,8 +14,7 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Sampling
 from tests.engines.models import flat
-from tests.vllm.conftest import disturbance
-from tests.vllm.models import MODELS, PROMPTS, tiny, worst_error
+from tests.vllm.models import MODELS, PROMPTS, process_state, tiny, worst_error
 
 pytestmark = pytest.mark.vllm
 CPU = torch.device("cpu")
@@ -28,9 +27,9 @@ ROUNDING = 2e-5
 def served(request, tmp_path_factory):
     """(model, engine with its weights, what starting it left changed)."""
     model = tiny(request.param)
-    before = disturbance()
+    before = process_state()
     engine = VllmEngine(model, 0, CPU, tmp_path_factory.mktemp("run"))
-    after = disturbance()
+    after = process_state()
     engine.load_weights(model.state_dict(), 7)
     yield model, engine, [name for name in before if before[name] != after[name]]
     engine.close()
@@ -94,18 +93,18 @@ def test_starting_it_changes_nothing_else_in_the_process(served):
 
 def test_syncing_and_sampling_change_nothing_else_in_the_process(pair):
     model, engine = pair
-    before = disturbance()
+    before = process_state()
     engine.load_weights(model.state_dict(), 1)
     engine.sample(PROMPTS, SAMPLING)
-    assert [name for name, value in disturbance().items() if value != before[name]] == []
+    assert [name for name, value in process_state().items() if value != before[name]] == []
 
 
 def test_without_isolation_vllm_does_disturb_the_process(pair):
     """The isolation is worth its lines: vLLM draws from torch's generator even for seeded requests."""
     _, engine = pair
-    before = disturbance()
+    before = process_state()
     engine._llm.generate([{"prompt_token_ids": [5]}], use_tqdm=False)
-    assert before["torch"] != disturbance()["torch"]
+    assert before["torch"] != process_state()["torch"]
 
 
 def test_a_completion_ends_like_the_torch_engines(pair):

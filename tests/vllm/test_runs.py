@@ -1,0 +1,116 @@
+"""Whole runs with vLLM: they train, resume bit for bit, and stop when vLLM does not hold the trainer's weights."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from retrain.errors import EngineError, Preempted
+from retrain.run.proof import prove
+from retrain.run.session import Resume
+from retrain.training.builtin import build_tokenizer
+from tests.run.conftest import digest, rows
+from tests.vllm.models import tiny
+
+pytestmark = pytest.mark.vllm
+
+STALE = """
+from retrain.engines import VllmEngine
+
+class Stale(VllmEngine):
+    '''Takes the first weights, and later ones in name only.'''
+
+    def load_weights(self, weights, version):
+        if self.version is None:
+            super().load_weights(weights, version)
+        self.version = version
+"""
+
+
+class StopAt:
+    """A `Stop` that is requested once a number of steps has been done."""
+
+    def __init__(self, steps):
+        self.left = steps
+        self.deferred = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *details):
+        pass
+
+    @property
+    def requested(self):
+        self.left -= 1
+        return "test" if self.left < 0 else None
+
+
+def test_a_run_trains_and_the_parity_gate_sees_rounding_alone(train):
+    said = []
+    run = train("training.lr=1e-3", observe=lambda event, details: said.append(str(details)))
+    metrics = rows(run / "metrics.jsonl")
+    assert len(metrics) == 4
+    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
+    assert any("vLLM 0." in text and "float32" in text for text in said)
+    assert (run / "model" / "model.safetensors").is_file()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch):
+    whole = train(name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.session.Stop", lambda: StopAt(3))
+        with pytest.raises(Preempted):
+            train(name="parts")
+    assert len(rows(whole.parent / "parts" / "metrics.jsonl")) < 4
+    run = train(name="parts", resume=Resume("auto"))
+    assert digest(run) == digest(whole)
+    assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")
+    assert rows(run / "eval.jsonl") == rows(whole / "eval.jsonl")
+
+
+def test_adapters_are_sampled_merged(train):
+    run = train("training.max_steps=2", "model.lora={r=4}", "training.lr=1e-2")
+    assert all(row["parity/logp_diff_max"] < 1e-4 for row in rows(run / "metrics.jsonl"))
+
+
+def test_stale_weights_end_the_run(train, tmp_path, monkeypatch):
+    (tmp_path / "stale.py").write_text(STALE)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EngineError, match="sampler and trainer disagree"):
+        train("rollout.engine=stale.Stale", "training.lr=1e-2")
+
+
+def saved(tmp_path, name, **changes):
+    """A random model with the built-in's tokenizer as a directory."""
+    tokenizer = build_tokenizer(f"{i}+{i}={2 * i}\n" for i in range(100))
+    model = tiny(name, vocab_size=128, eos_token_id=2, **changes)
+    model.save_pretrained(tmp_path / name)
+    tokenizer.save_pretrained(tmp_path / name)
+    return f'model.path="{tmp_path / name}"'
+
+
+def test_experts_that_vllm_gets_wrong_on_a_cpu_end_the_run(train, tmp_path):
+    """vLLM's CPU build takes new weights for mixtures of experts without a word, and computes something else."""
+    with pytest.raises(EngineError, match="sampler and trainer disagree"):
+        train(saved(tmp_path, "qwen3-moe"), "warmup.steps=0", "eval.problems=0")
+
+
+def test_what_vllm_cannot_serve_shows_at_the_start(train, tmp_path):
+    with pytest.raises(EngineError, match=r"cannot be started .*head_dim=16"):
+        train(saved(tmp_path, "qwen3", head_dim=16), "warmup.steps=0")
+    with pytest.raises(EngineError, match="sleep = true needs a GPU"):
+        train("vllm.sleep=true", name="asleep")
+
+
+def test_a_broken_installation_is_an_error_that_says_what_to_do(train, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.platforms", None)
+    with pytest.raises(EngineError, match=r"cannot be started \(ModuleNotFoundError.*retrain doctor"):
+        train()
+
+
+def test_doctor_has_vllm_sample_a_token():
+    assert prove("vllm").startswith("works (vLLM 0.")
+    assert not torch.distributed.is_initialized()
