@@ -9,7 +9,6 @@ from retrain.config.explain import explain
 from retrain.config.jsonschema import json_schema
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names, preset_summary
-from retrain.config.schema import Config
 from retrain.errors import ConfigError
 
 DOCUMENTED = [
@@ -18,9 +17,6 @@ DOCUMENTED = [
 ]
 NEEDS = {"mix": '[expert]\npath = "{expert}"\n', "chord": '[expert]\npath = "{expert}"\n'}
 EXPERT = {"messages": [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "so 3"}]}
-
-LATER = set() if "process_rewards" in registry.names("signal") else {"prime"}
-LATER |= set() if "expert" in Config.model_fields else {"mix", "chord"}
 
 
 @pytest.fixture
@@ -45,7 +41,7 @@ def test_every_documented_preset_is_shipped():
     assert all(len(preset_summary(name)) > 40 for name in preset_names())
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTED if name not in LATER])
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_a_preset_expands_to_its_keys_and_no_warning(name, run):
     loaded = run(using(name, NEEDS.get(name, "")))
     assert loaded.warnings == ()

@@ -1,0 +1,89 @@
+"""Every shipped recipe: valid, the same algorithm as its preset, and able to train."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tomli
+
+from retrain.config.load import load
+from retrain.config.presets import FOLDER, preset_names
+from retrain.run.session import Resume, run
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "configs").glob("*.toml"))
+GPU = sorted((ROOT / "configs" / "gpu").glob("*.toml"))
+SPELLED_OUT = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp")
+SURROUNDINGS = ("model", "task", "hub", "reward_pool", "training", "eval", "checkpoint")
+CREDIT = ("advantage", "transform", "algorithm", "uncertainty", "filter", "loss", "reduction")
+TINY = """
+training.max_steps=2 training.batch_size=2 training.group_size=4 training.max_tokens=12 training.threads=1
+warmup.steps=12 warmup.batch_size=8 warmup.warmup_steps=2 warmup.problems=96
+eval.problems=4 eval.every=0 checkpoint.every=0 reward_pool.workers=0
+""".split()  # noqa: SIM905
+NO_VLLM = ("rollout.engine=auto", "task.name=addition")
+"""Engine and data of the GPU recipes are extras that a test machine need not have."""
+
+
+def stem(file):
+    return file.stem
+
+
+def algorithm_of(file):
+    """A recipe without what surrounds its algorithm."""
+    return {key: table for key, table in tomli.loads(file.read_text()).items() if key not in SURROUNDINGS}
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("name", SPELLED_OUT)
+def test_a_recipe_spells_out_its_preset(name):
+    assert algorithm_of(ROOT / "configs" / f"{name}.toml") == tomli.loads((FOLDER / f"{name}.toml").read_text())
+
+
+@pytest.mark.parametrize("file", [file for file in RECIPES if file.stem in preset_names()], ids=stem)
+def test_a_recipe_and_its_preset_resolve_to_the_same_components(file, tmp_path):
+    preset = tmp_path / "preset.toml"
+    preset.write_text(f'[algorithm]\nalgorithm_mode = "{file.stem}"\n')
+    overrides = [f"{key}={json.dumps(value)}" for key, value in _expert(file).items()]
+    recipe, expanded = load(file), load(preset, overrides)
+    assert credit_of(recipe) == credit_of(expanded)
+
+
+def credit_of(loaded):
+    """Components from rewards to loss with their parameters, without loss terms that are switched off."""
+    described = loaded.components.described()
+    return {kind: [one for one in described.get(kind, []) if one["params"].get("weight") != 0] for kind in CREDIT}
+
+
+def _expert(file):
+    """The expert data that a recipe names: a preset leaves that to its user."""
+    expert = tomli.loads(file.read_text()).get("expert", {})
+    return {f"expert.{key}": value for key, value in expert.items() if key == "path"}
+
+
+@pytest.mark.parametrize("file", GPU, ids=stem)
+def test_a_gpu_recipe_is_the_same_algorithm(file):
+    loaded = load(file, NO_VLLM)
+    assert loaded.warnings == ()
+    assert loaded.config.model.gradient_checkpointing
+    assert tomli.loads(file.read_text())["rollout"]["engine"] == "vllm"
+    found, preset = algorithm_of(file), tomli.loads((FOLDER / f"{file.stem}.toml").read_text())
+    if file.stem == "grpo_lp":
+        assert found.pop("grpo_lp")["gamma"] * loaded.config.training.max_tokens < 1 <= 1e-3 * 2048
+        del preset["grpo_lp"]
+    for key in ("rewards", "rollout"):
+        found.pop(key)
+        preset.pop(key, None)
+    assert found == preset
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=stem)
+def test_a_recipe_trains(file, tmp_path):
+    folder = run(load(file, [*TINY, f'logging.dir="{tmp_path}"']), Resume(), lambda event, details: None)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len([row for row in rows if "reward/mean" in row]) == 2
+    assert list((folder / "model").glob("*.safetensors"))
