@@ -1,0 +1,292 @@
+"""A dry comparison of advantages: what each mode would give the completions of a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from retrain.algorithms.pipeline import Pipeline, Stages
+from retrain.algorithms.plain import Hyper
+from retrain.algorithms.transforms import transform_chain
+from retrain.data.rows import BadRow
+from retrain.errors import ComponentError, DataError
+from retrain.registry import Bound, find, names
+from retrain.run.parameters import Parameters
+from retrain.run.records import Record, listed, read_records
+from retrain.types import Batch
+
+_LISTS = {"rewards": "reward", "corrects": "correct", "lengths": "length", "logprobs": "logprobs", "tokens": "tokens"}
+_HYPER = (("gtpo", "beta"), ("hicra", "alpha"))
+
+SUMMARY = {
+    "correct_above_0": "correct above 0 in mixed groups",
+    "below_wrong": "correct below a wrong one",
+    "length_correlation": "correlation with length",
+    "zero": "without credit",
+    "least": "least",
+    "greatest": "greatest",
+}
+"""Figures of a summary with their headings."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One completion of the file.
+
+    Attributes:
+        place: `file:line`, with the position in the row's lists.
+        group: what its prompt is called.
+        reward: any number; correct: by default reward > 0.5.
+        length: response tokens.
+        logprobs: of the sampled tokens, or None; tokens: their text, or None.
+    """
+
+    place: str
+    group: str
+    reward: float
+    correct: bool
+    length: int
+    logprobs: tuple[float, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one way of assigning credit gives.
+
+    Attributes:
+        name: the mode, with its transforms.
+        advantages: one per completion: the mean over its tokens.
+        tokens: one list per completion, one number per token; None without transforms.
+        planning: whether each token is planning, like `tokens`.
+        summary: see `summarize`.
+    """
+
+    name: str
+    advantages: list[float]
+    tokens: list[list[float]] | None
+    planning: list[list[bool]] | None
+    summary: dict[str, float | None]
+
+
+def read_completions(path: str) -> list[Completion]:
+    """Completions from JSON lines: a row each, or a row per group with lists.
+
+    A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` and `tokens`. A group's row has
+    lists instead: `rewards` or `correct`, `lengths`, `logprobs`, `tokens`; its group is by default its line.
+
+    Raises:
+        DataError: rows that cannot be used, all of them together; log-probs in some rows and not in others.
+    """
+    found = [one for part in read_records(path, _parse) for one in part]
+    without = [one.place for one in found if one.logprobs is None]
+    if without and len(without) < len(found):
+        raise DataError(f"{without[0]}: no logprobs, and other rows have them; give them in all rows or in none")
+    return found
+
+
+def compare(
+    completions: Sequence[Completion],
+    modes: Sequence[str],
+    transforms: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    sepa_lambda: float = 1.0,
+) -> list[Credit]:
+    """Credit by every mode, alone and then with each of the transforms, by the pipeline that training runs.
+
+    Args:
+        modes: names or dotted paths of advantages.
+        transforms: each a documented chain, a stage, or stages with commas between them.
+        overrides: parameters, `table.key=value`.
+        sepa_lambda: SEPA's pooling weight.
+    Raises:
+        ConfigError, ComponentError: names or parameters that do not fit. DataError: transforms and no log-probs.
+    """
+    if transforms and completions[0].logprobs is None:
+        raise DataError(f"{completions[0].place}: no logprobs; --transform divides credit among tokens and needs them")
+    parameters = Parameters(overrides)
+    batch, pieces = _batch(completions)
+    batch = batch.replace(sepa_lambda=sepa_lambda)
+    chains = [(), *(transform_chain(name.split(",") if "," in name else name) for name in transforms)]
+    plans = [(mode, chain, _pipeline(parameters, mode, chain)) for mode in modes for chain in chains]
+    parameters.refuse_unread()
+    found: list[Credit] = []
+    for mode, chain, pipeline in plans:
+        pipeline.build({"tokenizer": pieces, "search_paths": ()})
+        credited, _ = pipeline.credit(batch)
+        found.append(_credit(" + ".join((mode, *chain)), credited, completions, bool(chain)))
+    return found
+
+
+def summarize(advantages: Sequence[float], completions: Sequence[Completion]) -> dict[str, float | None]:
+    """How a list of advantages treats right and wrong, long and short.
+
+    Returns:
+        correct_above_0: among correct completions of groups that also hold wrong ones, the share with a positive
+        advantage; below_wrong: of those, the share with less than a wrong one of their group; length_correlation: of
+        advantage with length among all correct completions, within groups; zero: share of completions without
+        credit; least, greatest. None where undefined.
+    """
+    rows = list(zip(advantages, completions, strict=True))
+    right = [(a, c) for a, c in rows if c.correct]
+    best_wrong: dict[str, float] = {}
+    for a, c in rows:
+        if not c.correct:
+            best_wrong[c.group] = max(a, best_wrong.get(c.group, -math.inf))
+    mixed = [(a, best_wrong[c.group]) for a, c in right if c.group in best_wrong]
+    return {
+        "correct_above_0": _share([a > 0 for a, _ in mixed]),
+        "below_wrong": _share([a < wrong for a, wrong in mixed]),
+        "length_correlation": _within_groups(right),
+        "zero": _share([a == 0 for a in advantages]),
+        "least": min(advantages),
+        "greatest": max(advantages),
+    }
+
+
+def figure(key: str, value: float | None) -> str:
+    """A figure of a summary as text."""
+    if value is None:
+        return "-"
+    return f"{value:+.2f}" if key in ("length_correlation", "least", "greatest") else f"{value:.0%}"
+
+
+def _parse(place: str, row: Record) -> list[Completion]:
+    lists = isinstance(row.get("rewards", row.get("correct")), list)
+    if not lists:
+        return [_completion(place, str(row["group"]) if "group" in row else "", row)]
+    columns = {_LISTS.get(name, name): row[name] for name in row if name in (*_LISTS, "correct")}
+    sizes = {name: len(column) if isinstance(column, list) else -1 for name, column in columns.items()}
+    if len(set(sizes.values())) > 1:
+        raise BadRow(f"lists of different lengths: {', '.join(f'{n} {size}' for n, size in sizes.items())}")
+    group = str(row.get("group", place))
+    count = next(iter(sizes.values()))
+    return [
+        _completion(f"{place}[{i}]", group, {name: column[i] for name, column in columns.items()}) for i in range(count)
+    ]
+
+
+def _completion(place: str, group: str, row: Record) -> Completion:
+    if not group:
+        raise BadRow(f'no field "group"; it has {", ".join(row) or "none"}')
+    if "reward" not in row and "correct" not in row:
+        raise BadRow(f'no field "reward" or "correct"; it has {", ".join(row) or "none"}')
+    outcome = row["reward"] if "reward" in row else float(bool(row["correct"]))
+    if isinstance(outcome, bool) or not isinstance(outcome, int | float):
+        raise BadRow(f"reward: expected a number, got {type(outcome).__name__}")
+    correct = row.get("correct", outcome > 0.5)
+    if correct not in (True, False):
+        raise BadRow("correct: expected true or false")
+    logprobs = tuple(map(float, listed(row, "logprobs", (int, float), "a number"))) if "logprobs" in row else None
+    tokens = tuple(listed(row, "tokens", str, "text")) if "tokens" in row else None
+    length = row.get("length", None if logprobs is None else len(logprobs))
+    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        raise BadRow("length: expected a count of tokens")
+    for name, values in (("logprobs", logprobs), ("tokens", tokens)):
+        if values is not None and len(values) != length:
+            raise BadRow(f"{len(values)} {name} for a length of {length}")
+    return Completion(place, group, float(outcome), bool(correct), length, logprobs, tokens)
+
+
+class _Pieces:
+    """The file's token texts as a vocabulary: what the planning detector needs of a tokenizer."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {"a": 0}
+        self._texts = ["a"]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, text: str) -> int:
+        if text not in self._ids:
+            self._ids[text] = len(self._texts)
+            self._texts.append(text)
+        return self._ids[text]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(self._texts[index] for index in ids)
+
+
+def _batch(completions: Sequence[Completion]) -> tuple[Batch, _Pieces]:
+    """The completions as responses without prompts, in float64; without log-probs each is one token wide."""
+    pieces, numbers = _Pieces(), dict[str, int]()
+    width = max(1, *(len(c.logprobs or ()) for c in completions))
+    sizes = [1 if c.logprobs is None else len(c.logprobs) for c in completions]
+    mask = torch.tensor([[t < size for t in range(width)] for size in sizes])
+    values = torch.zeros(mask.shape, dtype=torch.float64)
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    for row, one in enumerate(completions):
+        values[row, : len(one.logprobs or ())] = torch.tensor(one.logprobs or (), dtype=torch.float64)
+        ids[row, : len(one.tokens or ())] = torch.tensor([pieces.add(text) for text in one.tokens or ()]).long()
+    group_ids = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in completions])
+    return Batch(
+        input_ids=ids,
+        attention_mask=mask,
+        response_mask=mask,
+        sampler_logprobs=values,
+        rewards=torch.tensor([one.reward for one in completions], dtype=torch.float64),
+        correct=torch.tensor([one.correct for one in completions]),
+        lengths=torch.tensor([one.length for one in completions]),
+        group_ids=group_ids,
+        is_expert=torch.zeros_like(group_ids, dtype=torch.bool),
+        advantages=torch.zeros_like(values),
+        max_tokens=max(one.length for one in completions),
+        extra={"old_logprobs": values},
+    ), pieces
+
+
+def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeline:
+    def signal(name: str) -> Bound | None:
+        return parameters.bind("signal", name) if name in names("signal") else None
+
+    beta, alpha = (parameters.bind("transform", name).params[key] for name, key in _HYPER)
+    stages = Stages(
+        advantage=parameters.bind("advantage", mode),
+        transforms=tuple(parameters.bind("transform", name) for name in chain),
+        algorithm=None,
+        uncertainty=find("uncertainty", "surprisal").bind(),
+        filter=find("filter", "none").bind(),
+        observed=("planning_mask",) if chain else (),
+        hyper=Hyper(beta, alpha),
+    )
+    pipeline = Pipeline.resolve(stages, signal, frozenset({"sepa_lambda", "old_logprobs"}))
+    if pipeline.policy_columns:
+        raise ComponentError(
+            f"{chain} read {', '.join(sorted(pipeline.policy_columns))}, which log-probs do not tell",
+            "see it at work in the report of a run, where the policy is asked",
+        )
+    return pipeline
+
+
+def _credit(name: str, credited: Batch, completions: Sequence[Completion], tokens: bool) -> Credit:
+    sizes = credited.response_mask.sum(-1).tolist()
+    rows = [row[:size].tolist() for row, size in zip(credited.advantages, sizes, strict=True)]
+    if not tokens:
+        advantages = [row[0] if row else 0.0 for row in rows]
+        return Credit(name, advantages, None, None, summarize(advantages, completions))
+    advantages = [sum(row) / max(len(row), 1) for row in rows]
+    planning = [row[:size].tolist() for row, size in zip(credited.column("planning_mask"), sizes, strict=True)]
+    return Credit(name, advantages, rows, planning, summarize(advantages, completions))
+
+
+def _share(flags: Sequence[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
+
+
+def _within_groups(rows: Sequence[tuple[float, Completion]]) -> float | None:
+    """Correlation of advantage and length, both less their group's mean; None without spread."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for advantage, one in rows:
+        groups.setdefault(one.group, []).append((advantage, float(one.length)))
+    xs, ys = list[float](), list[float]()
+    for pairs in groups.values():
+        for values, column in ((xs, 0), (ys, 1)):
+            mean = sum(pair[column] for pair in pairs) / len(pairs)
+            values.extend(pair[column] - mean for pair in pairs)
+    spread = math.sqrt(sum(x * x for x in xs) * sum(y * y for y in ys))
+    return sum(x * y for x, y in zip(xs, ys, strict=True)) / spread if spread > 1e-12 else None
