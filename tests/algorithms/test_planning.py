@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from retrain.algorithms.detectors import gram_detector
+from retrain.algorithms.grams import STRATEGIC_GRAMS
 from retrain.algorithms.planning import PlanningMask
 from retrain.algorithms.tokentext import TokenText
 from retrain.registry import find
@@ -95,6 +97,62 @@ def test_a_byte_tokenizer_marks_exactly_the_phrases():
         start = raw.index(phrase.encode())
         expected.update(range(start, start + len(phrase.encode())))
     assert marked == sorted(expected)
+
+
+@cache
+def word_tokenizer(kind):
+    """Tokenizers that share nothing but their text: WordPiece, and one token per character."""
+    letters = sorted(set("".join(VOCABULARY)))
+    if kind == "wordpiece":
+        pieces = ["let", "me", "th", "wa", *letters, "##ink", "##it", "##eck", *(f"##{letter}" for letter in letters)]
+        vocab = {piece: i for i, piece in enumerate(["[UNK]", *dict.fromkeys(pieces)])}
+        core = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+        core.pre_tokenizer, core.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece(cleanup=False)
+    else:
+        vocab = {letter: i for i, letter in enumerate(["[UNK]", " ", *letters])}
+        core = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+        core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+VOCABULARY = [
+    "let",
+    "me",
+    "think",
+    "check",
+    "wait",
+    "so",
+    "the",
+    "key",
+    "insight",
+    "is",
+    "that's",
+    "not",
+    "right",
+    "add",
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from([*VOCABULARY, "let me think", "that's not right", "wait let me"]), max_size=14))
+def test_the_marked_characters_are_the_same_for_every_tokenizer(words):
+    text = " ".join(words)
+    marked = {}
+    for kind in ("bytes", "metaspace", "unigram", "wordpiece", "characters"):
+        fast = word_tokenizer(kind) if kind in ("wordpiece", "characters") else tokenizer(kind)
+        ids = fast.encode(text, add_special_tokens=False)
+        mask = PlanningMask(fast)
+        pieces = mask._text.pieces(ids)
+        assert "".join(pieces).split() == text.split()
+        [(positions, _)] = mask.mark([ids])
+        flags = "".join(
+            ("#" if i in positions else ".") * len("".join(piece.split())) for i, piece in enumerate(pieces)
+        )
+        marked[kind] = flags
+    assert len(set(marked.values())) == 1, marked
+    found = gram_detector(STRATEGIC_GRAMS)([text])[0]
+    expected = "".join("#" if any(a <= i < b for a, b, _ in found) else "." for i, c in enumerate(text) if c != " ")
+    assert marked["characters"] == expected
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,0 +1,48 @@
+import json
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+TASK = ("grams", "extract", "--task", "addition", "--count", "150", "--top-percentile", "1")
+
+
+def test_two_extractions_are_the_same_bytes_and_training_accepts_the_file(folder, cli):
+    first = cli(*TASK, "--out", "a.json", "--plot", "a.svg")
+    assert first.exit_code == 0, first.stderr
+    assert "150 solutions" in first.stdout
+    assert "of the words" in first.stdout
+    assert cli(*TASK, "--out", "b.json", "--plot", "b.svg").exit_code == 0
+    for end in ("json", "svg"):
+        assert (folder / f"a.{end}").read_bytes() == (folder / f"b.{end}").read_bytes()
+    content = json.loads((folder / "a.json").read_text())
+    assert "let me think" in content["strategic_grams"]
+    assert content["metadata"]["solutions"] == 150
+    (folder / "run.toml").write_text('[planning]\nstrategic_grams_path = "a.json"\n')
+    assert cli("validate", "run.toml").exit_code == 0
+
+
+def test_json_and_files(folder, cli):
+    rows = [{"solution": "notice that it holds. so 4"}, {"solution": "wrong words in here", "reward": 0}] * 3
+    (folder / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = cli("grams", "extract", "s.jsonl", "--json")
+    assert json.loads(result.stdout) == json.loads((folder / "grams.json").read_text())
+    assert json.loads(result.stdout)["strategic_grams"] == ["notice that it holds"]
+    assert json.loads(result.stdout)["metadata"]["sources"] == ["s.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "--task NAME"),
+        (("a.jsonl", "--task", "addition"), 2, "--task NAME"),
+        (("a.jsonl", "--n-min", "4", "--n-max", "3"), 2, "above --n-max 3"),
+        (("none.jsonl",), 3, "cannot be read"),
+        (("--task", "additon"), 2, 'did you mean "addition"'),
+        (("--task", "addition", "--count", "20", "--embedder", "nowhere"), 2, "no directory"),
+    ],
+)
+def test_mistakes(folder, cli, arguments, code, says):
+    result = cli("grams", "extract", *arguments)
+    assert result.exit_code == code
+    assert says in result.stderr

@@ -1,0 +1,106 @@
+"""[planning], and the names of its keys in [hicra] and [logging]."""
+
+import importlib.util
+import json
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def go(text, *overrides):
+        (tmp_path / "run.toml").write_text(text)
+        return load(tmp_path / "run.toml", overrides)
+
+    return go
+
+
+def planning(result):
+    return dict(result.components.signal("planning_mask").params)
+
+
+def test_every_documented_key_is_accepted_in_hicra_and_reaches_its_reader(loaded, tmp_path):
+    (tmp_path / "grams.json").write_text(json.dumps({"strategic_grams": ["let me think", "hm"]}))
+    result = loaded(
+        """
+[algorithm]
+transform_mode = "hicra_entropy"
+[hicra]
+alpha = 0.3
+entropy_topk = 0.4
+use_planning_tokens = true
+threshold_rule = "strict"
+strategic_grams_path = "grams.json"
+sg_n_range = [3, 5]
+log_semantic_entropy = false
+log_planning_token_ratio = false
+"""
+    )
+    (transform,) = result.components.all("transform")
+    assert dict(transform.params) == {
+        "alpha": 0.3,
+        "entropy_topk": 0.4,
+        "use_planning_tokens": True,
+        "threshold_rule": "strict",
+    }
+    params = planning(result)
+    assert (params["strategic_grams_path"], params["sg_n_range"]) == ("grams.json", [3, 5])
+    assert (params["log_semantic_entropy"], params["log_planning_token_ratio"]) == (False, False)
+    assert planning(loaded("", "hicra.sg_n_range=[2, 2]"))["sg_n_range"] == [2, 2]
+    assert planning(loaded('[hicra]\nstrategic_grams = "default"'))["strategic_grams"] == "default"
+
+
+REFUSED = [
+    ('[planning]\ndetector = "gram"', 2, 'no detector is called "gram"', 'did you mean "grams"'),
+    ('[planning]\ndetector = "xyz"', 2, "no detector", "dotted path"),
+    ('[planning]\ndetector = "no_such_file_of_mine.fn"', 2, "no module named", "search_paths"),
+    ('[planning]\ndetector = "semantic"\nembedder = "nowhere"', 3, "no directory", "sentence-transformer"),
+    ("[hicra]\nsg_n_range = [7, 9]", 2, "leaves none of the 18", "2 to 3 words"),
+    ("[hicra]\nsg_n_range = [5, 3]", 2, "leaves none", "words"),
+    ("[planning]\nsg_n_range = [3]", 2, "too short", "at least 2"),
+    ("[hicra]\nsg_n_range = [2, 3]\n[planning]\nsg_n_range = [2, 3]", 2, "the same setting", "keep one"),
+    ("[hicra]\nentropy_topk = 1.5", 2, "out of range", "<= 1"),
+    ('[hicra]\nthreshold_rule = "ceiling"', 2, "none of its values", '"ceil"'),
+    ('[hicra]\nstrategic_grams = "[1]"', 2, "which is no phrase", "text with words"),
+    ('[logging]\nstrategic_grams = "{"', 2, "not valid JSON", "wait let me"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "says", "fix"), REFUSED, ids=[row[0].replace("\n", " ") for row in REFUSED])
+def test_mistakes_have_a_place_and_a_fix(loaded, text, line, says, fix):
+    with pytest.raises(ConfigError) as caught:
+        loaded(text)
+    problem = caught.value.problems[0]
+    assert problem.line == line
+    assert says in problem.problem
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "key"),
+    [
+        ('[planning]\ndetector = "semantic"', "sklearn", "[planning] detector"),
+        ('[planning]\ndetector = "semantic"\nembedder = "."', "sentence_transformers", "[planning] embedder"),
+    ],
+)
+def test_a_missing_package_names_the_extra(loaded, monkeypatch, text, package, key):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else real(name, *a))
+    with pytest.raises(ConfigError) as caught:
+        loaded(text)
+    [problem] = caught.value.problems
+    assert (problem.key, problem.problem) == (key, f"{package} is not installed")
+    assert "retrain[grams]" in problem.fix
+
+
+def test_keys_that_the_detector_does_not_read_are_a_warning(loaded, tmp_path):
+    (warning,) = loaded("[planning]\nmargin = 0.5").warnings
+    assert warning.key == "[planning] margin"
+    (tmp_path / "own_planning_file.py").write_text("def fn(texts):\n    return [[] for _ in texts]\n")
+    text = '[planning]\ndetector = "own_planning_file.fn"\nwindow = 2\n[hicra]\nstrategic_grams = ["a b"]'
+    assert [w.key for w in loaded(text).warnings] == ["[planning] window", "[hicra] strategic_grams"]
