@@ -1,0 +1,113 @@
+"""`[expert]`, `[mix]` and the loss terms must fit each other, and mistakes are found before anything loads."""
+
+import sys
+
+import pytest
+
+from retrain.config.explain import explain
+from retrain.config.load import load
+from retrain.config.schema import Config
+from retrain.errors import ConfigError
+from tests.algorithms.test_mix import MIX
+
+TERMS = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n'
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "expert.jsonl").write_text('{"prompt": "1+1?", "completion": "so 2"}\n')
+
+    def go(text, *overrides):
+        (tmp_path / "run.toml").write_text(text)
+        return load("run.toml", overrides)
+
+    return go
+
+
+def problem(loaded, text, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        loaded(text, *overrides)
+    (found,) = caught.value.problems
+    return found
+
+
+def test_a_term_that_needs_an_expert_and_has_no_file(loaded):
+    found = problem(loaded, TERMS)
+    assert (found.line, found.key) == (4, "[[loss]] name")
+    assert found.problem == '"sft" trains on expert rows, and no file is named that has them'
+    assert "[expert] path" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("nowhere.jsonl", 'there is no file "nowhere.jsonl"'), ("run.toml", "neither .jsonl nor .parquet")],
+)
+def test_a_file_that_cannot_be_it(loaded, path, why):
+    found = problem(loaded, f'{TERMS}[expert]\npath = "{path}"\n')
+    assert (found.line, found.key) == (6, "[expert] path")
+    assert why in found.problem
+
+
+def test_parquet_needs_its_extra(loaded, tmp_path, monkeypatch):
+    (tmp_path / "expert.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert problem(loaded, TERMS, 'expert.path="expert.parquet"').fix == 'pip install "retrain[parquet]"'
+
+
+def test_a_table_that_no_term_reads_is_warned_about(loaded):
+    (warning,) = loaded('[expert]\npath = "expert.jsonl"\n').warnings
+    assert (warning.line, warning.problem) == (1, "no loss term trains on expert rows")
+    off = loaded(TERMS + '[expert]\npath = "expert.jsonl"\n', "loss.1.weight=0.0")
+    assert [warning.problem for warning in off.warnings] == ["no loss term trains on expert rows"]
+    assert off.division == (16, 0)
+
+
+def test_there_must_be_room_for_a_prompt(loaded):
+    text = TERMS + '[expert]\npath = "expert.jsonl"\nratio = 0.95\n'
+    found = problem(loaded, text)
+    assert (found.line, found.key) == (7, "[expert] ratio")
+    assert found.problem == "122 of 128 rows are an expert's: no room for a prompt with 8 completions"
+    assert found.fix == "use a ratio of at most 0.937"
+    assert loaded(text, "expert.ratio=0.937").division == (1, 120)
+    assert problem(loaded, text, "training.batch_size=1").fix == "raise [training] batch_size"
+    for bound in ("0.0", "1.0"):
+        assert "out of range" in problem(loaded, text, f"expert.ratio={bound}").problem
+
+
+@pytest.mark.parametrize("case", [case for case in MIX["expert_batch"] if 0 < case["ratio"] < 1])
+def test_published_division_of_a_batch(case):
+    config = Config.model_validate(
+        {
+            "training": {"batch_size": case["train_batch_size"], "group_size": 1},
+            "expert": {"ratio": case["ratio"]},
+        }
+    )
+    assert config.division(expert=True) == (case["usual"], case["expert"])
+    assert config.division(expert=False) == (case["train_batch_size"], 0)
+
+
+def test_a_share_that_binary_fractions_overshoot():
+    config = Config.model_validate({"training": {"batch_size": 10, "group_size": 10}, "expert": {"ratio": 0.07}})
+    assert config.division(expert=True) == (9, 7)
+    assert Config().expert.ratio == 0.5
+
+
+def test_keys_of_mix_that_nothing_reads(loaded):
+    expert = '[expert]\npath = "expert.jsonl"\n'
+    (warning,) = loaded(TERMS + expert + '[mix]\nschedule = "chord"\nmu = 0.2\n').warnings
+    assert (warning.key, warning.problem) == ("[mix] mu", 'schedule = "chord" does not read it')
+    (warning,) = loaded(TERMS + expert + "[mix]\nmu = 0.2\npeak = 0.3\n").warnings
+    assert warning.key == "[mix] peak"
+    (warning,) = loaded('[[loss]]\nname = "sft"\n' + expert + "[mix]\nmu = 0.2\n").warnings
+    assert "has not both" in warning.problem
+    assert loaded(TERMS + expert + "[mix]\nmu = 0.2\n").warnings == ()
+
+
+def test_explain_shows_the_split_and_where_mu_comes_from(loaded):
+    facts = explain(loaded(TERMS + '[expert]\npath = "expert.jsonl"\nratio = 0.25\n'))
+    assert facts["batch"]["completions_per_step"] == "12 prompts x 8 = 96"
+    assert facts["batch"]["expert_rows_per_step"] == "32 of 128, from expert.jsonl"
+    assert {"signal": "mu", "reads": ["step"], "writes": "mu"} in facts["pipeline"]["stages"]
+    assert facts["probe"]["credit and loss"].startswith("ok")
