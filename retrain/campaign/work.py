@@ -188,6 +188,7 @@ class Worker:
         """Write the outcome of a run that has ended, or start it again, or leave it to others."""
         end(running.process)  # what it left behind in its process group
         self._running.remove(running)
+        self._scanned = -1e9  # its slot is free
         job, lease = running.job, running.lease
         if not lease.owned():
             lease.close()

@@ -97,7 +97,11 @@ advantage_mode = "grpo"
 advantage_mode = "maxrl"
 """)
     assert len(loaded.conditions) == 8
-    assert labels(loaded)[:3] == ["grpo,lr=0.0001,group_size=4", "grpo,lr=0.0001,group_size=8", "grpo,lr=0.0002,group_size=4"]
+    assert labels(loaded)[:3] == [
+        "grpo,lr=0.0001,group_size=4",
+        "grpo,lr=0.0001,group_size=8",
+        "grpo,lr=0.0002,group_size=4",
+    ]
     pairs = {(config.config.optimizer.lr, config.config.training.group_size) for config in loaded.configs}
     assert pairs == {(1e-4, 4), (1e-4, 8), (2e-4, 4), (2e-4, 8)}
 
@@ -116,7 +120,9 @@ def test_overrides_apply_to_every_run_and_to_the_campaign(campaign):
 
 
 def test_a_cells_file_is_the_whole_run(campaign, tmp_path):
-    loaded = campaign('[campaign]\nseeds = 2\n[logging]\ntrackers = ["wandb"]\ndir = "out"\n[task]\nname = "addition"\n')
+    loaded = campaign(
+        '[campaign]\nseeds = 2\n[logging]\ntrackers = ["wandb"]\ndir = "out"\n[task]\nname = "addition"\n'
+    )
     condition = loaded.conditions[2]
     file = tmp_path / "cell.toml"
     file.write_text(loaded.cell_toml(condition, 1))
@@ -153,7 +159,9 @@ advantage_mode = "maxrl"
 """)
     text = "\n".join(found)
     assert '2:1 [training] max_stpes: unknown key; did you mean "max_steps"?' in found
-    assert '8:1 [[campaign.conditions]] advantage_mode: no advantage is called "gpro"' in text.replace("named", "is called")
+    assert '8:1 [[campaign.conditions]] advantage_mode: no advantage is called "gpro"' in text.replace(
+        "named", "is called"
+    )
     assert '[[campaign.conditions]] gtpo.betta: unknown key; did you mean "beta"?' in text
     assert '4:1 [campaign] thresholds: unknown key; did you mean "threshold"?' in found
     assert "3:1 [campaign] seeds:" in text
@@ -169,7 +177,9 @@ advantage_mode = "grpo"
 label = "again"
 transform_mode = "none"
 """)
-    assert found == ["3:1 [[campaign.conditions]]: condition 'again' is the same run as 'grpo'; change or remove one of the two"]
+    assert found == [
+        "3:1 [campaign] conditions[1]: condition 'again' is the same run as 'grpo'; change or remove one of the two"
+    ]
 
 
 def test_two_conditions_need_two_labels_and_an_axis_is_a_list(problems):
@@ -182,7 +192,7 @@ advantage_mode = "maxrl"
 [campaign.grid]
 "optimizer.lr" = 1e-3
 """)
-    assert "4:1 [[campaign.conditions]]: two conditions are called 'A' (another is 'a'); give each a label" in found
+    assert "4:1 [campaign] conditions[1]: two conditions are called 'A' (another is 'a'); give each a label" in found
     assert '8:1 [campaign.grid] optimizer.lr: an axis is a list of values; write "optimizer.lr" = [..., ...]' in found
 
 

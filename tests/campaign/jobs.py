@@ -1,0 +1,68 @@
+"""Campaigns whose runs end at once, in a way that the test decides: the machinery without the training.
+
+The runs are real processes of the real command. What ends them is their plug-in, when it is imported.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PLUGIN = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+def advantage(rewards):
+    return rewards
+
+if "train" in sys.argv:  # not where somebody else only checks the configuration
+    run = Path(sys.argv[sys.argv.index("train") + 1]).parent
+    with open("ran.txt", "a") as file:
+        file.write(f"{run.parent.name}/{run.name}\\n")
+    codes = json.loads(Path("codes.json").read_text()).get(run.parent.name, [0])
+    earlier = Path("ran.txt").read_text().split().count(f"{run.parent.name}/{run.name}") - 1
+    code = codes[min(earlier, len(codes) - 1)]
+    if code == "hang":
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+        time.sleep(60)
+    print(f"ends with {code}", flush=True)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+"""
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def write(folder: Path, conditions: dict[str, list], seeds: int = 1, **settings) -> None:
+    """Write sweep.toml: a condition per label, each with the exit codes of its first, second ... start."""
+    (folder / "ending.py").write_text(PLUGIN)
+    (folder / "codes.json").write_text(json.dumps(conditions))
+    lines = ["[campaign]", f"seeds = {seeds}", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+    for index, label in enumerate(conditions):
+        lines += ["[[campaign.conditions]]", f'label = "{label}"', f"training.max_steps = {index + 1}"]
+    lines += ["[algorithm]", 'advantage_mode = "ending.advantage"', "[warmup]", "steps = 0", "[eval]", "problems = 0"]
+    (folder / "sweep.toml").write_text("\n".join(lines) + "\n")
+
+
+def command(*arguments: str) -> list[str]:
+    """The installed command."""
+    return [str(Path(sys.executable).parent / "retrain"), *arguments]
+
+
+def retrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Run the installed command to its end."""
+    return subprocess.run(command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+def ran(folder: Path) -> list[str]:
+    """CONDITION/sSEED of every start, in order."""
+    file = folder / "ran.txt"
+    return file.read_text().split() if file.exists() else []
+
+
+def outcomes(folder: Path, name: str = "sweep") -> dict[str, dict]:
+    """outcome.json by CONDITION/sSEED."""
+    files = (folder / "runs" / name / "cells").glob("*/*/outcome.json")
+    return {f"{file.parent.parent.name}/{file.parent.name}": json.loads(file.read_text()) for file in files}

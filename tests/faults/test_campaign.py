@@ -1,0 +1,181 @@
+"""Campaigns whose runs, workers and driver are killed: every cell is done once, with the weights of a quiet campaign."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, write
+from tests.run.conftest import TOML, digest, rows
+
+pytestmark = pytest.mark.faults
+
+SWEEP = """
+[campaign]
+seeds = 2
+slots = 2
+lease_s = 6.0
+executor = "EXECUTOR"
+[[campaign.conditions]]
+advantage_mode = "grpo"
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+transform_mode = "gtpo"
+"""
+CELLS = [f"{condition}/s{seed}" for condition in ("grpo", "maxrl+gtpo") for seed in (0, 1)]
+
+
+def sweep(folder: Path, executor: str = "local") -> None:
+    run = TOML.replace("workers = 0", "workers = 1").replace("max_steps = 4", "max_steps = 30")
+    text = run.replace("[checkpoint]\nevery = 2", "[checkpoint]\nevery = 1").replace(
+        "every = 2\nproblems", "every = 15\nproblems"
+    )
+    (folder / "sweep.toml").write_text(SWEEP.replace("EXECUTOR", executor) + text)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    with (folder / "out.txt").open("ab") as log:
+        environment = ENVIRONMENT | {"RETRAIN_CACHE": str(folder.parent / "cache")}
+        return subprocess.Popen([*command(*arguments), "--plain"], cwd=folder, stdout=log, stderr=log, env=environment)
+
+
+def campaign(folder: Path) -> subprocess.Popen:
+    return start(folder, "campaign", "sweep.toml")
+
+
+def until(condition, process=None, seconds=240.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        assert process is None or process.poll() is None, "it ended too early"
+        time.sleep(0.02)
+
+
+def under_way(folder: Path) -> dict[str, int]:
+    """Process of every run that holds its lock and has made some steps."""
+    found = {}
+    for lock in (folder / "runs/sweep/cells").glob("*/*/lock"):
+        metrics = lock.parent / "metrics.jsonl"
+        try:
+            owner = json.loads(lock.read_text())
+        except ValueError:
+            continue
+        if metrics.exists() and 3 <= metrics.read_text().count("\n") < 25:
+            found[f"{lock.parent.parent.name}/{lock.parent.name}"] = owner["pid"]
+    return found
+
+
+def processes(folder: Path) -> list[int]:
+    """Every living process that works in a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if Path(os.readlink(entry / "cwd")) == folder.resolve() and (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory) -> Path:
+    """The campaign that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("campaigns") / "quiet"
+    folder.mkdir()
+    sweep(folder)
+    assert campaign(folder).wait(timeout=600) == 0, (folder / "out.txt").read_text()[-3000:]
+    return folder
+
+
+@pytest.fixture
+def folder(quiet, request) -> Path:
+    path = quiet.parent / request.node.name
+    path.mkdir()
+    return path
+
+
+def assert_same(folder: Path, quiet: Path) -> None:
+    """Every cell is done, with the weights and rows of the undisturbed campaign."""
+    assert sorted(outcomes(folder)) == sorted(CELLS)
+    assert {outcome["status"] for outcome in outcomes(folder).values()} == {"done"}
+    for cell in CELLS:
+        mine, theirs = (path / "runs/sweep/cells" / cell for path in (folder, quiet))
+        assert digest(mine) == digest(theirs)
+        assert rows(mine / "metrics.jsonl") == rows(theirs / "metrics.jsonl")
+        assert rows(mine / "eval.jsonl") == rows(theirs / "eval.jsonl")
+    assert processes(folder) == []
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(folder, quiet):
+    sweep(folder)
+    driver = campaign(folder)
+    until(lambda: under_way(folder), driver)
+    cell, pid = next(iter(under_way(folder).items()))
+    os.kill(pid, signal.SIGKILL)
+    assert driver.wait(timeout=600) == 0
+    assert outcomes(folder)[cell]["attempts"] == 2
+    assert "resumed after step" in (folder / "runs/sweep/cells" / cell / "log.txt").read_text()
+    assert_same(folder, quiet)
+
+
+def test_a_killed_driver_takes_its_runs_along_and_the_next_one_goes_on(folder, quiet):
+    sweep(folder)
+    first = campaign(folder)
+    until(lambda: under_way(folder), first)
+    first.kill()
+    first.wait()
+    second = campaign(folder)  # at once, while the runs of the first may still be saving
+    assert second.wait(timeout=600) == 0, (folder / "out.txt").read_text()[-3000:]
+    assert_same(folder, quiet)
+    third = campaign(folder)
+    assert third.wait(timeout=600) == 0
+    assert "4 of 4 runs have ended before" in (folder / "out.txt").read_text()
+
+
+def test_a_killed_workers_runs_are_taken_over(folder, quiet):
+    sweep(folder, executor="dir")
+    driver = campaign(folder)
+    until(lambda: (folder / "runs/sweep/plan.json").exists(), driver)
+    workers = [start(folder, "worker", "runs/sweep", "--slots", "1") for _ in range(2)]
+    until(lambda: under_way(folder))
+    workers[0].kill()
+    workers[0].wait()
+    assert workers[1].wait(timeout=600) == 0
+    assert driver.wait(timeout=600) == 0
+    assert_same(folder, quiet)
+
+
+def test_a_frozen_worker_loses_its_run_and_does_not_write_its_outcome(folder, quiet):
+    sweep(folder, executor="dir")
+    driver = campaign(folder)
+    until(lambda: (folder / "runs/sweep/plan.json").exists(), driver)
+    frozen = start(folder, "worker", "runs/sweep", "--slots", "1")
+    until(lambda: under_way(folder))
+    cell, pid = next(iter(under_way(folder).items()))
+    os.kill(pid, signal.SIGSTOP)
+    frozen.send_signal(signal.SIGSTOP)
+    worker = start(folder, "worker", "runs/sweep", "--slots", "1")
+    assert worker.wait(timeout=600) == 0
+    outcome = outcomes(folder)[cell]
+    frozen.send_signal(signal.SIGCONT)
+    assert frozen.wait(timeout=60) == 0
+    assert driver.wait(timeout=60) == 0
+    assert outcomes(folder)[cell] == outcome
+    assert outcome["attempts"] == 2
+    assert_same(folder, quiet)
+
+
+def test_eight_workers_execute_each_of_sixty_jobs_once(tmp_path):
+    write(tmp_path, {f"job{index}": [0] for index in range(60)}, executor="dir", slots=1)
+    driver = campaign(tmp_path)
+    until(lambda: (tmp_path / "runs/sweep/plan.json").exists(), driver)
+    workers = [start(tmp_path, "worker", "runs/sweep") for _ in range(8)]
+    assert [worker.wait(timeout=600) for worker in workers] == [0] * 8
+    assert driver.wait(timeout=60) == 0
+    assert sorted(ran(tmp_path)) == sorted(f"job{index}/s0" for index in range(60))
+    assert len(outcomes(tmp_path)) == 60
+    assert {outcome["attempts"] for outcome in outcomes(tmp_path).values()} == {1}
