@@ -127,7 +127,7 @@ def _heat(console: Console, completions: Sequence[Completion], found: Sequence[C
         for i in rows:
             line, texts = Text(), completions[i].tokens or ("  ",) * len(credit.tokens[i])
             for text, value in zip(texts, credit.tokens[i], strict=True):
-                line.append(text if console.is_terminal else f"{value:+.2f} ", _color(value / scale))
+                line.append(text.replace("\n", "↵") if console.is_terminal else f"{value:+.2f} ", _color(value / scale))
             console.print(line)
 
 

@@ -76,8 +76,9 @@ class Credit:
 def read_completions(path: str) -> list[Completion]:
     """Completions from JSON lines: a row each, or a row per group with lists.
 
-    A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` and `tokens`. A group's row has
-    lists instead: `rewards` or `correct`, `lengths`, `logprobs`, `tokens`; its group is by default its line.
+    A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` (or `sampler_logprobs`, as the rollouts
+    of a run have) and `tokens`. A group's row has lists instead: `rewards` or `correct`, `lengths`, `logprobs`,
+    `tokens`; its group is by default its line.
 
     Raises:
         DataError: rows that cannot be used, all of them together; log-probs in some rows and not in others.
@@ -181,7 +182,8 @@ def _completion(place: str, group: str, row: Record) -> Completion:
     correct = row.get("correct", outcome > 0.5)
     if correct not in (True, False):
         raise BadRow("correct: expected true or false")
-    logprobs = tuple(map(float, listed(row, "logprobs", (int, float), "a number"))) if "logprobs" in row else None
+    name = "sampler_logprobs" if "sampler_logprobs" in row else "logprobs"
+    logprobs = tuple(map(float, listed(row, name, (int, float), "a number"))) if name in row else None
     tokens = tuple(listed(row, "tokens", str, "text")) if "tokens" in row else None
     length = row.get("length", None if logprobs is None else len(logprobs))
     if isinstance(length, bool) or not isinstance(length, int) or length < 0:

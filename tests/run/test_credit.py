@@ -153,6 +153,19 @@ def test_all_bad_rows_are_told(tmp_path):
         assert problem in line
 
 
+def test_rollouts_of_a_run_are_read_as_they_are(tmp_path):
+    row = {
+        "group": 0,
+        "reward": 0.5,
+        "correct": True,
+        "sampler_logprobs": [-1.0, -2.0],
+        "tokens": ["a", "b"],
+        "text": "ab",
+    }
+    (one,) = read_completions(write(tmp_path, row))
+    assert (one.group, one.reward, one.correct, one.length, one.logprobs) == ("0", 0.5, True, 2, (-1.0, -2.0))
+
+
 def test_logprobs_in_some_rows_only_are_refused(tmp_path):
     path = write(tmp_path, {"group": 1, "reward": 1, "logprobs": [-1.0]}, {"group": 1, "reward": 1, "length": 1})
     with pytest.raises(DataError, match=r"rows\.jsonl:2: no logprobs"):
