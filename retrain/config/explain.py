@@ -192,11 +192,19 @@ def _forwards(loaded: LoadedConfig) -> dict[str, Any]:
         loaded.components.stages(True, objective.signals), loaded.components.signal
     ).policy_columns
     scoring = bool(policy) or (several and "old_logprobs" in objective.reads)
+    beside = _beside(loaded)
+    trained = {"other_models": beside.count("trained")} if "trained" in beside else {}
     return {
         "scoring": int(scoring),
-        "reference": int("ref_logprobs" in objective.reads),
+        "reference": beside.count("frozen"),
         "forward_and_backward": training.epochs,
-    }
+    } | trained
+
+
+def _beside(loaded: LoadedConfig) -> list[str]:
+    """Models that signals in use hold, as their trait `models` says: "frozen" or "trained"."""
+    stages = _planned(loaded, True).graph
+    return [kind for stage in stages for kind in stage.bound.component.traits.get("models", ())]
 
 
 def _model(loaded: LoadedConfig) -> dict[str, Any]:
@@ -220,7 +228,7 @@ def _model(loaded: LoadedConfig) -> dict[str, Any]:
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
     )
-    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens)
+    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=_beside(loaded))
     megabytes = {name: round(size / 1e6, 1) for name, size in sizes.items()}
     return {"path": model.path, "parameters": shape.parameters, "memory_mb_without_prompts_about": megabytes}
 

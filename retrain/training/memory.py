@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,9 @@ class ModelShape:
         return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * self.layer_parameters
 
 
-def estimate_memory(shape: ModelShape, settings: PolicySettings, *, rows: int, tokens: int) -> dict[str, int]:
+def estimate_memory(
+    shape: ModelShape, settings: PolicySettings, *, rows: int, tokens: int, beside: Collection[str] = ()
+) -> dict[str, int]:
     """Bytes by purpose; a guide within about a factor of 1.5, and what `explain` prints.
 
     Args:
@@ -78,9 +80,10 @@ def estimate_memory(shape: ModelShape, settings: PolicySettings, *, rows: int, t
         settings: how it is trained.
         rows: completions sampled at once.
         tokens: longest prompt and response together.
+        beside: models that signals hold, each "frozen" (they share one copy; with LoRA it is the base) or "trained".
     Returns:
         weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
-        sampler_weights, kv_cache.
+        other_models (those beside the policy), sampler_weights, kv_cache.
     """
     half = 2 if settings.dtype == "bfloat16" else 4
     rank = settings.lora.r if settings.lora else 0
@@ -96,6 +99,8 @@ def estimate_memory(shape: ModelShape, settings: PolicySettings, *, rows: int, t
         "optimizer": moments * trained,
         "activations": cells * (inputs + kept * _activations(shape, half)),
         "logits": 3 * 4 * positions * shape.vocabulary,
+        "other_models": 16 * trained * list(beside).count("trained")
+        + (4 * shape.parameters if "frozen" in beside and not rank else 0),
         "sampler_weights": half * shape.parameters,
         "kv_cache": 2 * shape.layers * shape.key_heads * shape.head_width * half * rows * tokens,
     }

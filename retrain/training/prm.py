@@ -30,7 +30,7 @@ REFERENCE = "reference"
 """Folder of an exported model with the model that it is compared with."""
 
 
-@signal("process_rewards", table="prime", models="trained")
+@signal("process_rewards", table="prime", models=("trained", "frozen"))
 class ProcessRewards:
     """r_t = beta * (log phi(y_t) - log ref(y_t)) at each response token, [N, T], 0 elsewhere.
 

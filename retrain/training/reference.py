@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from retrain.training.policy import TorchPolicy
 
 
-@signal("ref_logprobs")
+@signal("ref_logprobs", models=("frozen",))
 class ReferenceLogprobs:
     """log p of each response token under the weights training started from, [N, T] nats, 0 elsewhere.
 

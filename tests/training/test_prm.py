@@ -15,6 +15,7 @@ from retrain.errors import ComponentError, StorageError
 from retrain.registry import find
 from retrain.run import checkpoint
 from retrain.training import prm as prm_module
+from retrain.training.memory import ModelShape, estimate_memory
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.reference import prime as printed
@@ -398,3 +399,17 @@ def test_another_model_to_start_from_does_not_go_with_adapters():
     pytest.importorskip("peft")
     with pytest.raises(ComponentError, match=r"\[prime\] path"):
         build(make_policy({}), path="anywhere")
+
+
+@pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])
+def test_the_memory_that_explain_counts_is_what_it_holds(lora):
+    if lora is not None:
+        pytest.importorskip("peft")
+    policy = make_policy(lora)
+    prm, shape = build(policy), ModelShape.of(policy.model.config.to_dict())
+    traits = find("signal", "process_rewards").traits
+    found = estimate_memory(shape, policy.settings, rows=1, tokens=1, beside=traits["models"])["other_models"]
+    trained = sum(p.numel() for p in prm.model.optimizer.parameters.values() if p.ndim == 2)
+    frozen = 0 if lora is not None else shape.parameters
+    assert found == 16 * trained + 4 * frozen
+    assert estimate_memory(shape, policy.settings, rows=1, tokens=1)["other_models"] == 0

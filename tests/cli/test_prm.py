@@ -1,0 +1,113 @@
+"""`retrain prm score` on the process reward model of a small run."""
+
+import json
+
+import pytest
+
+PRIME = """
+[algorithm]
+transform_mode = ["process_rloo", "whiten"]
+
+[prime]
+beta = 0.5
+lr = 1e-3
+"""
+SOLUTIONS = [
+    {"prompt": "12+34?\n", "solution": "so 46", "correct": True},
+    {"prompt": "12+34?\n", "completion": "so 4", "reward": 0.0},
+    {"prompt": "12+34?\n", "text": "so 47", "correct": False, "id": "x"},
+    {"prompt": "1+1?\n", "solution": "so 2", "id": "x"},
+]
+
+
+@pytest.fixture
+def prm(folder, cli):
+    """The model of a finished run, from the user's folder."""
+    (folder / "run.toml").write_text((folder / "run.toml").read_text() + PRIME)
+    result = cli("train", "run.toml", "--plain", "--set", "training.max_steps=2", "--set", "eval.problems=0")
+    assert result.exit_code == 0, result.output
+    return "runs/run/model/process_rewards"
+
+
+def write(folder, rows):
+    (folder / "solutions.jsonl").write_text(
+        "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+    )
+
+
+def test_solutions_are_scored_by_row_and_by_token(folder, cli, prm):
+    write(folder, SOLUTIONS)
+    result = cli("prm", "score", prm, "solutions.jsonl", "--json", "--tokens", "--out", "scores.jsonl")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    rows = found["rows"]
+    assert [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()] == rows
+    assert [row["line"] for row in rows] == [1, 2, 3, 4]
+    assert [row.get("correct") for row in rows] == [True, False, False, None]
+    for row, solution in zip(rows, SOLUTIONS, strict=True):
+        text = next(solution[name] for name in ("solution", "completion", "text") if name in solution)
+        assert "".join(token for token, _ in row["tokens"]).startswith(text)
+        assert row["length"] == len(row["tokens"]), "end of sequence included"
+        assert row["r_phi"] == pytest.approx(sum(value for _, value in row["tokens"]))
+        assert row["mean"] == pytest.approx(row["r_phi"] / row["length"])
+        assert row["r_phi"] != 0
+    won = [(rows[0]["r_phi"] > row["r_phi"]) + 0.5 * (rows[0]["r_phi"] == row["r_phi"]) for row in rows[1:3]]
+    assert found["summary"]["accuracy"] == pytest.approx(sum(won) / 2)
+    assert found["summary"]["rows"] == 4
+
+
+def test_the_table_beta_and_reference(folder, cli, prm):
+    write(folder, SOLUTIONS[3:])
+    plain = cli("prm", "score", prm, "solutions.jsonl", "--tokens")
+    assert plain.exit_code == 0, plain.output
+    assert plain.stdout.startswith("line 1  r_phi ")
+    assert "accuracy" not in plain.stdout
+
+    def score(*options):
+        return json.loads(cli("prm", "score", prm, "solutions.jsonl", "--json", *options).stdout)["rows"][0]["r_phi"]
+
+    assert score("--beta", "1.0") == pytest.approx(2 * score())
+    assert score("--reference", prm) == 0.0
+    assert "r_phi" not in cli("prm", "score", prm, "solutions.jsonl", "--out", "scores.jsonl").stdout.split("rows")[0]
+
+
+def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
+    bad = ["{", [], {"prompt": "1?"}, {"prompt": 3, "text": "x"}, {"prompt": "1?", "text": "x", "correct": "yes"}]
+    bad += [{"messages": [{"role": "user", "content": "1?"}]}, {"prompt": "1?", "text": "1 2 " * 4000}]
+    write(folder, [SOLUTIONS[0], *bad[:-1]])
+    result = cli("prm", "score", prm, "solutions.jsonl")
+    assert result.exit_code == 3
+    for line, reason in enumerate(("not JSON", "an object", "no field solution", "expected text", "correct"), 2):
+        assert any(
+            text.startswith(f"solutions.jsonl:{line}: ") and reason in text for text in result.stderr.splitlines()
+        )
+    assert "solutions.jsonl:7: messages must end" in result.stderr
+    write(folder, [bad[-1]])
+    long = cli("prm", "score", prm, "solutions.jsonl")
+    assert long.exit_code == 3
+    assert "solutions.jsonl:1: " in long.stderr
+    assert "the model takes" in long.stderr
+    write(folder, [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "x"}]}])
+    chat = cli("prm", "score", prm, "solutions.jsonl")
+    assert chat.exit_code == 3
+    assert "chat template" in chat.stderr
+
+
+def test_what_it_is_compared_with_must_be_there(folder, cli, prm):
+    write(folder, SOLUTIONS)
+    result = cli("prm", "score", f"{prm}/reference", "solutions.jsonl")
+    assert result.exit_code == 2
+    assert "--reference" in result.stderr
+    assert cli("prm", "score", prm, "nowhere.jsonl").exit_code == 3
+
+
+def test_explain_shows_the_graph_and_what_the_model_costs(folder, cli, prm):
+    facts = json.loads(cli("explain", "run.toml", "--json").stdout)
+    stages = [next(iter(stage.values())) for stage in facts["pipeline"]["stages"]]
+    assert stages[:4] == ["grpo", "process_rewards", "process_rloo", "whiten"]
+    assert facts["forwards_per_step"] == {"scoring": 0, "reference": 1, "forward_and_backward": 1, "other_models": 1}
+    memory = facts["model"]["memory_mb_without_prompts_about"]
+    assert memory["other_models"] == pytest.approx(
+        2 * memory["weights"] + memory["gradients"] + memory["optimizer"], abs=0.2
+    )
+    assert facts["probe"]["credit and loss"].startswith("ok")
