@@ -12,6 +12,8 @@ from retrain.run.svg import Axes, Point, number, polyline, roomy, span, svg
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _SHOWN = 12
 """Completions whose tokens are drawn."""
+_STRONGEST = 0.95
+"""Quantile of the tokens' credit that has the strongest color, so that one token does not fade the others."""
 
 
 def page(title: str, completions: Sequence[Completion], credits_: Sequence[Credit]) -> str:
@@ -103,11 +105,13 @@ def _tokens_note() -> str:
 
 def _tokens(credit: Credit, completions: Sequence[Completion]) -> str:
     rows = list(zip(credit.tokens or (), credit.planning or (), completions, strict=True))[:_SHOWN]
-    scale = max((abs(value) for values, _, _ in rows for value in values), default=0.0) or 1.0
+    sizes = sorted(abs(value) for values, _, _ in rows for value in values if value) or [1.0]
+    scale = sizes[int(_STRONGEST * (len(sizes) - 1))]
     strips = "".join(_strip(values, planning, one, scale) for values, planning, one in rows)
     more = len(completions) - len(rows)
     rest = f'<p class="soft">and {more} more completions</p>' if more else ""
-    return f"<h3>{escape(credit.name)}, strongest color at {number(round(scale, 3))}</h3>{strips}{rest}"
+    head = f"{escape(credit.name)}, strongest color from {number(round(scale, 3))}"
+    return f'<h3>{head}</h3><div class="columns">{strips}</div>{rest}'
 
 
 def _strip(values: Sequence[float], planning: Sequence[bool], one: Completion, scale: float) -> str:
@@ -124,4 +128,6 @@ def _strip(values: Sequence[float], planning: Sequence[bool], one: Completion, s
 def _token(text: str, advantage: float, share: float, planning: bool) -> str:
     classes = " ".join(name for name, on in (("up", share > 0), ("down", share < 0), ("planning", planning)) if on)
     shown = escape(text).replace("\n", "↵\n")
-    return f'<span class="{classes}" title="{advantage:+.4g}" style="--a:{0.65 * abs(share):.2f}">{shown}</span>'
+    return (
+        f'<span class="{classes}" title="{advantage:+.4g}" style="--a:{0.65 * min(abs(share), 1.0):.2f}">{shown}</span>'
+    )
