@@ -151,7 +151,7 @@ def _forest(analysis: Analysis) -> str:
         '<h2>Differences</h2><p class="soft">In final held-out accuracy. Filled: told apart from no difference, after '
         "Holm's correction. Hollow: not. Lines are 95% intervals.</p>"
         f'<div class="scroll"><table class="forests"><tr>{head}</tr>{rows}{axis}</table></div>'
-        f"<details><summary>Differences that are described and not tested</summary>{described}</details>"
+        f"<details open><summary>Differences that are described and not tested</summary>{described}</details>"
     )
 
 

@@ -231,7 +231,7 @@ def _status(path: Path, outcome: Mapping[str, Any]) -> tuple[str, str]:
     if state in ("running", "preempted", "interrupted") and not outcome.get("status"):
         return "unfinished", "it has not finished"
     code = outcome.get("exit_code") or stored.get("exit_code")
-    reason = str(outcome.get("reason") or stored.get("error") or state)
+    reason = str(outcome.get("reason") or stored.get("error") or f"its status is {state}")
     return "failed", reason if code is None else f"{reason} (exit {code})"
 
 

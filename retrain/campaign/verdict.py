@@ -126,7 +126,7 @@ def reach_row(one: Summary) -> list[str]:
 BASELINE = "Against the baseline, a question of its own:"
 """Above the sentences of `second`."""
 
-COMPARISON_COLUMNS = ("comparison", "accuracy", "seeds", "p", "Holm", "effect g", "P(improvement)", "verdict")
+COMPARISON_COLUMNS = ("comparison", "accuracy", "seeds", "p", "Holm", "effect g", "verdict")
 """Of the table of differences."""
 
 
@@ -139,7 +139,6 @@ def comparison_row(one: Comparison) -> list[str]:
         p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)"),
         p_value(one.holm).removeprefix("= "),
         "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
-        "-" if math.isnan(one.improvement.value) else f"{one.improvement.value:.2f}",
         conclusion(one) if one.seeds else "cannot tell",
     ]
 
@@ -163,29 +162,29 @@ def note(analysis: Analysis) -> str:
         if analysis.secondary
         else "Holm corrects it for all comparisons"
     )
-    reach = f" The threshold is an accuracy of {threshold:.3f}; a run that never gets there counts as later than all."
+    reach = "" if threshold is None else f" The threshold is an accuracy of {threshold:.3f}."
     return (
         f"Differences are paired by seed. p is the two-sided permutation test by sign flips ({how}). {family}: the "
         f"chance of any false claim about one is at most {analysis.results.alpha:.0%}. Intervals of differences are "
         "95% paired t intervals, each by itself; those of conditions are bootstrap intervals over runs. The seeds that "
-        f"would tell are for a power of 80% at the observed effect.{'' if threshold is None else reach}"
+        f"would tell are for a power of 80% at the observed effect.{reach}"
     )
 
 
 def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
     """report.md."""
     results = analysis.results
-    lost = [f"- {lost_cell(cell)}" for cell in results.without_result()]
+    lost = [f"- {_marked(lost_cell(cell))}" for cell in results.without_result()]
     seeds = [str(seed) for seed in results.seeds]
     runs = [
         [label, *(shown(results.cells.get((label, seed))) for seed in results.seeds)] for label in results.conditions
     ]
-    others = [f"- {line}" for line in second(analysis)]
+    others = [f"- {_marked(line)}" for line in second(analysis)]
     both = (*analysis.ladder, *analysis.baseline)
     parts = [
         f"# {results.name}\n",
         f"{headline(analysis)}\n",
-        "\n".join(f"- {line}" for line in sentences(analysis)) + "\n",
+        "\n".join(f"- {_marked(line)}" for line in sentences(analysis)) + "\n",
         *([f"{BASELINE}\n", "\n".join(others) + "\n"] if others else []),
         *(["Without a result:\n", "\n".join(lost) + "\n"] if lost else []),
         f"{note(analysis)}\n",
@@ -205,9 +204,14 @@ def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
+def _marked(text: str) -> str:
+    """Foreign text in Markdown: no HTML, and no cell of a table more."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines) + "\n"
+    return "\n".join(f"| {' | '.join(map(_marked, line))} |" for line in lines) + "\n"
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:

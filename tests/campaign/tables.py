@@ -1,9 +1,11 @@
 """Campaign directories with known differences, written as the runner writes them."""
 
+import copy
 import gzip
 import json
 import math
 import random
+import tempfile
 from pathlib import Path
 
 from retrain.config.load import load
@@ -97,9 +99,9 @@ def _end(condition, seed, failed, unfinished):
 
 def write_cell(path: Path, condition: str, seed: int, final: float, rng: random.Random, evaluated: range) -> None:
     path.mkdir(parents=True)
-    toml = path / "config.toml"
-    toml.write_text(TOML)
-    resolved = load(toml, overrides(condition, seed)).resolved()
+    (path / "config.toml").write_text(TOML)
+    resolved = resolve(condition)
+    resolved["training"]["seed"] = seed
     (path / "config.resolved.json").write_text(json.dumps(resolved))
     (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (path / "status.json").write_text(json.dumps({"outcome": "running"}))
@@ -115,6 +117,19 @@ def write_cell(path: Path, condition: str, seed: int, final: float, rng: random.
     for step in (0, last // 2):
         lines = "".join(json.dumps(row) + "\n" for row in group(rng))
         (path / "rollouts" / f"step-{step:06d}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+
+
+def resolve(condition: str) -> dict:
+    """The resolved configuration of a condition."""
+    if condition not in _RESOLVED:
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(TOML)
+            file.flush()
+            _RESOLVED[condition] = load(file.name, overrides(condition, 0)).resolved()
+    return copy.deepcopy(_RESOLVED[condition])
+
+
+_RESOLVED: dict[str, dict] = {}
 
 
 def evaluation(step: int, final: float, rng: random.Random) -> dict:
