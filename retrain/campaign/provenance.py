@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from retrain.run.rundir import flatten, read_json
 
 _FREE = ("training.seed", "logging", "checkpoint", "components")
 """What may differ between the runs of a condition, or follows from the rest."""
+
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def settings(run: Path) -> dict[str, Any]:
@@ -59,8 +62,8 @@ def campaign_commands(directory: Path, plan: Mapping[str, Any], results: Results
 
 
 def _again(cell: Cell) -> str:
-    config, name = str(cell.path / "config.toml"), f"again-{cell.path.parent.name}-{cell.path.name}"
-    return f"retrain train {shlex.quote(config)} --set {shlex.quote(f'logging.name={name}')} --set logging.dir=runs"
+    config, name = str(cell.path / "config.toml"), _NAME.sub("-", f"again-{cell.path.parent.name}-{cell.path.name}")
+    return f"retrain train {shlex.quote(config)} --set logging.name={name} --set logging.dir=runs"
 
 
 def _started(cells: Sequence[Cell]) -> Cell | None:
