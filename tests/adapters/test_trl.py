@@ -43,9 +43,9 @@ def model(tmp_path_factory):
     return folder
 
 
-def parity(completions, **_):
-    """Right if the completion has an even number of characters: random, and independent of nothing but length."""
-    return [float(len(completion) % 2 == 0) for completion in completions]
+def parity(completion_ids, **_):
+    """Right or wrong as good as by chance, whatever the length."""
+    return [float(sum(ids) % 2 == 0) for ids in completion_ids]
 
 
 def digits(completions, **_):
