@@ -214,10 +214,10 @@ def _cluster_bars(found: Extraction) -> str:
         parts.append(f'<line class="line" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="small" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
     for rank, cluster in enumerate(found.clusters):
-        high = _BARS * cluster.frequency / top
+        high, wide = _BARS * cluster.frequency / top, min(max(0.85 * step, 0.5), 24)
         parts.append(
             f'<rect class="{"in" if cluster.selected else "out"}" x="{left + rank * step:.1f}" y="{base - high:.1f}" '
-            f'width="{min(max(0.85 * step, 0.5), 24):.1f}" height="{high:.1f}"><title>{escape(cluster.center)}</title></rect>'
+            f'width="{wide:.1f}" height="{high:.1f}"><title>{escape(cluster.center)}</title></rect>'
         )
     parts.append(f'<text class="small" x="{left}" y="{base + 16}">clusters, most frequent first</text>')
     return "".join(parts)
