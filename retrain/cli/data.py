@@ -21,10 +21,13 @@ class Source(StrEnum):
     hub = "hub"
 
 
+_KEYS = {Source.jsonl: "path", Source.parquet: "path", Source.hub: "name"}
+"""The parameter of its task that says which."""
+
 Size = Annotated[int | None, typer.Option(min=1, help="At most so many; all rows, or 200 and 50 of a built-in task.")]
 
 
-def prepare(  # noqa: PLR0913 - one option each
+def data(  # noqa: PLR0913 - one option each
     what: Annotated[str | None, typer.Argument(help="The file, or the id of the data set.")] = None,
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("data"),
     source: Annotated[Source, typer.Option(help="Kind of source.")] = Source.builtin,
@@ -70,7 +73,7 @@ def _task(source: Source, what: str | None, name: str, seed: int, overrides: lis
         raise ConfigError([ConfigProblem("retrain data prepare", 0, 0, what or "--source", problem, fix)])
     parameters = Parameters(overrides)
     chosen = name if what is None else source.value
-    given = {} if what is None else {"name" if source is Source.hub else "path": what, "heldout_fraction": 0.0}
+    given = {} if what is None else {_KEYS[source]: what, "heldout_fraction": 0.0}
     bound = parameters.bind("task", chosen, **given)
     parameters.refuse_unread()
     return bound.build({"seed": seed})

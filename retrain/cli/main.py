@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("retrain.cli.compare:compare", "Compare runs: paired differences, intervals, exact tests."),
     "status": ("retrain.cli.status:status", "Show how far runs and campaigns are."),
     "export": ("retrain.cli.after:export", "Write a run's model for other tools; upload it."),
-    "data prepare": ("retrain.cli.data:prepare", "Write problems as train and val files for retrain, verl and slime."),
+    "data prepare": ("retrain.cli.data:data", "Write problems as train and val files for retrain, verl and slime."),
     "verify": ("retrain.cli.formulas:verify", "Check properties of the formulas on random inputs."),
     "credit": ("retrain.cli.formulas:credit", "Compare advantages on a file of rewards and lengths."),
     "score": ("retrain.cli.score:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),

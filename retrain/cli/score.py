@@ -37,10 +37,11 @@ def score(
     """Score stored rollouts: pass@1, pass@k, avg@n and tokens with 95% intervals; against a base, the AES."""
     from retrain.run.score import compare, score_file, summarize
 
-    found, wanted = score_file(str(file), ks or (), equivalence.value), ks or ()
+    wanted, how = ks or (), "symbolic" if equivalence is Equivalence.symbolic else "simple"
+    found = score_file(str(file), wanted, how)
     facts: dict[str, Any] = summarize(found, wanted)
     if base is not None:
-        other = score_file(str(base), wanted, equivalence.value)
+        other = score_file(str(base), wanted, how)
         facts |= {"base": summarize(other, wanted), **compare(found, other, wanted)}
     if as_json:
         print(json.dumps(facts, indent=2))
