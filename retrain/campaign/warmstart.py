@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrain.config.load import load
+from retrain.errors import RetrainError
 
 
 def main(file: str) -> None:
@@ -26,4 +27,8 @@ def _tell(event: str, details: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except RetrainError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""Campaigns whose runs, workers and driver are killed: every cell is done once, with the weights of a quiet campaign."""
+"""Campaigns whose runs, workers and driver are killed: every cell is done once, as in an undisturbed campaign."""
 
 import json
 import os

@@ -1,0 +1,61 @@
+"""What a campaign would cost and could tell."""
+
+import pytest
+
+from retrain.campaign.load import load_campaign
+from retrain.campaign.preview import power, preview, render
+from retrain.errors import RetrainError
+from tests.run.conftest import TOML
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "sweep.toml").write_text("[campaign]\nseeds = 8\nslots = 2\n" + TOML)
+    return load_campaign("sweep.toml")
+
+
+def test_power_says_when_no_outcome_could_be_significant():
+    assert power(5, 2, 0.05) == [
+        "with 5 paired seeds the smallest p-value that there is is 0.0625",
+        "that is above 0.05 / 1 comparisons: no difference can be significant; use at least 6 seeds",
+    ]
+    pytest.importorskip("scipy")
+    least, effect = power(8, 5, 0.05)
+    assert "0.007812" in least
+    assert "standard deviations" in effect
+
+
+def test_counts_runs_and_steps_without_running_anything(loaded, tmp_path):
+    facts = preview(loaded, probe=False)
+    assert (facts["runs"], facts["steps"], facts["executor"]) == (40, 160, "local, 2 at a time")
+    assert facts["conditions"]["maxrl+gtpo"] == {
+        "algorithm.advantage_mode": "maxrl",
+        "algorithm.transform_mode": "gtpo",
+    }
+    text = render(facts)
+    assert "5 conditions x 8 seeds" in text
+    assert "(baseline)" in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_probe_runs_two_steps_and_adds_up_what_a_campaign_takes(loaded, tmp_path):
+    time = preview(loaded, probe=True)["time"]
+    assert min(time.values()) > 0
+    # Four steps, evaluated at the start, after two, and at the end; forty runs in two slots.
+    assert time["run_s"] == pytest.approx(time["start_s"] + 4 * time["step_s"] + 3 * time["evaluation_s"])
+    assert time["campaign_s"] == pytest.approx(20 * time["run_s"])
+    assert "per run" in render(preview(loaded, probe=False) | {"time": time})
+    assert (tmp_path / "cache").is_dir()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_probe_that_fails_says_why_with_the_exit_code_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.toml").write_text('[campaign]\n[model]\npath = "nobody/nothing"\n')
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RetrainError, match="the probe failed") as caught:
+        preview(load_campaign("sweep.toml"), probe=True)
+    assert caught.value.exit_code == 6
+    assert "hub cannot be reached" in str(caught.value)
