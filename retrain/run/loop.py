@@ -91,7 +91,9 @@ def informative(parts: Parts, batch: Batch, dropped: Metrics) -> Metrics:
     """groups/informative: share of the step's groups that the filter keeps; its counts, and those of `dropped`."""
     keep, counts = parts.pipeline.informative(batch)
     share = len(batch.group_ids[keep & ~batch.is_expert].unique()) / parts.prompts
-    return {"groups/informative": share} | {name: n + dropped.get(name, 0.0) for name, n in counts.items()}
+    return {"groups/informative": share} | {
+        name: counts.get(name, 0.0) + dropped.get(name, 0.0) for name in {**counts, **dropped}
+    }
 
 
 def record(parts: Parts, step: int, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:

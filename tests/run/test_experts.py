@@ -121,6 +121,7 @@ def test_a_step_whose_rollouts_are_all_dropped_still_learns_from_the_expert(trai
     for row in steps:
         assert row["reward/accuracy"] == 0
         assert row["groups/informative"] == 0
+        assert sum(row[f"skipped/{name}"] for name in NAMES) == 4, "two prompts, sampled twice"
         assert row["mu"] == 0.1
         assert row["loss"] == pytest.approx(0.1 * row["expert/sft_loss"])
         assert row["grad/norm"] > 0
