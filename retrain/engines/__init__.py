@@ -5,3 +5,4 @@ from retrain.engines.capability import unsupported as unsupported
 from retrain.engines.generate_engine import GenerateEngine as GenerateEngine
 from retrain.engines.torch_engine import TorchEngine as TorchEngine
 from retrain.engines.vllm_engine import VllmEngine as VllmEngine
+from retrain.engines.vllm_server import VllmServerEngine as VllmServerEngine

@@ -92,10 +92,10 @@ class VllmEngine:
             kv_cache_mb = kv_cache_mb or _CPU_CACHE_MB
         self._dtype = ("float32" if cpu else "bfloat16") if dtype == "auto" else dtype
         self._isolated = Isolation(_VARIABLES)
-        self._expected = _shapes(base_model(model))
+        self._expected = full_shapes(base_model(model))
         self._sleeps, self._asleep = sleep, False
         self._options: dict[str, Any] = {
-            "model": _write_config(base_model(model), run_dir / "vllm"),
+            "model": write_config(base_model(model), run_dir / "vllm"),
             "skip_tokenizer_init": True,
             "load_format": "dummy",
             "generation_config": "vllm",  # a model's own would change every field that a request leaves out
@@ -247,29 +247,34 @@ def _llm(options: Mapping[str, Any]) -> Any:
     return _vllm().LLM(**options)
 
 
-def _parameters(count: int, sampling: Sampling) -> list[Any]:
-    """One request per prompt, every field explicit. Completion k of a request draws from its seed + k."""
+def request_fields(count: int, sampling: Sampling) -> list[dict[str, Any]]:
+    """vLLM's sampling parameters for each prompt, every field explicit; completion k draws from the seed + k."""
     greedy = sampling.temperature == 0
     first = derive_seed(sampling.seed, "vllm") % 2**62
     return [
-        _vllm().SamplingParams(
-            n=1 if greedy else sampling.group_size,
-            temperature=sampling.temperature,
-            top_p=1.0 if greedy else sampling.top_p,
-            top_k=0 if greedy else sampling.top_k,
-            seed=first + index * sampling.group_size,
-            max_tokens=sampling.max_tokens,
-            stop_token_ids=list(sampling.stop_ids),
-            ignore_eos=True,  # stop_token_ids say it all
-            logprobs=0,  # the sampled token's alone
-            flat_logprobs=True,
-            detokenize=False,
-        )
+        {
+            "n": 1 if greedy else sampling.group_size,
+            "temperature": sampling.temperature,
+            "top_p": 1.0 if greedy else sampling.top_p,
+            "top_k": 0 if greedy else sampling.top_k,
+            "min_p": 0.0,
+            "seed": first + index * sampling.group_size,
+            "max_tokens": sampling.max_tokens,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": True,  # stop_token_ids say it all
+            "logprobs": 0,  # the sampled token's alone
+            "flat_logprobs": True,
+            "detokenize": False,
+        }
         for index in range(count)
     ]
 
 
-def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+def _parameters(count: int, sampling: Sampling) -> list[Any]:
+    return [_vllm().SamplingParams(**fields) for fields in request_fields(count, sampling)]
+
+
+def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the full state dict of this model without its adapters."""
     import torch
 
@@ -278,7 +283,8 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in bare.state_dict().items()}
 
 
-def _write_config(model: Any, folder: Path) -> str:
+def write_config(model: Any, folder: Path) -> str:
+    """Write the model's configuration for vLLM to read; returns the folder."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     folder.mkdir(parents=True, exist_ok=True)
