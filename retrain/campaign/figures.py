@@ -84,8 +84,7 @@ def curves(results: Results) -> tuple[str, dict[str, str]]:
     if not means:
         return "", {}
     points = [point for cells in results.cells.values() if cells.done for point in cells.curve]
-    bands = [end for curve in means.values() for _, at in curve for end in (at.low, at.high) if math.isfinite(end)]
-    axes = Axes(span([float(step) for step, _ in points]), roomy([*bands, *(y for _, y in points)], True), True)
+    axes = Axes(span([float(step) for step, _ in points]), _shares([y for _, y in points]), True)
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
     single = {label: _panel(results, label, curve, means, axes) for label, curve in means.items()}
     return svg(axes.draw() + lines), single
@@ -97,12 +96,23 @@ def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve
         polyline(axes, [(float(step), y) for step, y in cell.curve], f"single {own}")
         for cell in results.done(label).values()
     )
-    edges = [(float(step), at) for step, at in curve if math.isfinite(at.low)]
-    outline = [*((step, at.high) for step, at in edges), *((step, at.low) for step, at in reversed(edges))]
+    edges = [(float(step), *_clip(axes.y, at.low, at.high)) for step, at in curve if math.isfinite(at.low)]
+    outline = [*((step, high) for step, _, high in edges), *((step, low) for step, low, _ in reversed(edges))]
     band = f'<polygon class="area {own}" points="{" ".join(axes.place(point) for point in outline)}"/>' if edges else ""
     baseline = means.get(results.baseline, []) if label != results.baseline else []
     dashed = polyline(axes, _line(baseline), "reference") if baseline else ""
     return svg(axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {own}"))
+
+
+def _shares(values: Sequence[float]) -> Range:
+    """A range for shares, never beyond 0 and 1."""
+    low, high = roomy(values, True)
+    return max(0.0, low), min(1.0, high)
+
+
+def _clip(of: Range, *ends: float) -> tuple[float, ...]:
+    """The ends of an interval, cut at the edge of the drawing: with two or three runs they lie far out."""
+    return tuple(min(max(float(end), of[0]), of[1]) for end in ends)
 
 
 def _line(curve: Curve) -> list[Point]:
@@ -126,7 +136,7 @@ def cost(analysis: Analysis, what: int, label: str) -> str:
     runs = {name: [(x / scale, y) for x, y in found] for name, found in runs.items()}
     x = span([x / scale for x, _ in points])
     room = 0.06 * (x[1] - x[0])
-    axes = Axes((x[0] - room, x[1] + room), roomy([y for _, y in points], True), True, unit)
+    axes = Axes((x[0] - room, x[1] + room), _shares([y for _, y in points]), True, unit)
     small = "".join(
         mark(axes, point, index(results, name), 3, "run") for name, found in runs.items() for point in found
     )
@@ -142,7 +152,8 @@ def _center(axes: Axes, points: Sequence[Point], i: int) -> str:
     x, y = (sum(point[axis] for point in points) / len(points) for axis in (0, 1))
     bars = ""
     if len(points) > 1:
-        (left, right), (low, high) = (mean_interval([point[axis] for point in points]) for axis in (0, 1))
+        left, right = _clip(axes.x, *mean_interval([point[0] for point in points]))
+        low, high = _clip(axes.y, *mean_interval([point[1] for point in points]))
         across, up = axes.across(x), axes.up(y)
         bars = (
             f'<line class="whisker c{i}" x1="{axes.across(left):.1f}" x2="{axes.across(right):.1f}" '

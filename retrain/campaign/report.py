@@ -162,13 +162,17 @@ def _forest_row(one: Comparison, drawing: str) -> str:
 
 def _conditions(analysis: Analysis) -> str:
     summaries, threshold = analysis.summaries, analysis.results.threshold
-    to = "" if threshold is None else f"To an accuracy of {threshold:.3f} in the median over runs, and "
+    caption = "Of a whole run in the mean; evaluation is not in it."
+    if threshold is not None:
+        caption = (
+            f"To an accuracy of {threshold:.3f} in the median over runs, where a run that never gets there counts as "
+            "later than all others, and of a whole run in the mean; evaluation is not in it."
+        )
     costs = _table(verdict.REACH_COLUMNS, [verdict.reach_row(one) for one in summaries])
     return (
         '<h2>Conditions</h2><p class="soft">Means over runs with 95% bootstrap intervals.</p>'
         f"{_table(verdict.SUMMARY_COLUMNS, [verdict.summary_row(one) for one in summaries])}"
-        f'<h3>Cost</h3><p class="soft">{to}{"of" if to else "Of"} a whole run in the mean; evaluation is not in it. '
-        f"A run that never gets to the threshold counts as later than all others.</p>{costs}"
+        f'<h3>Cost</h3><p class="soft">{caption}</p>{costs}'
     )
 
 

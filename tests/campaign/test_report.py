@@ -172,3 +172,19 @@ def test_numbers_are_short():
     assert [amount(value) for value in (1.5e6, 25600, 7680, 20.171, float("inf"), float("nan"))] == [
         *("1.5 M", "25.6 k", "7,680", "20.2", "never", "-")
     ]
+
+
+def test_two_runs_that_learn_nothing_are_drawn_within_their_axes(tmp_path):
+    options = SMALL | {"seeds": range(2), "conditions": ("grpo", "maxrl")}
+    directory = write_campaign(tmp_path / "a", **options)
+    for file in directory.glob("cells/*/s*/eval.jsonl"):
+        file.write_text(
+            json.dumps({"step": 0, "accuracy": 0.0}) + "\n" + json.dumps({"step": 40, "accuracy": 0.0}) + "\n"
+        )
+    html = render(analyze(read_campaign(directory)), [])
+    words = checked(html)
+    assert "-50%" not in words
+    assert "a run that never gets there" not in words
+    places = [float(x) for x in re.findall(r'class="whisker c\d" x1="([-\d.]+)"', html)]
+    assert places
+    assert all(50 <= x <= 426 for x in places)
