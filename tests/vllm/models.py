@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
 
+from retrain.training.builtin import build_tokenizer
 from tests.engines.models import LLAMA3_ROPE, scored
 
 VOCABULARY = 96
@@ -68,3 +70,11 @@ def process_state() -> dict[str, Any]:
         "dtype": torch.get_default_dtype(),
         "environment": dict(os.environ),
     }
+
+
+def saved(folder: Path, name: str, **changes: Any) -> Path:
+    """A random model with the built-in's tokenizer as a directory."""
+    tokenizer = build_tokenizer(f"{i}+{i}={2 * i}\n" for i in range(100))
+    tiny(name, vocab_size=128, eos_token_id=2, **changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -10,9 +10,8 @@ import torch
 from retrain.errors import EngineError, Preempted
 from retrain.run.proof import prove
 from retrain.run.session import Resume
-from retrain.training.builtin import build_tokenizer
 from tests.run.conftest import digest, rows
-from tests.vllm.models import tiny
+from tests.vllm.models import saved
 
 pytestmark = pytest.mark.vllm
 
@@ -83,24 +82,19 @@ def test_stale_weights_end_the_run(train, tmp_path, monkeypatch):
         train("rollout.engine=stale.Stale", "training.lr=1e-2")
 
 
-def saved(tmp_path, name, **changes):
-    """A random model with the built-in's tokenizer as a directory."""
-    tokenizer = build_tokenizer(f"{i}+{i}={2 * i}\n" for i in range(100))
-    model = tiny(name, vocab_size=128, eos_token_id=2, **changes)
-    model.save_pretrained(tmp_path / name)
-    tokenizer.save_pretrained(tmp_path / name)
-    return f'model.path="{tmp_path / name}"'
+def of(folder):
+    return f'model.path="{folder}"'
 
 
 def test_experts_that_vllm_gets_wrong_on_a_cpu_end_the_run(train, tmp_path):
     """vLLM's CPU build takes new weights for mixtures of experts without a word, and computes something else."""
     with pytest.raises(EngineError, match="sampler and trainer disagree"):
-        train(saved(tmp_path, "qwen3-moe"), "warmup.steps=0", "eval.problems=0")
+        train(of(saved(tmp_path / "model", "qwen3-moe")), "warmup.steps=0", "eval.problems=0")
 
 
 def test_what_vllm_cannot_serve_shows_at_the_start(train, tmp_path):
     with pytest.raises(EngineError, match=r"cannot be started .*head_dim=16"):
-        train(saved(tmp_path, "qwen3", head_dim=16), "warmup.steps=0")
+        train(of(saved(tmp_path / "model", "qwen3", head_dim=16)), "warmup.steps=0")
     with pytest.raises(EngineError, match="sleep = true needs a GPU"):
         train("vllm.sleep=true", name="asleep")
 
