@@ -95,8 +95,12 @@ class CampaignDirectory:
             os.link(stage, path)  # unlike a rename, this never replaces what is there
         except FileExistsError:
             return False
+        except OSError:  # a file system without hard links: the lease alone keeps others from writing
+            if path.exists():
+                return False
+            stage.rename(path)
         finally:
-            stage.unlink()
+            stage.unlink(missing_ok=True)
         return True
 
     def forget_failures(self) -> None:

@@ -34,7 +34,7 @@ def run_campaign(
     if len(pending) < len(campaign.jobs):
         text = f"{len(campaign.jobs) - len(pending)} of {len(campaign.jobs)} runs have ended before"
         observe("message", {"text": text, "level": "info"})
-    if pending and loaded.executor.name == "local":
+    if pending and loaded.executor.component.traits.get("here"):
         warm_start(loaded, campaign, pending, observe)
     if pending:
         loaded.executor.build({"campaign": campaign}).run(pending, observe)

@@ -1,7 +1,7 @@
 """How the runs of a campaign are executed. All of them keep their state in files, so any one goes on with any campaign.
 
 An executor is a class, built with `campaign` (its directory), with `run(jobs, observe)`, which returns when every
-job has an outcome.
+job has an outcome. With the trait `here=True` runs share this machine's cache, and their warm start is computed first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retrain.types import Observer
 _POLL_S = 1.0
 
 
-@executor("local")
+@executor("local", here=True)
 class Local:
     """Processes on this machine; `retrain worker DIR` on others may join."""
 
