@@ -85,8 +85,12 @@ def identity(pid: int) -> dict[str, Any]:
 
 
 def _born(pid: int) -> str | None:
-    """Start time of a process in clock ticks, which tells a reused process id; None where there is no /proc."""
+    """Start time of a process in clock ticks, which tells a reused process id; None where there is no /proc.
+
+    Also None for a process that has ended and whose parent, perhaps frozen, has not taken notice.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    return None if facts[0] == "Z" else facts[19]
