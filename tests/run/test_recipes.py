@@ -23,6 +23,15 @@ eval.problems=4 eval.every=0 checkpoint.every=0 reward_pool.workers=0
 """.split()  # noqa: SIM905
 NO_VLLM = ("rollout.engine=auto", "task.name=addition")
 """Engine and data of the GPU recipes are extras that a test machine need not have."""
+EXPERT = "configs/data/addition_expert.jsonl"
+OWN = {
+    "grpo_lp": {"grpo_lp": {"gamma"}},
+    "prime": {"prime": {"lr"}},
+    "prime_lora": {"prime": {"lr"}},
+    "chord": {"mix": {"warmup", "decay", "peak", "valley"}},
+    "sepa": {"sepa": {"steps", "delay_steps"}},
+}
+"""Keys of a GPU recipe's algorithm that its size or its length decides."""
 
 
 def stem(file):
@@ -67,18 +76,37 @@ def _expert(file):
 
 @pytest.mark.parametrize("file", GPU, ids=stem)
 def test_a_gpu_recipe_is_the_same_algorithm(file):
-    loaded = load(file, NO_VLLM)
+    found = algorithm_of(file)
+    expert = [f"expert.path={EXPERT}"] if found.get("expert", {}).pop("path", None) else []
+    loaded = load(file, [*NO_VLLM, *expert])
     assert loaded.warnings == ()
     assert loaded.config.model.gradient_checkpointing
-    assert tomli.loads(file.read_text())["rollout"]["engine"] == "vllm"
-    found, preset = algorithm_of(file), tomli.loads((FOLDER / f"{file.stem}.toml").read_text())
-    if file.stem == "grpo_lp":
-        assert found.pop("grpo_lp")["gamma"] * loaded.config.training.max_tokens < 1 <= 1e-3 * 2048
-        del preset["grpo_lp"]
+    assert (loaded.config.model.lora is not None) == file.stem.endswith("_lora")
+    assert found.pop("rollout")["engine"] == "vllm"
+    preset = tomli.loads((FOLDER / f"{file.stem.removesuffix('_lora')}.toml").read_text())
+    for key in ("rewards", "vllm"):
+        found.pop(key, None)
     for key in ("rewards", "rollout"):
-        found.pop(key)
         preset.pop(key, None)
-    assert found == preset
+    assert without_own(file.stem, found) == without_own(file.stem, preset)
+
+
+def test_every_recipe_has_a_twin_for_a_gpu():
+    assert {file.stem for file in RECIPES} - {"quickstart"} == {file.stem for file in GPU}
+
+
+def test_the_length_penalty_fits_the_budget():
+    loaded = load(ROOT / "configs" / "gpu" / "grpo_lp.toml", NO_VLLM)
+    gamma = loaded.components.one("advantage").params["gamma"]
+    assert gamma * loaded.config.training.max_tokens < 1 <= 1e-3 * 2048
+
+
+def without_own(stem, tables):
+    own = OWN.get(stem, {})
+    return {
+        name: {key: value for key, value in table.items() if key not in own[name]} if name in own else table
+        for name, table in tables.items()
+    }
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=stem)
