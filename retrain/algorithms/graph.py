@@ -42,7 +42,28 @@ def plan(
             planner.provide(item, ())
         else:
             planner.add(item)
+    _check_used(planner.graph)
+    _check_states(planner.graph)
     return planner.graph
+
+
+def _check_used(graph: Sequence[Stage]) -> None:
+    """What a transform writes besides advantages must be read by a later stage."""
+    for index, stage in enumerate(graph):
+        later = {name for other in graph[index + 1 :] for name in other.reads}
+        if stage.kind == "transform" and stage.writes not in {"advantages", *later}:
+            raise ComponentError(
+                f'"{stage.name}" changes {stage.writes}, and no stage behind it reads that',
+                f"put it before a stage that reads {stage.writes}, or remove it",
+            )
+
+
+def _check_states(graph: Sequence[Stage]) -> None:
+    """The state of a stage is kept under its name."""
+    names = [stage.name for stage in graph if stage.bound.component.stateful]
+    for name in names:
+        if names.count(name) > 1:
+            raise ComponentError(f'two stages that keep state are called "{name}"', "use it once, or rename one")
 
 
 class _Planner:
@@ -58,6 +79,8 @@ class _Planner:
         if bound.component.contract == "context":
             self._check_first(bound)
         self.graph.append(Stage(bound.name, bound.component.kind, reads, writes, bound))
+        if bound.component.kind == "transform":
+            self._known.add(writes)
 
     def provide(self, column: str, readers: tuple[str, ...]) -> None:
         if column in self._known:

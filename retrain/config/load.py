@@ -19,6 +19,7 @@ from retrain import registry
 from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.checks import check
+from retrain.config.credit import check_credit
 from retrain.config.document import Document, Place, read
 from retrain.config.experts import check_expert
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
@@ -190,7 +191,8 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> None:
         path = ("planning", "detector")
         check_own_detector(document, config.plugins.search_paths)
         path = ("algorithm", "transform_mode")
-        Pipeline.resolve(resolved.stages(exact=False, also=objective.signals), resolved.signal)
+        pipeline = Pipeline.resolve(resolved.stages(exact=False, also=objective.signals), resolved.signal)
+        check_credit(config, document, resolved, objective, pipeline.graph)
     except ComponentError as error:
         document.refuse(path, error.problem, error.fix)
 

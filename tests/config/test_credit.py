@@ -1,0 +1,122 @@
+"""Combinations that cannot do what they are for are refused before anything loads; odd ones are warned of."""
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError
+
+EXPERT = 'expert.path="expert.jsonl"'
+SFT = 'loss=[{name="ppo_clip"}, {name="sft"}]'
+PRIME = 'algorithm.transform_mode=["process_rloo"]'
+STATEFUL = """
+class Twice:
+    def __call__(self, advantages):
+        return advantages
+"""
+INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("a pooling that nobody reads", ('algorithm.transform_mode=["sepa"]',),
+     ("[algorithm] transform_mode", '"sepa" changes uncertainty', "put it before a stage that reads uncertainty")),
+    ("a pooling behind its reader", ('algorithm.transform_mode=["gtpo", "sepa", "hicra"]',),
+     ("[algorithm] transform_mode", "no stage behind it reads that", "or remove it")),
+    ("two corrections of the sampler", ('algorithm.transform_mode=["tis", "mis"]',),
+     ("[algorithm] transform_mode", "tis and mis correct for the sampler", "keep one")),
+    ("a stateful stage twice", ('algorithm.transform_mode=["state.Twice", "state.Twice"]',),
+     ("[algorithm] transform_mode", 'keep state are called "state.Twice"', "use it once")),
+    ("a signal as a stage", ('algorithm.transform_mode=["process_rewards"]',),
+     ("[algorithm] transform_mode[0]", 'no transform named "process_rewards"', 'did you mean "process_rloo"?')),
+    ("a transform as the advantage", ("algorithm.advantage_mode=whiten",),
+     ("[algorithm] advantage_mode", 'no advantage named "whiten"', "grpo")),
+    ("a preset as the advantage", ("algorithm.advantage_mode=dapo",),
+     ("[algorithm] advantage_mode", 'no advantage named "dapo"')),
+    ("a column of nobody", ("algorithm.transform_mode=missing.stage",),
+     ("[algorithm] transform_mode", 'reads column "proces_rewards"', 'did you mean "process_rewards"?')),
+    ("an empty band", ("algorithm.filter=accuracy_band", "accuracy_band.low=0.8", "accuracy_band.high=0.2"),
+     ("[algorithm] filter", "between low = 0.8 and high = 0.2", "widen [accuracy_band] low and high")),
+    ("a band between the shares of a group", ("algorithm.filter=accuracy_band", "training.group_size=2",
+     "accuracy_band.low=0.6"), ("[algorithm] filter", "no group of 2", "raise [training] group_size")),
+    ("a band for groups of one", ("algorithm.algorithm_mode=prime", "training.group_size=1"),
+     ("[algorithm] filter", "no group of 1", "every group would be dropped")),
+    ("process rewards that stay 0", (PRIME, "prime.update=none"),
+     ("[prime] update", "never learns gives no reward but 0", "name a trained model in [prime] path")),
+    ("a process reward model beside adapters", (PRIME, "model.lora={r = 2}", "prime.path=org/prm"),
+     ("[prime] path", "an adapter on the policy's base", "train without LoRA")),
+    ("a process reward model from nowhere", (PRIME, 'prime.path="./nowhere"'),
+     ("[prime] path", 'there is no directory "./nowhere"', "a directory or a hub name")),
+    ("a slip in [prime]", (PRIME, "prime.bta=0.1"), ("[prime] bta", "unknown key", 'did you mean "beta"?')),
+    ("a choice of [prime]", (PRIME, "prime.norm=group"),
+     ("[prime] norm", "none of its values", 'one of "batch", "none"')),
+    ("a scale of [prime]", (PRIME, "prime.beta=0.0"), ("[prime] beta", "out of range", "> 0")),
+    ("a slip in [mix]", (SFT, EXPERT, "mix.schedul=chord"), ("[mix] schedul", 'did you mean "schedule"?')),
+    ("a share of [mix]", (SFT, EXPERT, "mix.mu=1.5"), ("[mix] mu", "out of range", "<= 1")),
+    ("a slip in [expert]", (SFT, EXPERT, "expert.ration=0.5"), ("[expert] ration", 'did you mean "ratio"?')),
+    ("an expert without a file", (SFT,), ("[[loss]] name", "trains on expert rows", "add [expert] path")),
+    ("no room beside the expert", (SFT, EXPERT, "expert.ratio=0.95"),
+     ("[expert] ratio", "no room for a prompt", "a ratio of at most 0.937")),
+    ("a detector from nowhere", ("planning.detector=no_such_file.detect",),
+     ("[planning] detector", "no module named", "no_such_file.py")),
+    ("a slip in a detector", ("planning.detector=semantc",),
+     ("[planning] detector", 'no detector is called "semantc"', 'did you mean "semantic"?')),
+    ("a share of entropy", ("algorithm.transform_mode=hicra_entropy", "hicra.entropy_topk=2.0"),
+     ("[hicra] entropy_topk", "out of range", "<= 1")),
+    ("a preset's slip", ("algorithm.algorithm_mode=prme",), ("[algorithm] algorithm_mode", 'did you mean "prime"?')),
+    ("every term off", ('loss=[{name="kl"}, {name="entropy"}]',), ("loss", "no loss term has a weight other")),
+]  # fmt: skip
+"""(what, overrides, the parts of the message: key, reason, fix)"""
+
+ODD: list[tuple[tuple[str, ...], tuple[str, str]]] = [
+    (("prime.beta=0.1",), ("prime", "no stage reads process rewards")),
+    (('loss=[{name="kl", weight=0.1}]',), ("loss", "rewards teach the policy nothing")),
+    (('loss=[{name="reinforce"}]', "training.epochs=2"), ("loss", '"reinforce" has no ratio, and of 2 updates')),
+    (("rollout.resample=uninformative", "algorithm.filter=none"), ("[rollout] resample", "nothing to replace")),
+]
+SOUND = [
+    ('loss=[{name="reinforce"}]',),
+    ('loss=[{name="cispo"}, {name="kl", weight=0.1}]', "training.epochs=2"),
+    ('loss=[{name="sft"}]', EXPERT),
+    (PRIME, "prime.update=none", "prime.reference=policy"),
+    (PRIME, "prime.update=none", "prime.path=org/prm"),
+    (PRIME, 'prime.path="./prm"'),
+    (
+        "algorithm.filter=accuracy_band",
+        "accuracy_band.low=0.5",
+        "accuracy_band.high=0.5",
+        "accuracy_band.inclusive=true",
+    ),
+    ("algorithm.filter=accuracy_band", "training.group_size=2"),
+]
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "expert.jsonl").write_text('{"prompt": "1+1?", "completion": "so 2"}\n')
+    (tmp_path / "state.py").write_text(STATEFUL)
+    (tmp_path / "missing.py").write_text(
+        "from retrain import transform\n@transform('of_nobody')\ndef stage(proces_rewards):\n    return 0\n"
+    )
+    (tmp_path / "prm").mkdir()
+    (tmp_path / "run.toml").write_text("")
+    return lambda *overrides: load("run.toml", overrides)
+
+
+@pytest.mark.parametrize(("what", "overrides", "says"), INVALID, ids=[row[0] for row in INVALID])
+def test_it_is_refused_with_key_and_fix(loaded, what, overrides, says):
+    with pytest.raises(ConfigError) as caught:
+        loaded(*overrides)
+    assert caught.value.exit_code == 2
+    (found,) = caught.value.problems
+    assert found.key == says[0]
+    assert all(part in str(found) for part in says), found
+    assert found.fix
+
+
+@pytest.mark.parametrize(("overrides", "says"), ODD, ids=[says[0] for _, says in ODD])
+def test_it_is_warned_of(loaded, overrides, says):
+    (warning,) = loaded(*overrides).warnings
+    assert warning.key == says[0]
+    assert says[1] in warning.problem
+
+
+@pytest.mark.parametrize("overrides", SOUND, ids=" ".join)
+def test_it_is_in_order(loaded, overrides):
+    assert loaded(*overrides).warnings == ()
