@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -45,7 +47,11 @@ def server(tmp_path_factory):
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *FLAGS.split()]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [*command, "--port", str(port)], env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log
+            [*command, "--port", str(port)],
+            env={**os.environ, **ENVIRONMENT},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     for _ in range(300):
         with socket.socket() as probe:
@@ -54,7 +60,8 @@ def server(tmp_path_factory):
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
         time.sleep(1)
     yield folder, f"http://127.0.0.1:{port}", process
-    process.kill()
+    with suppress(ProcessLookupError):  # a group of its own: a killed server leaves helpers behind
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
