@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean, median_low
 from typing import Any
 
@@ -58,7 +57,8 @@ class Comparison:
 
     Attributes:
         condition, against: whose runs minus whose.
-        family: "ladder", `against` is the rung below; or "baseline". A family is one question, corrected by itself.
+        family: "ladder", the condition adds something to `against`; or "baseline". A family is one question,
+            corrected by itself.
         size, alpha: comparisons in the family, and the level at which it errs at most.
         seeds: finished in both; only these count.
         left_out: seeds of the plan without a pair.
@@ -104,7 +104,7 @@ class Analysis:
     """Everything the report says in numbers.
 
     Attributes:
-        ladder: every condition against the rung below; empty if the order of the conditions means nothing.
+        ladder: every condition against the one that it adds to; empty for runs without a plan.
         baseline: every condition against the baseline.
     """
 
@@ -126,12 +126,11 @@ class Analysis:
 
 def analyze(results: Results) -> Analysis:
     """Summaries of all conditions and both families of comparisons; equal tables give equal numbers."""
-    ladder = [(condition, against) for against, condition in pairwise(results.conditions)]
     baseline = [(label, results.baseline) for label in results.conditions if label != results.baseline]
     return Analysis(
         results,
         tuple(summarize(results, label) for label in results.conditions),
-        compare(results, ladder, "ladder") if results.ladder else (),
+        compare(results, results.ladder, "ladder"),
         compare(results, baseline, "baseline"),
     )
 

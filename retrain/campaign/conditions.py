@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,14 @@ class Condition:
         overrides: dotted key -> value, what it changes of the base run.
         document: the base run with those changes.
         at: the entry of the campaign file that it comes from.
+        against: label of the condition that it adds to, if the file says so.
     """
 
     label: str
     overrides: Mapping[str, Any]
     document: Document
     at: Path
+    against: str | None = None
 
     @property
     def folder(self) -> str:
@@ -54,7 +56,7 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
     """Every condition in the order of the file; mistakes about them are recorded in `source`."""
     found: list[Condition] = []
     axes = list(_axes(settings, source))
-    for label, entry, at in _entries(settings):
+    for label, entry, at, against in _entries(settings):
         variant, overrides = fork(base), dict[str, Any]()
         for key, value in entry.items():
             path = _path(key)
@@ -67,16 +69,41 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
                 lay(document, path, value, source, place)
                 chosen |= _flat(path, value)
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
-            found.append(Condition(name + suffix, chosen, document, at))
+            found.append(Condition(name + suffix, chosen, document, at, against and against + suffix))
     return found
 
 
-def _entries(settings: Campaign) -> Iterator[tuple[str | None, Mapping[str, Any], Path]]:
+def rungs(found: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Every condition but the first with the one that it is a step from: (condition, against).
+
+    Unless the file says which, that is the one among those before it whose run differs in the fewest settings and
+    components, and the last of these: gtpo_sepa is a step from gtpo, not from gtpo_hicra.
+
+    Args:
+        facts: the resolved configuration of each condition.
+    """
+    described = [_described(one) for one in facts]
+    pairs: list[tuple[str, str]] = []
+    for index, condition in enumerate(found[1:], start=1):
+        nearest = min(range(index), key=lambda before: (len(described[before] ^ described[index]), -before))
+        pairs.append((condition.label, condition.against or found[nearest].label))
+    return pairs
+
+
+def _described(facts: Mapping[str, Any]) -> set[str]:
+    """Settings and components of a run, one text for each."""
+    components = {name: one for name, one in facts["components"].items() if name != "tracker"}
+    rest = {name: one for name, one in facts.items() if name not in ("components", "logging", "algorithm")}
+    settings = {f"{'.'.join(map(str, path))}={value!r}" for path, value in leaves((), rest)}
+    return settings | {f"{kind} {one!r}" for kind, several in components.items() for one in several}
+
+
+def _entries(settings: Campaign) -> Iterator[tuple[str | None, Mapping[str, Any], Path, str | None]]:
     if not settings.conditions:
         for advantage, transform in STANDARD:
-            yield None, {"advantage_mode": advantage, "transform_mode": transform}, ("campaign",)
+            yield None, {"advantage_mode": advantage, "transform_mode": transform}, ("campaign",), None
     for index, entry in enumerate(settings.conditions):
-        yield entry.label, entry.model_extra or {}, ("campaign", "conditions", index)
+        yield entry.label, entry.model_extra or {}, ("campaign", "conditions", index), entry.against
 
 
 def _axes(settings: Campaign, source: Document) -> Iterator[list[tuple[Path, Any, Path]]]:

@@ -23,13 +23,13 @@ from typing import Any
 import tomli
 
 from retrain.campaign.conditions import Condition, leaves
-from retrain.campaign.load import LoadedCampaign
+from retrain.campaign.load import LoadedCampaign, tracker_tables
 from retrain.config.document import show
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.run.rundir import read_json, write_text
 
 PLAN = "plan.json"
-_FREE = ("logging", "checkpoint", "wandb", "trackio")
+_FREE = ("logging", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _plan(loaded: LoadedCampaign, jobs: list[Job]) -> dict[str, Any]:
         "file": loaded.file,
         "folder": str(Path.cwd()),
         "baseline": loaded.baseline,
-        "ladder": [condition.label for condition in loaded.conditions],
+        "ladder": loaded.ladder,
         "seeds": settings.seed_list,
         "threshold": settings.threshold,
         "alpha": settings.alpha,
@@ -177,7 +177,7 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
     if not (run / "config.resolved.json").exists():
         return []
     old, new = (
-        {path: value for path, value in leaves((), data) if path[0] not in _FREE}
+        {path: value for path, value in leaves((), data) if path[0] not in (*_FREE, *tracker_tables())}
         for data in (tomli.loads((run / "config.toml").read_text()), config)
     )
     fix = "change it back, choose another [campaign] name, or start again with --fresh, which deletes all runs"

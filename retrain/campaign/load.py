@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from retrain import registry
-from retrain.campaign.conditions import Condition, conditions
+from retrain.campaign.conditions import Condition, conditions, rungs
 from retrain.campaign.layers import fork, lay
 from retrain.campaign.schema import Campaign
 from retrain.config.document import Document, read
@@ -61,6 +61,11 @@ class LoadedCampaign:
     def baseline(self) -> str:
         """Label of the condition that the others are compared with."""
         return self.settings.baseline or self.conditions[0].label
+
+    @property
+    def ladder(self) -> list[tuple[str, str]]:
+        """Each condition but the first, with the one that it adds to."""
+        return rungs(self.conditions, [config.resolved() for config in self.configs])
 
     def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
         """The whole configuration of one run, as a TOML document."""
@@ -168,6 +173,10 @@ def _check_labels(found: Sequence[Condition], settings: Campaign, source: Docume
         near = get_close_matches(settings.baseline, labels, 1)
         fix = f'did you mean "{near[0]}"?' if near else f"labels: {', '.join(labels)}"
         source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
+    for condition in found:
+        if condition.against is not None and condition.against not in {*labels} - {condition.label}:
+            text = f'no other condition is called "{condition.against}"'
+            source.refuse((*condition.at, "against"), text, f"labels: {', '.join(labels)}")
 
 
 def _validated(condition: Condition, settings: Campaign) -> LoadedConfig:
@@ -186,13 +195,19 @@ def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | Non
     logging = data["logging"]
     if folder is not None:
         logging["dir"] = folder
-    for tracker in ("wandb", "trackio"):
-        if isinstance(logging, dict) and tracker in logging.get("trackers", ()):
-            table = data.setdefault(tracker, {})
-            table |= {"name": f"{condition.label}_s{seed}", "group": condition.label}
-            if tracker == "wandb":
-                table["tags"] = [*table.get("tags", ()), campaign, condition.label]
+    used = logging.get("trackers", ()) if isinstance(logging, dict) else ()
+    for tracker in registry.components("tracker"):
+        table = data.setdefault(tracker.table, {}) if tracker.name in used else None
+        if isinstance(table, dict):
+            tags = [*table.get("tags", ()), campaign, condition.label]
+            known = {"name": f"{condition.label}_s{seed}", "group": condition.label, "tags": tags}
+            table |= {key: value for key, value in known.items() if key in tracker.schema.model_fields}
     return data
+
+
+def tracker_tables() -> list[str]:
+    """Tables of all registered trackers: they say where metrics go, and change nothing that is measured."""
+    return [tracker.table for tracker in registry.components("tracker")]
 
 
 def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], source: Document) -> list[ConfigProblem]:
@@ -201,7 +216,7 @@ def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], sou
     seen: dict[str, str] = {}
     for condition, config in zip(found, configs, strict=True):
         facts = config.resolved()
-        for free in ("logging", "wandb", "trackio"):
+        for free in ("logging", *tracker_tables()):
             facts.pop(free, None)
         facts["components"].pop("tracker", None)
         first = seen.setdefault(json.dumps(facts, sort_keys=True), condition.label)

@@ -132,7 +132,7 @@ def _lost(results: Results) -> str:
 
 
 def _forest(analysis: Analysis) -> str:
-    families = [("Each condition against the one below it on the ladder", analysis.ladder)]
+    families = [("Each condition against the one that it adds to", analysis.ladder)]
     families = [pair for pair in (*families, ("Each condition against the baseline", analysis.baseline)) if pair[1]]
     if not families:
         return ""

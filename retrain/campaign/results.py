@@ -98,13 +98,13 @@ class Results:
 
     Attributes:
         name: of the campaign.
-        conditions: labels, in the order of the ladder: each adds to the one before.
+        conditions: labels, in the order of the plan.
         baseline: the condition that all are compared with.
         seeds: in ascending order.
         cells: by (condition, seed); every planned pair is there.
         threshold: the accuracy that "steps to threshold" counts to; None if none makes sense.
         alpha: level of each family of comparisons.
-        ladder: the order of the conditions means something, so that neighbors are compared.
+        ladder: pairs (condition, against) in which the first adds something to the second.
         commands: what reproduces the table.
     """
 
@@ -115,7 +115,7 @@ class Results:
     cells: Mapping[tuple[str, int], Cell]
     threshold: float | None = None
     alpha: float = 0.05
-    ladder: bool = True
+    ladder: tuple[tuple[str, str], ...] = ()
     commands: tuple[str, ...] = ()
 
     def of(self, condition: str) -> list[Cell]:
@@ -143,11 +143,9 @@ def read_campaign(directory: Path) -> Results:
         raise ConfigError([problem])
     cells = [_planned(directory, entry) for entry in plan["cells"]]
     found = tuple(dict.fromkeys(cell.condition for cell in cells))
-    order = tuple(label for label in plan.get("ladder") or found if label in found)
-    order += tuple(label for label in found if label not in order)
-    baseline = plan.get("baseline") or order[0]
-    alpha = float(plan.get("alpha") or Results.alpha)
-    return table(directory.resolve().name, cells, order, baseline, threshold=plan.get("threshold"), alpha=alpha)
+    ladder = tuple((str(condition), str(against)) for condition, against in plan["ladder"])
+    name, threshold, alpha = directory.resolve().name, plan["threshold"], float(plan["alpha"])
+    return table(name, cells, found, plan["baseline"], threshold=threshold, alpha=alpha, ladder=ladder)
 
 
 def table(
@@ -180,12 +178,9 @@ def default_threshold(results: Results) -> float | None:
 
 def _planned(directory: Path, entry: Mapping[str, Any]) -> Cell:
     condition, seed = str(entry["condition"]), int(entry["seed"])
-    path = directory / entry.get("path", f"cells/{condition}/s{seed}")
-    outcome = read_json(path / "outcome.json")
-    overrides = entry.get("overrides") or ()
-    if isinstance(overrides, Mapping):
-        overrides = [f"{key}={value}" for key, value in overrides.items()]
-    return read_cell(path, condition, seed, outcome, tuple(map(str, overrides)))
+    path = directory / entry["path"]
+    overrides = tuple(f"{key}={value}" for key, value in entry["overrides"].items())
+    return read_cell(path, condition, seed, read_json(path / "outcome.json"), overrides)
 
 
 def read_cell(

@@ -40,7 +40,7 @@ def read_runs(paths: Sequence[Path]) -> Results:
     for group in groups.values():
         cells += _labelled(group, {cell.condition for cell in cells})
     labels = list(dict.fromkeys(cell.condition for cell in _in_order(cells, paths)))
-    return table("comparison", cells, labels, labels[0], threshold=None, ladder=False)
+    return table("comparison", cells, labels, labels[0], threshold=None)
 
 
 def compare_command(paths: Sequence[Path]) -> str:

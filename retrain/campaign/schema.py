@@ -20,6 +20,8 @@ class Condition(BaseModel):
 
     label: Annotated[str, Field(min_length=1, max_length=100, pattern=r"[A-Za-z0-9]")] | None = None
     """Name in tables, figures and paths. Unset: made from the keys."""
+    against: Annotated[str, Field(min_length=1)] | None = None
+    """Label of the condition that this one adds to. Unset: of those before it, the one that differs least."""
 
 
 class Campaign(Section):

@@ -73,7 +73,8 @@ def write_campaign(
         for condition in conditions:
             path = f"cells/{condition}/s{seed}"
             cell = {"id": f"{condition}/s{seed}", "condition": condition, "seed": seed, "path": path}
-            cells.append(cell | {"overrides": overrides(condition, seed)})
+            written = dict(text.split("=", 1) for text in overrides(condition, seed))
+            cells.append(cell | {"overrides": written})
             if (condition, seed) in missing:
                 continue
             rng = random.Random(f"{condition} {seed}")
@@ -86,7 +87,8 @@ def write_campaign(
                 outcome |= {"reason": "" if ends == "done" else "the loss was not finite in 5 steps", "host": "node1"}
                 (directory / path / "outcome.json").write_text(json.dumps(outcome))
     (directory / "campaign.toml").write_text(TOML)
-    stored = {"baseline": conditions[0], "ladder": list(conditions), "cells": cells} | plan
+    ladder = list(zip(conditions[1:], conditions, strict=False))
+    stored = {"baseline": conditions[0], "ladder": ladder, "threshold": None, "alpha": 0.05, "cells": cells} | plan
     (directory / "plan.json").write_text(json.dumps(stored))
     return directory
 

@@ -21,7 +21,9 @@ def simulated(accuracies: dict[str, list[float | None]], **more) -> Results:
         for seed, value in enumerate(values)
     }
     seeds = tuple(range(max(map(len, accuracies.values()))))
-    return Results("t", tuple(accuracies), next(iter(accuracies)), seeds, cells, **more)
+    labels = tuple(accuracies)
+    ladder = tuple(zip(labels[1:], labels, strict=False))
+    return Results("t", labels, labels[0], seeds, cells, **{"ladder": ladder} | more)
 
 
 def test_the_families_are_the_ladder_and_the_baseline(results):
@@ -115,7 +117,7 @@ def test_the_level_is_the_campaigns():
 
 
 def test_without_a_ladder_the_baseline_is_the_question():
-    found = analyze(simulated({"a": [0.1] * 8, "b": [0.2] * 8}, ladder=False))
+    found = analyze(simulated({"a": [0.1] * 8, "b": [0.2] * 8}, ladder=()))
     assert found.ladder == ()
     assert found.primary == found.baseline
     assert second(found) == []

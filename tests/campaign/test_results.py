@@ -82,18 +82,6 @@ def test_no_threshold_without_a_baseline_that_learns(tmp_path):
     assert read_campaign(tmp_path / "b").threshold is None
 
 
-def test_a_plan_may_leave_out_order_baseline_and_paths(tmp_path):
-    plan = write_campaign(tmp_path / "a", **SMALL) / "plan.json"
-    cells = [{"condition": one, "seed": seed} for seed in range(3) for one in ("maxrl", "grpo")]
-    cells[0]["overrides"] = {"algorithm.advantage_mode": "maxrl"}
-    plan.write_text(json.dumps({"cells": cells}))
-    found = read_campaign(tmp_path / "a")
-    assert found.conditions == ("maxrl", "grpo")
-    assert found.baseline == "maxrl"
-    assert found.cells["maxrl", 0].done
-    assert found.cells["maxrl", 0].overrides == ("algorithm.advantage_mode=maxrl",)
-
-
 def test_the_tables_hold_a_row_per_cell(results, tmp_path):
     files = write_tables(results, tmp_path)
     with files[0].open() as file:
