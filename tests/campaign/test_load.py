@@ -9,7 +9,9 @@ from retrain.campaign.load import is_campaign, load_campaign
 from retrain.config.load import load
 from retrain.errors import ConfigError
 
-CAMPAIGNS = sorted((Path(__file__).parents[2] / "campaigns").glob("*.toml"))
+ROOT = Path(__file__).parents[2]
+CAMPAIGNS = sorted((ROOT / "campaigns").glob("*.toml"))
+EVIDENCE = sorted((ROOT / "benchmarks" / "evidence").glob("*.toml"))
 
 
 @pytest.fixture
@@ -72,11 +74,20 @@ against = "AGAINST"
 
 @pytest.mark.parametrize("file", CAMPAIGNS, ids=lambda file: file.stem)
 def test_every_shipped_campaign_is_valid(file):
-    loaded = load_campaign(file)
+    # What a GPU's runs need need not be installed here.
+    overrides = ("rollout.engine=auto", "task.name=addition") if "gpu" in file.stem else ()
+    loaded = load_campaign(file, overrides)
     # A penalty that is too strong is what campaigns/dca.toml is there to show.
     assert [warning.key for warning in loaded.warnings if "grpo_lp.gamma" not in warning.key] == []
     assert len(loaded.conditions) == 5
     assert is_campaign(file)
+
+
+@pytest.mark.parametrize("file", EVIDENCE, ids=lambda file: file.stem)
+def test_every_benchmark_of_evidence_is_valid_and_has_seeds_enough_to_tell(file):
+    loaded = load_campaign(file)
+    assert len(loaded.settings.seed_list) >= 5
+    assert loaded.ladder
 
 
 def test_conditions_set_any_key_and_name_themselves_after_what_they_set(campaign):
