@@ -1,0 +1,137 @@
+"""What the documentation says can be done: its TOML is valid, its Python runs, its commands and keys exist."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from retrain.campaign.load import load_campaign
+from retrain.campaign.schema import Campaign, Condition
+from retrain.cli.main import COMMANDS, app
+from retrain.config.load import load
+from retrain.config.schema import Config
+from retrain.registry import components
+from tests.campaign.tables import write_campaign
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+SOURCE = "\n".join(file.read_text() for file in sorted((ROOT / "retrain").rglob("*.py")))
+PROSE = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
+
+
+def blocks(*languages):
+    return [
+        pytest.param(block, id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, block in enumerate(re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", page.read_text(), re.S))
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("block", blocks("toml"))
+def test_configurations_are_valid(block, tmp_path):
+    file = tmp_path / "block.toml"
+    file.write_text(block.replace('"../configs/', f'"{ROOT}/configs/'))
+    overrides = ['plugins.search_paths=["plugins"]']
+    if 'engine = "vllm"' in block and importlib.util.find_spec("vllm") is None:
+        overrides.append("rollout.engine=auto")
+    if "[campaign]" in block:
+        assert not load_campaign(file, overrides).warnings
+    else:
+        load(file, overrides)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_runs(code, tmp_path):
+    if "trl" in code:
+        pytest.skip("a part of a program that trains for long; tests/adapters runs the like")
+    finished = tmp_path / "runs" / "quickstart"
+    finished.mkdir(parents=True)
+    (finished / "eval.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
+    if "runs/ladder" in code:
+        write_campaign(tmp_path / "runs" / "ladder", seeds=range(3))
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def commands():
+    """Every call of `retrain` in a shell block, continued lines joined and comments taken away."""
+    text = "\n".join(param.values[0] for param in blocks("sh", "bash")).replace("\\\n", " ")
+    found = [shlex.split(line, comments=True) for line in text.splitlines()]
+    return [words[1:] for words in found if words[:1] == ["retrain"]]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_commands_exist_with_these_options(words):
+    group = get_command(app)
+    command = group.get_command(None, words[0])
+    assert command is not None
+    if words[0] not in COMMANDS:
+        command = command.get_command(None, words[1])
+    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= options
+    shipped = [word for word in words if re.match(r"(configs|campaigns|plugins)/", word)]
+    assert all((ROOT / word).exists() for word in shipped)
+
+
+def test_every_command_is_in_the_table_of_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in COMMANDS if f"`retrain {name}" not in readme] == []
+
+
+def keys(table):
+    """Keys of a section of the configuration, or of the components that read a table."""
+    if table == "campaign":
+        return {*Campaign.model_fields, *Condition.model_fields}
+    found = {key for part in components() if part.table == table for key in part.schema.model_fields}
+    model = Config
+    for name in table.split("."):
+        field = model.model_fields.get(name) if model is not None else None
+        model = section(field.annotation) if field is not None else None
+    return found | set(model.model_fields if model is not None else ())
+
+
+def section(annotation):
+    """The model of a section in `Section`, `Section | None` or a tuple of sections."""
+    parts = [annotation, *getattr(annotation, "__args__", ())]
+    return next((part for part in parts if hasattr(part, "model_fields")), None)
+
+
+NAMED = sorted(set(re.findall(r"`\[+([a-z_.]+)\]+ ([a-z_]+)", PROSE)))
+ALIASES = {("training", "lr"), ("hicra", "strategic_grams_path"), ("hicra", "strategic_grams")}
+
+
+@pytest.mark.parametrize(("table", "key"), NAMED)
+def test_keys_in_the_text_exist(table, key):
+    assert (table, key) in ALIASES or key in keys(table)
+
+
+def tables(head):
+    """First cells of the tables whose first column is called so, with the name of the column."""
+    for found in re.finditer(rf"^\| ({head}) \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE):
+        for row in found[2].splitlines():
+            for name in re.findall(r"`([^`]+)`", row.split(" | ")[0]):
+                yield found[1], name
+
+
+@pytest.mark.parametrize(("head", "key"), sorted(set(tables(r"`\[[a-z_]+\]`"))))
+def test_tables_of_options_name_keys(head, key):
+    assert key in keys(head.strip("`[]"))
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in tables("metric")}))
+def test_tables_of_metrics_name_what_is_written(name):
+    prefix, _, rest = name.partition("/")
+    assert f'"{name}"' in SOURCE or f'"{prefix}/{{' in SOURCE or (rest and f"{name}" in SOURCE)
