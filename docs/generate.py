@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from retrain.campaign.schema import Campaign
 from retrain.config.document import ALIASES
 from retrain.config.schema import Config
 from retrain.registry import KINDS, Component, components
@@ -41,6 +42,8 @@ def configuration_page() -> str:
     ]
     for section, entry in schema["properties"].items():
         parts += list(section_tables(section, entry, definitions))
+    campaign = Campaign.model_json_schema()
+    parts += list(section_tables("campaign", {"$ref": "Campaign"}, campaign["$defs"] | {"Campaign": campaign}))
     parts.append("## Other names\n\n| you may write | for |\n|---|---|")
     parts += [
         f"| `[{'.'.join(old[:-1])}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |" for old, new in ALIASES.items()

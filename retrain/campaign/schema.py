@@ -16,7 +16,9 @@ class Condition(BaseModel):
     (`"gtpo.beta" = 0.2`). Those keys are validated as part of the run.
     """
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="allow", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     label: Annotated[str, Field(min_length=1, max_length=100, pattern=r"[A-Za-z0-9]")] | None = None
     """Name in tables, figures and paths. Unset: made from the keys."""

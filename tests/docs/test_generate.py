@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign.schema import Campaign
 from retrain.config.schema import Config
 from retrain.registry import components
 
@@ -27,6 +28,12 @@ def test_every_section_and_key_is_described(configuration):
 def test_nested_sections_have_their_own_table(configuration):
     assert "## `[model.lora]`" in configuration
     assert "| `r` | integer >= 1 | `16` |" in configuration
+
+
+def test_campaigns_are_described(configuration):
+    for key in Campaign.model_fields:
+        assert f"| `{key}` |" in configuration.partition("## `[campaign]`")[2]
+    assert "## `[[campaign.conditions]]`" in configuration
 
 
 def test_every_component_is_described():
