@@ -104,7 +104,8 @@ class Analysis:
     """Everything the report says in numbers.
 
     Attributes:
-        ladder: every condition against the one that it adds to; empty for runs without a plan.
+        ladder: every condition against the one that it adds to; empty for runs without a
+            plan, and where all add to the baseline.
         baseline: every condition against the baseline.
     """
 
@@ -127,10 +128,11 @@ class Analysis:
 def analyze(results: Results) -> Analysis:
     """Summaries of all conditions and both families of comparisons; equal tables give equal numbers."""
     baseline = [(label, results.baseline) for label in results.conditions if label != results.baseline]
+    ladder = () if set(results.ladder) == set(baseline) else results.ladder
     return Analysis(
         results,
         tuple(summarize(results, label) for label in results.conditions),
-        compare(results, results.ladder, "ladder"),
+        compare(results, ladder, "ladder"),
         compare(results, baseline, "baseline"),
     )
 

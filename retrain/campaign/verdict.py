@@ -20,9 +20,9 @@ def headline(analysis: Analysis) -> str:
     start = f"{done} of {len(runs)} runs finished" if done < len(runs) else f"All {done} runs finished"
     if not found:
         return f"{start}. There is one condition, so there is nothing to compare."
-    question = "rungs of the ladder" if analysis.ladder else "conditions"
-    other = "from the one below" if analysis.ladder else "from the baseline"
-    return f"{start}. {told} of {len(found)} {question} differ{'s' * (told == 1)} clearly {other}."
+    if analysis.ladder:
+        return f"{start}. {told} of {len(found)} changes made a clear difference."
+    return f"{start}. {told} of {len(found)} conditions differ{'s' * (told == 1)} clearly from the baseline."
 
 
 def sentences(analysis: Analysis) -> list[str]:

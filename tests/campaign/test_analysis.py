@@ -85,16 +85,16 @@ def test_the_verdict_says_what_would_tell():
     rng = np.random.default_rng(1)
     share = rng.normal(0.5, 0.03, 8)
     noisy = {label: list(share + rng.normal(0, 0.02, 8)) for label in ("grpo", "maxrl", "maxrl+gtpo")}
-    first, _ = analyze(simulated(noisy)).ladder
+    first, _ = analyze(simulated(noisy)).primary
     assert not first.told
     assert first.needed > 8
     assert conclusion(first) == f"cannot tell; about {first.needed:,} seeds would"
-    few = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.39, 0.5]})).ladder[0]
+    few = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.39, 0.5]})).primary[0]
     assert conclusion(few) == "cannot tell; no outcome of 3 seeds could, 6 are the least and about 6 would"
-    same = analyze(simulated({"a": [0.1] * 8, "b": [0.1] * 8})).ladder[0]
+    same = analyze(simulated({"a": [0.1] * 8, "b": [0.1] * 8})).primary[0]
     assert (same.p, same.needed) == (1.0, None)
     assert conclusion(same) == "cannot tell; there is no difference that more seeds would tell"
-    two = analyze(simulated({"a": [0.1, 0.2], "b": [0.3, 0.5]})).ladder[0]
+    two = analyze(simulated({"a": [0.1, 0.2], "b": [0.3, 0.5]})).primary[0]
     assert conclusion(two) == "cannot tell; no outcome of 2 seeds could, 6 are the least"
 
 
@@ -107,13 +107,13 @@ def test_sentences_name_the_ingredient():
         "sepa on top of maxrl+gtpo: -0.050 accuracy [-0.050, -0.050], p = .0078 (Holm .023), 8 seeds: worse.",
     ]
     assert [line.split(":")[0] for line in second(found)] == ["maxrl+gtpo against grpo", "maxrl+gtpo_sepa against grpo"]
-    assert headline(found) == "All 32 runs finished. 3 of 3 rungs of the ladder differ clearly from the one below."
+    assert headline(found) == "All 32 runs finished. 3 of 3 changes made a clear difference."
 
 
 def test_the_level_is_the_campaigns():
     values = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [0.2, 0.3, 0.41, 0.3, 0.2]}
-    assert not analyze(simulated(values)).ladder[0].told
-    assert analyze(simulated(values, alpha=0.1)).ladder[0].told
+    assert not analyze(simulated(values)).primary[0].told
+    assert analyze(simulated(values, alpha=0.1)).primary[0].told
 
 
 def test_without_a_ladder_the_baseline_is_the_question():
@@ -129,7 +129,7 @@ def test_nothing_to_compare():
     assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
     none = analyze(simulated({"a": [None, None], "b": [0.2, 0.3]}))
     assert sentences(none) == ["b against a: cannot tell; no seed finished in both."]
-    assert headline(none).startswith("2 of 4 runs finished. 0 of 1 rungs")
+    assert headline(none).startswith("2 of 4 runs finished. 0 of 1 conditions")
     assert math.isnan(none.summaries[0].mean.value)
     assert as_json(none)["conditions"][0]["mean"] == {"value": None, "low": None, "high": None}
 

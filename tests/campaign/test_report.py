@@ -30,7 +30,7 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
         assert sentence in words
         assert sentence in report.text
     for part in (
-        "48 of 50 runs finished. 3 of 4 rungs of the ladder differ clearly from the one below.",
+        "48 of 50 runs finished. 3 of 4 changes made a clear difference.",
         "maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)",
         "missing",
         "P(improvement)",
