@@ -11,6 +11,7 @@ from retrain.algorithms.objective import Objective, source_of
 from retrain.config.document import Document
 from retrain.config.resolve import MISMATCH, Resolved
 from retrain.config.schema import Config
+from retrain.types import BUILTIN
 
 _PROCESS_REWARDS = "process_rewards"
 _NO_CREDIT = frozenset({"logprobs", "old_logprobs", "ref_logprobs", "entropy", "response_mask"})
@@ -102,6 +103,10 @@ def _check_process_rewards(config: Config, document: Document, graph: Sequence[S
             ("prime", "path"),
             "with [model.lora] the process reward model is an adapter on the policy's base",
             "remove it, or train without LoRA",
+        )
+    elif path is not None and path.startswith(BUILTIN):
+        document.refuse(
+            ("prime", "path"), f'"{path}" is made, not trained: it knows no more than the policy', "remove it"
         )
     elif path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
         document.refuse(("prime", "path"), f'there is no directory "{path}"', "give a directory or a hub name")

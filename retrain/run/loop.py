@@ -8,15 +8,19 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from retrain.errors import DivergedError, Preempted
+from retrain.errors import DivergedError, EngineError, Preempted
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import Collection, collect, with_policy_columns
 from retrain.run.evaluate import evaluate
 from retrain.run.parity import check_parity, parity_due
 from retrain.run.parts import Parts
+from retrain.run.rundir import read_rows
 from retrain.run.seed import seed_generators
 from retrain.run.signals import Stop
 from retrain.types import Batch, Metrics
+
+_NONFINITE = "/nonfinite"
+"""How the metrics end that say, of any model in training, that an update was skipped for its gradient."""
 
 _MAX_NONFINITE = 3
 """Consecutive non-finite updates after which a run has diverged."""
@@ -34,37 +38,61 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
     Raises:
         Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
         DivergedError: loss or gradients were non-finite three times in a row.
-        EngineError: sampler and trainer disagree.
+        EngineError: sampler and trainer disagree; or the sampler failed, and what was trained has been saved.
     """
     settings, nonfinite = parts.config.training, 0
     parts.sampler.load_weights(parts.policy.weights(), start)
-    if start == 0:
-        evaluate_and_record(parts, 0)
+    if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
+        evaluate_and_record(parts, start)
     stop.deferred = True
     for step in range(start, settings.max_steps):
         seed_generators(derive_seed(settings.seed, "step", step))
         clock = Clock()
-        with clock("rollout"):
+        with clock("rollout"), _saving(parts, step, cursor, start):
             collection = collect(parts, step, cursor)
         metrics, batch = update(parts, collection, step, clock)
         cursor = collection.cursor
-        nonfinite = nonfinite + 1 if metrics.get("update/nonfinite") else 0
-        with clock("sync"):
-            parts.sampler.load_weights(parts.policy.weights(), step + 1)
-        record(parts, step, collection, batch, metrics | clock.metrics(collection.metrics["tokens/sampled"]))
+        bad = [name for name, value in metrics.items() if value and name.endswith(_NONFINITE)]
+        nonfinite = nonfinite + 1 if bad else 0
+        with _saving(parts, step + 1, cursor, start):
+            sync_and_record(parts, step, collection, batch, metrics, clock)
         if nonfinite >= _MAX_NONFINITE:
             parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch), name="diverged")
             raise DivergedError(
-                f"loss or gradients were not finite {nonfinite} times in a row, last at step {step}; "
-                f"the batch is in {parts.directory.path / 'rollouts'}; lower [optimizer] lr, or resume an earlier step"
+                f"loss or gradients were not finite {nonfinite} times in a row, last at step {step} "
+                f"({', '.join(bad)}); the batch is in {parts.directory.path / 'rollouts'}; "
+                "lower [optimizer] lr, or resume an earlier step"
             )
         done = parts.steps = step + 1
         if due(done, parts.config.eval.every, settings.max_steps):
-            evaluate_and_record(parts, done)
+            with _saving(parts, done, cursor, start):
+                evaluate_and_record(parts, done)
         if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):
             parts.directory.save_checkpoint(done, parts.state_dict(done, cursor))
         if stop.requested and done < settings.max_steps:
             raise Preempted(f"stopped by {stop.requested} after step {done}; --resume auto goes on from there")
+
+
+@contextmanager
+def _saving(parts: Parts, done: int, cursor: int, start: int) -> Generator[None]:
+    """A sampler that fails ends the run; the state after `done` steps is saved before."""
+    try:
+        yield
+    except EngineError:
+        if done > start:
+            parts.directory.save_checkpoint(done, parts.state_dict(done, cursor))
+        raise
+
+
+def sync_and_record(
+    parts: Parts, step: int, collection: Collection, batch: Batch | None, metrics: Metrics, clock: Clock
+) -> None:
+    """Give the sampler the new weights; the step is recorded even if it fails to take them."""
+    try:
+        with clock("sync"):
+            parts.sampler.load_weights(parts.policy.weights(), step + 1)
+    finally:
+        record(parts, step, collection, batch, metrics | clock.metrics(collection.metrics["tokens/sampled"]))
 
 
 def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tuple[Metrics, Batch | None]:
@@ -125,8 +153,9 @@ def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> I
 
 
 def evaluate_and_record(parts: Parts, step: int) -> None:
-    """Evaluate on held-out problems, if there are to be any, and write the row."""
-    if not parts.config.eval.problems:
+    """Evaluate on held-out problems, if there are to be any, and write the row, unless it is there."""
+    known = {row["step"] for row in read_rows(parts.directory.path / "eval.jsonl")}
+    if not parts.config.eval.problems or step in known:
         return
     parts.observe("phase", {"name": f"evaluation after {step} steps"})
     began = time.perf_counter()

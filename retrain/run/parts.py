@@ -76,14 +76,21 @@ class Parts:
         return found | ({"expert": {"data": self.experts.data}} if self.experts is not None else {})
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
-        """Restore the parts; returns (step, cursor)."""
+        """Restore the parts; returns (step, cursor). A part that the checkpoint's run did not have starts anew."""
         self.policy.load_state_dict(state["policy"])
         for name, part in self.pipeline.stateful.items():
-            part.load_state_dict(state["signals"][name])
+            self._restore(name, part, state["signals"].get(name))
         if self.experts is not None:
-            self.experts.load_state_dict(state["loop"]["experts"])
+            self._restore("the expert's rows", self.experts, state["loop"]["experts"] or None)
         self.steps = int(state["loop"]["step"])
         return self.steps, int(state["loop"]["cursor"])
+
+    def _restore(self, name: str, part: Any, saved: State | None) -> None:
+        if saved is not None:
+            part.load_state_dict(saved)
+            return
+        text = f"the checkpoint's run did not have {name}: it starts anew"
+        self.observe("message", {"text": text, "level": "warning"})
 
     def close(self) -> None:
         """End the reward processes, the trackers, and a sampler that has something to end."""

@@ -42,6 +42,8 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
      ("[prime] path", "an adapter on the policy's base", "train without LoRA")),
     ("a process reward model from nowhere", (PRIME, 'prime.path="./nowhere"'),
      ("[prime] path", 'there is no directory "./nowhere"', "a directory or a hub name")),
+    ("a process reward model that nobody trained", (PRIME, 'prime.path="builtin:tiny"'),
+     ("[prime] path", '"builtin:tiny" is made, not trained', "remove it")),
     ("a slip in [prime]", (PRIME, "prime.bta=0.1"), ("[prime] bta", "unknown key", 'did you mean "beta"?')),
     ("a choice of [prime]", (PRIME, "prime.norm=group"),
      ("[prime] norm", "none of its values", 'one of "batch", "none"')),

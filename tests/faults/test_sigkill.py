@@ -1,5 +1,8 @@
 """A run killed at random moments and resumed ends with the weights of a run that was left alone."""
 
+import hashlib
+import json
+import multiprocessing
 import os
 import random
 import signal
@@ -9,6 +12,10 @@ import time
 
 import pytest
 
+import retrain.run.build  # noqa: F401 - with torch, before the processes are forked
+from retrain.config.load import load
+from retrain.run import checkpoint
+from retrain.run.session import Resume, run
 from tests.run.conftest import TOML, digest, rows
 
 pytestmark = pytest.mark.faults
@@ -55,6 +62,110 @@ def test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be(tmp_p
         assert rows(killed / "eval.jsonl") == rows(whole / "eval.jsonl")
     print(f"killed {len(moments)} times, after steps {moments}")
     assert len({moment for moment in moments if moment}) >= 5, "the kills hit different steps"
+
+
+CHANCE = """
+from zlib import crc32
+
+def chance(completion):
+    return float(crc32(completion.encode()) % 2)
+"""
+SMALL = """
+training.batch_size=2 training.max_tokens=8 warmup.steps=0 eval.problems=0 checkpoint.every=1 reward_pool.workers=0
+logging.rollouts_every=0
+""".split()  # noqa: SIM905
+PRIME = (
+    'algorithm.transform_mode=["process_rloo", "whiten"]',
+    "prime.lr=1e-3",
+    "algorithm.filter=accuracy_band",
+    "rollout.resample=uninformative",
+)
+METHODS = {
+    "prime": PRIME,
+    "prime_lora": (*PRIME, "model.lora={r = 2}", "prime.update=before", "prime.loss=dpo", "training.lr=1e-2"),
+    "mix": (
+        'loss=[{name = "ppo_clip"}, {name = "sft"}]',
+        'expert.path="expert.jsonl"',
+        "mix.schedule=chord",
+        "mix.warmup=3",
+        "mix.decay=4",
+    ),
+    "sepa": ("algorithm.transform_mode=gtpo_sepa", "sepa.schedule=auto", "sepa.warmup_steps=2", "sepa.delay_steps=1"),
+    "hicra_entropy": ("algorithm.transform_mode=hicra_entropy", "training.epochs=2", "training.minibatches=2"),
+}
+STEPS, KILLS_EACH = 8, 3
+
+
+def final_state(folder):
+    """The last checkpoint by file: hashes of the tensors, and everything that is not a tensor."""
+    folder = folder / "checkpoints" / f"step-{STEPS:06d}"
+    assert checkpoint.problem(folder) is None
+    manifest, state = (json.loads((folder / name).read_text()) for name in ("manifest.json", "state.json"))
+    return manifest["files"], state
+
+
+def exported(folder):
+    """sha256 of every weight file that the run left, those of a process reward model among them."""
+    folder = folder / "model"
+    files = sorted(folder.rglob("*.safetensors"))
+    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def forked(folder, name, options):
+    """The run in a process of its own, which finds torch imported: that would take longer than the steps."""
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(folder, name, options))
+    process.start()
+    return process
+
+
+def _train(folder, name, options):
+    os.chdir(folder)
+    with (folder / f"{name}.log").open("a") as log:
+        run(load("run.toml", [f"logging.name={name}", *options]), Resume("auto"), lambda *said: print(*said, file=log))
+
+
+def finish(process):
+    process.join(timeout=300)
+    assert process.exitcode == 0
+
+
+def kill_in_steps(folder, name, options, rng):
+    """Start the run and kill it once it has gone some steps further, at a random moment of the next; steps done."""
+    metrics = folder / "runs" / name / "metrics.jsonl"
+    goal = min(steps_of(metrics) + rng.randint(1, 2), STEPS - 1)
+    process = forked(folder, name, options)
+    while process.is_alive() and steps_of(metrics) < goal:
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0.0, 0.2))
+    process.kill()
+    process.join()
+    return steps_of(metrics)
+
+
+def steps_of(metrics):
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_state_of_every_method_survives_kills(tmp_path, method):
+    if method == "prime_lora":
+        pytest.importorskip("peft")
+    (tmp_path / "by_chance.py").write_text(CHANCE)
+    answers = [{"prompt": f"{n}+1?\n", "completion": f"so {n + 1}"} for n in range(5)]
+    (tmp_path / "expert.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    (tmp_path / "run.toml").write_text('[training]\ngroup_size = 4\n[[rewards]]\nname = "by_chance.chance"\n')
+    options = (*SMALL, f"training.max_steps={STEPS}", *METHODS[method])
+    finish(forked(tmp_path, "whole", options))
+    rng = random.Random(method)
+    moments = [kill_in_steps(tmp_path, "killed", options, rng) for _ in range(KILLS_EACH)]
+    finish(forked(tmp_path, "killed", options))
+    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
+    print(f"{method}: killed after steps {moments}")
+    assert "resumed after step" in (tmp_path / "killed.log").read_text()
+    assert rows(killed / "metrics.jsonl") == rows(whole / "metrics.jsonl")
+    assert final_state(killed) == final_state(whole)
+    assert exported(killed) == exported(whole)
+    assert any(row.get("grad/norm", 0) > 0 for row in rows(whole / "metrics.jsonl"))
 
 
 def test_sigterm_saves_and_exits_75_and_the_resumed_run_is_the_same(tmp_path):

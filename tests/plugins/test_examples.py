@@ -94,13 +94,13 @@ def test_example_configurations_are_valid(file):
 @EXAMPLES
 def test_examples_run(file, tmp_path, monkeypatch):
     monkeypatch.setenv("RETRAIN_CACHE", str(tmp_path / "cache"))
-    sizes = {"training.max_steps": 1, "training.batch_size": 2, "training.group_size": 2, "training.max_tokens": 8}
+    sizes = {"training.max_steps": 2, "training.batch_size": 2, "training.group_size": 2, "training.max_tokens": 8}
     sizes |= {"warmup.steps": 2, "warmup.batch_size": 2, "eval.problems": 2, "reward_pool.workers": 0}
     sizes |= {"logging.dir": f'"{tmp_path}"', "training.seed": 3}
     flags = [text for key, value in sizes.items() for text in ("--set", f"{key}={value}")]
     done = CliRunner().invoke(app, ["train", str(file), "--plain", *flags])
     assert done.exit_code == 0, done.output
-    assert len((tmp_path / file.stem / "metrics.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / file.stem / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "plugins").glob("*.py")), ids=lambda file: file.stem)

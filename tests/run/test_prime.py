@@ -4,7 +4,7 @@ from math import isfinite
 
 import pytest
 
-from retrain.errors import ComponentError, Preempted
+from retrain.errors import ComponentError, DivergedError, Preempted
 from retrain.run.export import export
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
@@ -118,3 +118,19 @@ def test_prompts_outside_the_band_are_replaced_within_bounds(train):
         if not step.get("update/skipped"):
             dropped = sum(step[f"skipped/{name}"] for name in ("all_correct", "all_wrong", "other"))
             assert step["groups/informative"] * 3 + dropped == step["rollout/completions"] / 4
+
+
+def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
+    said = []
+    train(*PRIME[1:], "eval.problems=0", "training.max_steps=2")
+    changes = ["training.max_steps", "algorithm.transform_mode", "components"]
+    resume = Resume("auto", allow_change=changes)
+    more = (*PRIME, "eval.problems=0", "training.max_steps=3")
+    run = train(*more, resume=resume, observe=lambda event, details: said.append(str(details)))
+    assert any("did not have process_rewards: it starts anew" in text for text in said)
+    assert ["prm/loss" in step for step in rows(run / "metrics.jsonl")] == [False, False, True]
+
+
+def test_a_process_reward_model_whose_gradients_overflow_stops_the_run(train):
+    with pytest.raises(DivergedError, match=r"at step 2 \(prm/nonfinite\)"):
+        train(*PRIME, *QUIET, "prime.beta=1e30")

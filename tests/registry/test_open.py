@@ -1,0 +1,191 @@
+"""The registry is open: what runs components knows none of them by name, and a new one is one file."""
+
+import ast
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from retrain import registry
+from retrain.algorithms.pipeline import Stages
+from retrain.cli.main import app
+from retrain.registry import decorators, lookup
+
+ROOT = Path(__file__).parents[2]
+FORMULAS = ROOT / "retrain" / "run" / "verify.py"
+"""It compares formulas with published figures, and calls each by its name; no run passes through it."""
+MODULES = [file for package in ("run", "campaign") for file in sorted((ROOT / "retrain" / package).rglob("*.py"))]
+MODULES.remove(FORMULAS)
+
+OTHER_MEANINGS = {
+    "none": "[rollout] resample, [algorithm] transform_mode",
+    "exact": "what an engine's traits say of its log-probs",
+    "format": "version of a checkpoint's manifest",
+    "dir": "[logging] dir",
+    **dict.fromkeys(Stages.observed, "columns of every run, whatever its method"),
+}
+"""Words that are names of components, and in run/ and campaign/ mean something else."""
+
+LOOK_UPS = ("get", "pop", "setdefault", "startswith", "named")
+
+
+def decisions(tree):
+    """Every string constant that is compared, matched, iterated over, looked up or a key to look up by."""
+    for node in ast.walk(tree):
+        for part in _deciding(node):
+            inside = part.elts if isinstance(part, (ast.Tuple, ast.List, ast.Set)) else [part]
+            yield from (one.value for one in inside if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+def _deciding(node):
+    match node:
+        case ast.Compare():
+            return [node.left, *node.comparators]
+        case ast.MatchValue():
+            return [node.value]
+        case ast.Subscript():
+            return [node.slice]
+        case ast.Dict():
+            return [key for key in node.keys if key is not None]
+        case ast.For() | ast.comprehension():
+            return [node.iter]
+        case ast.Call(func=ast.Attribute(attr=name)) if name in LOOK_UPS:
+            return node.args[:2]
+    return []
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_nothing_is_decided_by_the_name_of_a_component(file):
+    known = {one.name for one in registry.components() if one.source == "built-in"} - OTHER_MEANINGS.keys()
+    found = {word for word in decisions(ast.parse(file.read_text())) if word in known}
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'x == "prime"',
+        'x in ("grpo", "dca")',
+        'match x:\n case "grpo": pass',
+        'x["gtpo"]',
+        '{"gtpo": 1}[x]',
+        'for x in ["grpo"]: pass',
+    ],
+)
+def test_a_decision_by_name_would_be_noticed(code):
+    assert {"prime", "grpo", "gtpo"} & {*decisions(ast.parse(code))}
+
+
+FILE = """
+from retrain import advantage, filter, loss, signal, transform
+
+@advantage("share")
+def share(rewards, group_ids, *, scale: float = 2.0):
+    return scale * rewards
+
+@signal("seen")
+class Seen:
+    def __init__(self, seed, *, start: int = 5):
+        self.rows = start
+
+    def __call__(self, rewards):
+        return self.rows, {"seen/rows": float(self.rows)}
+
+    def before(self, batch):
+        return {}
+
+    def after(self, batch):
+        self.rows += len(batch.rewards)
+        return {"seen/after": float(self.rows)}
+
+    def state_dict(self):
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state):
+        self.rows = state["rows"]
+
+@transform("damped")
+def damped(advantages, seen, *, by: float = 0.5):
+    return advantages * by / seen
+
+@filter("first_group")
+def first_group(group_ids, *, most: int = 0):
+    return group_ids <= most
+
+@loss("push", vanishes=True)
+def push(logprobs, advantages, response_mask, *, power: float = 1.0):
+    return (-logprobs * advantages).where(response_mask, 0.0)
+"""
+OWN = """
+[algorithm]
+advantage_mode = "share"
+transform_mode = ["damped"]
+filter = "first_group"
+[[loss]]
+name = "push"
+[share]
+scale = 3.0
+[seen]
+start = 10
+[damped]
+by = 0.25
+[push]
+power = 2.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with one file of components, made known as an installed package makes its own known."""
+    (tmp_path / "own.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    registry.names("advantage")  # loads what is built in, so that it is in what is put back
+    monkeypatch.setattr(decorators, "REGISTERED", known := dict(decorators.REGISTERED))
+    monkeypatch.setattr(lookup, "REGISTERED", known)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    importlib.import_module("own")
+    (tmp_path / "run.toml").write_text(OWN)
+    return tmp_path
+
+
+def cli(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_method_of_ones_own_is_one_file(folder):
+    listed = {(row["kind"], row["name"]) for row in json.loads(cli("plugins", "--json").stdout)}
+    own = {("advantage", "share"), ("signal", "seen"), ("transform", "damped"), ("filter", "first_group")}
+    assert own | {("loss", "push")} <= listed
+    tables = json.loads(cli("schema").stdout)["properties"]
+    assert {"share", "seen", "damped", "first_group", "push"} <= tables.keys()
+    explained = json.loads(cli("explain", "run.toml", "--json").stdout)
+    stages = {stage.get("signal") or stage.get("name") for stage in explained["pipeline"]["stages"]}
+    assert stages >= {"seen"}
+    assert explained["probe"]["credit and loss"].startswith("ok")
+    wrong = cli("validate", "run.toml", "--set", "damped.bye=1")
+    assert wrong.exit_code == 2
+    assert 'did you mean "by"?' in wrong.stderr
+
+
+def test_it_trains_and_its_state_is_resumed(folder):
+    sizes = [
+        "training.batch_size=2",
+        "training.group_size=2",
+        "training.max_tokens=4",
+        "warmup.steps=0",
+        "eval.problems=0",
+    ]
+    options = [text for size in (*sizes, "reward_pool.workers=0") for text in ("--set", size)]
+    assert cli("train", "run.toml", "--plain", *options, "--set", "training.max_steps=1").exit_code == 0
+    more = ("--resume", "auto", "--allow-change", "training.max_steps", "--set", "training.max_steps=2")
+    assert cli("train", "run.toml", "--plain", *options, *more).exit_code == 0
+    steps = [json.loads(line) for line in (folder / "runs/run/metrics.jsonl").read_text().splitlines()]
+    assert [(step["seen/rows"], step["seen/after"]) for step in steps] == [
+        (10, 12),
+        (12, 14),
+    ]  # one group of two is kept
+    assert all("loss/push" in step for step in steps)
