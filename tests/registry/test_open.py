@@ -84,7 +84,7 @@ from retrain import advantage, filter, loss, signal, transform
 
 @advantage("share")
 def share(rewards, group_ids, *, scale: float = 2.0):
-    return scale * rewards
+    return scale * (1 + rewards)
 
 @signal("seen")
 class Seen:
@@ -184,8 +184,6 @@ def test_it_trains_and_its_state_is_resumed(folder):
     more = ("--resume", "auto", "--allow-change", "training.max_steps", "--set", "training.max_steps=2")
     assert cli("train", "run.toml", "--plain", *options, *more).exit_code == 0
     steps = [json.loads(line) for line in (folder / "runs/run/metrics.jsonl").read_text().splitlines()]
-    assert [(step["seen/rows"], step["seen/after"]) for step in steps] == [
-        (10, 12),
-        (12, 14),
-    ]  # one group of two is kept
+    counts = [(step["seen/rows"], step["seen/after"]) for step in steps]
+    assert counts == [(10, 12), (12, 14)], "one group of two is kept"
     assert all("loss/push" in step for step in steps)
