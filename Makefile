@@ -4,25 +4,27 @@
 PYTHON ?= python3
 VENV   := .venv
 VLLM   := .venv-vllm
+RAY    := .venv-ray
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --editable
 # One thread per process: the models are small, and the tests already run in two processes.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
 
-.PHONY: help demo test test-vllm faults mutants check format docs bench clean
+.PHONY: help demo test test-vllm test-ray faults mutants check format docs bench clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
 	@echo "make test    run the tests with coverage"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
+	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
 	@echo "make faults  kill real runs at random moments and compare what they leave"
 	@echo "make mutants break the mathematics in seven ways and see that tests notice"
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   time one training step against TRL"
-	@echo "make clean   remove .venv, .venv-vllm, caches and site/ (never runs/)"
+	@echo "make clean   remove the .venvs, caches and site/ (never runs/)"
 
 demo: $(VENV)/.core
 	$(BIN)/retrain train configs/quickstart.toml --fresh
@@ -32,6 +34,9 @@ test: $(VENV)/.test
 
 test-vllm: $(VLLM)/.ready
 	$(ENV) $(VLLM)/bin/python -m pytest -m vllm tests/vllm
+
+test-ray: $(RAY)/.ready
+	$(ENV) $(RAY)/bin/python -m pytest -m ray tests/ray
 
 faults: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m faults tests/faults
@@ -59,7 +64,7 @@ bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VLLM) $(RAY) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -74,6 +79,11 @@ $(VLLM)/.pins: constraints-vllm.txt
 
 $(VLLM)/.ready: $(VLLM)/.pins pyproject.toml
 	PIP_CONSTRAINT= $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt --editable .
+	@touch $@
+
+$(RAY)/.ready: pyproject.toml $(PINS)
+	$(PYTHON) -m venv --clear $(RAY)
+	PIP_CONSTRAINT= $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c $(PINS) beartype pytest --editable '.[ray]'
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python pyproject.toml $(PINS)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,11 @@ def _executor(settings: Campaign, source: Document) -> Bound | None:
     except ComponentError as error:
         source.refuse((SECTION, "executor"), error.problem, error.fix)
         return None
+    if needs := component.traits.get("extra"):
+        package, extra = needs
+        if find_spec(package) is None:
+            source.refuse((SECTION, "executor"), f"{package} is not installed", f'pip install "retrain[{extra}]"')
+            return None
     try:
         return component.bind(source.data.get(component.table, {}))
     except ValidationError as error:

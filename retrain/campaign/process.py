@@ -46,7 +46,7 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,  # Ctrl-C in the terminal is for the parent to pass on
-            preexec_fn=_follow_parent(),  # safe: the parent has one thread
+            preexec_fn=follower(os.getpid()),  # safe: the parent has one thread
         )
 
 
@@ -91,18 +91,11 @@ def reason(run: Path, code: int) -> str:
     return told or _REASONS.get(code, f"exit code {code}")
 
 
-def _writes_to(config: Path, run: Path) -> bool:
-    import tomli
-
-    logging = tomli.loads(config.read_text())["logging"]
-    return (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve()
-
-
-def _follow_parent() -> Callable[[], None] | None:
-    """Called in the child: when the parent is killed, the system stops the child with SIGTERM, and it saves."""
+def follower(parent: int) -> Callable[[], None] | None:
+    """Called in a child of `parent`: when that is killed, the system stops the child with SIGTERM, and it saves."""
     if sys.platform != "linux":
         return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+    prctl = ctypes.CDLL(None).prctl
 
     def follow() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -110,6 +103,13 @@ def _follow_parent() -> Callable[[], None] | None:
             os._exit(Preempted.exit_code)
 
     return follow
+
+
+def _writes_to(config: Path, run: Path) -> bool:
+    import tomli
+
+    logging = tomli.loads(config.read_text())["logging"]
+    return (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve()
 
 
 def _last_line(log: Path) -> str:
