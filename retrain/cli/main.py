@@ -15,6 +15,7 @@ from retrain.errors import RetrainError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("retrain.cli.train:train", "Train a model as a TOML file says."),
+    "serve": ("retrain.cli.serve:serve", "Start a vLLM server for a run."),
     "campaign": ("retrain.cli.campaign:campaign", "Run conditions x seeds and compare them with statistics."),
     "worker": ("retrain.cli.campaign:worker", "Join a campaign from this machine."),
     "validate": ("retrain.cli.read:validate", "Check a configuration; every mistake with line, column and fix."),

@@ -8,6 +8,8 @@ from retrain.config.document import Document
 from retrain.config.planning import check_planning
 from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
+from retrain.engines.http import is_loopback
+from retrain.engines.vllm_server import REMOTE
 from retrain.types import BUILTIN
 
 _LARGE_LR = 5e-5
@@ -23,6 +25,7 @@ def check(config: Config, document: Document) -> None:
     _check_model(config, document)
     _check_paths(config, document)
     check_planning(document)
+    _check_servers(config, document)
     _check_algorithm(config, document)
 
 
@@ -107,6 +110,19 @@ def _check_paths(config: Config, document: Document) -> None:
             document.refuse(
                 ("plugins", "search_paths", index), f'there is no directory "{place}"', "make it, or remove it here"
             )
+
+
+def _check_servers(config: Config, document: Document) -> None:
+    table = document.data.get("vllm")
+    urls = table.get("urls") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or not isinstance(urls, list):
+        return
+    if config.rollout.engine == "vllm":
+        problem = 'engine = "vllm" samples in the trainer\'s process and asks no server'
+        document.warn(("vllm", "urls"), problem, 'use engine = "vllm-server", or remove urls')
+    for index, url in enumerate(urls):
+        if isinstance(url, str) and "://" in url and not is_loopback(url) and table.get("allow_remote") is not True:
+            document.refuse(("vllm", "urls", index), *REMOTE)
 
 
 def _check_algorithm(config: Config, document: Document) -> None:

@@ -88,28 +88,24 @@ class VllmEngine:
         cpu = device.type == "cpu"
         if cpu and sleep:
             raise EngineError("[vllm] sleep = true needs a GPU: on a CPU there is no memory to give back; remove it")
-        if cpu:
-            kv_cache_mb = kv_cache_mb or _CPU_CACHE_MB
-        self._dtype = ("float32" if cpu else "bfloat16") if dtype == "auto" else dtype
         self._isolated = Isolation(_VARIABLES)
         self._expected = full_shapes(base_model(model))
         self._sleeps, self._asleep = sleep, False
-        self._options: dict[str, Any] = {
-            "model": write_config(base_model(model), run_dir / "vllm"),
-            "skip_tokenizer_init": True,
-            "load_format": "dummy",
-            "generation_config": "vllm",  # a model's own would change every field that a request leaves out
-            "logprobs_mode": "processed_logprobs",
-            "seed": seed % 2**31,
-            "dtype": self._dtype,
+        table: dict[str, Any] = {
+            "dtype": dtype,
             "gpu_memory_utilization": gpu_memory_utilization,
-            "kv_cache_memory_bytes": None if kv_cache_mb is None else kv_cache_mb << 20,
-            "max_model_len": max_model_len or -1,
+            "kv_cache_mb": kv_cache_mb,
+            "max_model_len": max_model_len,
             "tensor_parallel_size": tensor_parallel_size,
-            "enforce_eager": enforce_eager or cpu,
+            "enforce_eager": enforce_eager,
             "quantization": quantization,
+        }
+        folder = write_config(base_model(model), run_dir / "vllm")
+        self._options = engine_options(table, folder, seed, cpu) | {
+            "load_format": "dummy",
             "enable_sleep_mode": sleep,
         }
+        self._dtype = str(self._options["dtype"])
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         self._llm: Any = None
@@ -245,6 +241,38 @@ def _llm(options: Mapping[str, Any]) -> Any:
     if platform.is_cpu():
         platform.simple_compile_backend = "eager"  # compiling two helpers takes half a minute
     return _vllm().LLM(**options)
+
+
+def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -> dict[str, Any]:
+    """What vLLM is started with, in this process or in a server's.
+
+    Args:
+        table: `[vllm]` with its defaults.
+        model: directory or hub name that vLLM reads the architecture from.
+        seed: of vLLM's own generators.
+        cpu: vLLM runs on a CPU, without compilation.
+    """
+    dtype, cache = table["dtype"], table["kv_cache_mb"] or (_CPU_CACHE_MB if cpu else None)
+    return {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # a model's own would change every field that a request leaves out
+        "logprobs_mode": "processed_logprobs",
+        "seed": seed % 2**31,
+        "dtype": ("float32" if cpu else "bfloat16") if dtype == "auto" else dtype,
+        "gpu_memory_utilization": table["gpu_memory_utilization"],
+        "kv_cache_memory_bytes": None if cache is None else cache << 20,
+        "max_model_len": table["max_model_len"] or -1,
+        "tensor_parallel_size": table["tensor_parallel_size"],
+        "enforce_eager": table["enforce_eager"] or cpu,
+        "quantization": table["quantization"],
+    }
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """vLLM's options as a server's command line has them; what is off or left to vLLM is not named."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False)}
+    return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
 
 
 def request_fields(count: int, sampling: Sampling) -> list[dict[str, Any]]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from pydantic import Field
 
+from retrain.engines import http
 from retrain.engines.capability import base_model, tolerance_of
 from retrain.engines.vllm_engine import full_shapes, request_fields, write_config
 from retrain.errors import EngineError
 from retrain.registry import engine
-from retrain.types import Completion, Sampling
+from retrain.types import Completion, Metrics, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,63 +24,75 @@ if TYPE_CHECKING:
 _VERSIONS = ("0.32.", "0.33.")
 _AT_ONCE = 64
 """Requests in flight; a server batches what it has."""
-_FAILURES = (OSError, HTTPException, ValueError, KeyError, TypeError)
-"""What a dead, hanging or confused server shows as."""
+_PROBE_S = 10.0
+"""A server that does not say its version within this time is not given weights: it is frozen, or gone."""
+_Url = Annotated[str, Field(pattern=r"^https?://[^/?#@]+/?$")]
+REMOTE = (
+    "can be reached from other machines, and a server's endpoints that load weights ask for no password",
+    "use 127.0.0.1, or set allow_remote = true if the network is private",
+)
+"""Problem and fix of such an address."""
 
 
-@engine("vllm-server", table="vllm_server")
+@engine("vllm-server", table="vllm", concurrent=True)
 class VllmServerEngine:
-    """Samples from `vllm serve` processes, which take new weights from a file that they and the trainer both see.
+    """Samples from vLLM servers, which take new weights from a file that they and the trainer both see.
 
     Every prompt is a request with a time limit. A server that fails, hangs, or answers with other weights than
     asked for is not asked again before it has taken the current weights; its requests go to the others, or to
     itself once it is back.
 
-    The servers are the user's to start, with VLLM_SERVER_DEV_MODE=1 for the endpoints that replace weights. Those
-    ask for no password: bind servers to loopback or a private network.
+    The servers are the user's to start: `retrain serve` does it with the right flags, among them
+    VLLM_SERVER_DEV_MODE=1 for the endpoints that replace weights. Those ask for no password.
 
     Args:
         model: a transformers causal LM: the names and shapes of its weights.
         run_dir: weights are handed over in `run_dir/vllm`.
         urls: of the servers, such as "http://127.0.0.1:8000".
+        allow_remote: take urls that other machines can reach as well, because the network is private.
         request_timeout_s: for one prompt's completions, and for loading weights.
         restart_timeout_s: how long to wait for a server to come back when there is none left.
         retries: how often a request is issued again before the run ends.
+        dtype: of the servers' weights and products; "auto" allows for bfloat16 in the comparison with the trainer.
 
     Attributes:
         version: of the weights in force; None until there are any.
-        tolerance: mean difference per token from the trainer's log-probs, in nats, that bfloat16 explains.
+        tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
         self,
         model: Any,
         run_dir: Path,
         *,
-        urls: Annotated[list[str], Field(min_length=1)],
+        urls: Annotated[list[_Url], Field(min_length=1)],
+        allow_remote: bool = False,
         request_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         restart_timeout_s: Annotated[float, Field(gt=0)] = 120.0,
         retries: Annotated[int, Field(ge=0)] = 3,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
+        if not allow_remote and (remote := [url for url in urls if not http.is_loopback(url)]):
+            raise EngineError(f"[vllm] urls: {remote[0]} {REMOTE[0]}; {REMOTE[1]}")
         self._urls = [url.rstrip("/") for url in urls]
         self._timeout, self._restart, self._retries = request_timeout_s, restart_timeout_s, retries
         self._expected = full_shapes(base_model(model))
         self._folder = Path(write_config(base_model(model), run_dir / "vllm")).resolve()
         self._label = ""
         self._healthy: list[str] = []
-        self._revivals = 0
-        self._why: dict[str, str] = {}
+        self._revivals, self._reissued, self._refused = 0, 0, 0
+        self._failure: EngineError | None = None
         self._lock = threading.Lock()
-        # No proxy of the environment stands between the trainer and its servers.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self.tolerance = tolerance_of("bfloat16")
+        self.tolerance = tolerance_of("float32" if dtype == "float32" else "bfloat16")
         self.version: int | None = None
-        for url in self._urls:
-            self._greet(url)
+        self._why = {url: why for url in self._urls if (why := self._greet(url))}
+        if len(self._why) == len(set(self._urls)):
+            raise EngineError(self._reasons())
 
     def describe(self) -> str:
-        """Which servers sample, in words."""
-        return f"vLLM servers at {', '.join(self._urls)}"
+        """Which servers sample, in words, and which cannot be used so far."""
+        usable = ", ".join(url for url in self._urls if url not in self._why)
+        return f"vLLM servers at {usable}" + (f"; without {self._reasons()}" if self._why else "")
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Have every server load a full state dict; one that fails is left out until it has loaded the current ones.
@@ -97,9 +106,7 @@ class VllmServerEngine:
         self.version = None
         self._label = f"{self._folder}@{version}"
         _write_weights(self._folder / "model.safetensors", weights)
-        with ThreadPoolExecutor(len(self._urls)) as pool:
-            loaded = list(pool.map(self._sync, self._urls))
-        self._healthy = [url for url, good in zip(self._urls, loaded, strict=True) if good]
+        self._sync_all()
         if not self._healthy:
             self._revive()
         self.version = version
@@ -112,24 +119,36 @@ class VllmServerEngine:
             {"token_ids": list(prompt), "sampling_params": fields}
             for prompt, fields in zip(prompts, request_fields(len(prompts), sampling), strict=True)
         ]
+        self._failure = None
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda index: self._request(index, bodies[index], sampling), range(len(bodies))))
+
+    def metrics(self) -> Metrics:
+        """Since the last call: requests issued again, answers refused; and the servers in use."""
+        counts = {
+            "sampler/reissued": float(self._reissued),
+            "sampler/refused": float(self._refused),
+            "sampler/servers": float(len(self._healthy)),
+        }
+        self._reissued = self._refused = 0
+        return counts
 
     def _request(self, index: int, body: Mapping[str, Any], sampling: Sampling) -> list[Completion]:
         """One prompt's completions from whichever server gives them."""
         for attempt in range(self._retries + 1):
-            url, revivals = self._choose(index + attempt)
+            url, revivals = self._choose(index, attempt)
             try:
-                return self._completions(self._call(url, "/inference/v1/generate", body), sampling)
-            except urllib.error.HTTPError as error:
-                if error.code < 500:
-                    raise EngineError(
-                        f"{url} refuses the request: {error.read(500).decode(errors='replace')}"
-                    ) from None
+                answer = self._call(url, "/inference/v1/generate", body)
+            except http.FAILURES as error:
+                if isinstance(error, http.HttpError) and error.code < 500:
+                    self._give_up(f"{url} refuses the request: {error}")
                 self._distrust(url, error, revivals)
-            except _FAILURES as error:
-                self._distrust(url, error, revivals)
-        raise EngineError(f"a request failed {self._retries + 1} times; {self._reasons()}")
+                continue
+            try:
+                return self._completions(answer, sampling)
+            except http.FAILURES as error:
+                self._distrust(url, error, revivals, refused=1)
+        self._give_up(f"a request failed {self._retries + 1} times; {self._reasons()}")
 
     def _completions(self, answer: Any, sampling: Sampling) -> list[Completion]:
         """The completions of an answer; ValueError if it is not one to the request, or from other weights."""
@@ -140,43 +159,59 @@ class VllmServerEngine:
             spans = {span["version"] for span in choice["weight_versions"] or ()}
             if spans != {self._label}:
                 raise ValueError(f"it sampled from the weights {', '.join(sorted(spans))}, not {self._label}")
-            if tuple(entry["token_id"] for entry in content) != ids or choice["finish_reason"] not in (
-                "stop",
-                "length",
-            ):
-                raise ValueError(f"{len(ids)} tokens with {len(content)} log-probs, ended by {choice['finish_reason']}")
+            reason = choice["finish_reason"]
+            if tuple(entry["token_id"] for entry in content) != ids or not _ended(ids, reason, sampling):
+                limit = f"max_tokens = {sampling.max_tokens}"
+                raise ValueError(f"{len(ids)} tokens with {len(content)} log-probs, ended by {reason}, {limit}")
             logprobs = tuple(float(entry["logprob"]) for entry in content)
-            rows.append(Completion(ids, logprobs, choice["finish_reason"], self.version or 0))
+            rows.append(Completion(ids, logprobs, reason, self.version or 0))
         if sampling.temperature == 0:
             rows *= sampling.group_size
         if len(rows) != sampling.group_size:
             raise ValueError(f"{len(rows)} completions instead of {sampling.group_size}")
         return rows
 
+    def _sync_all(self) -> None:
+        with ThreadPoolExecutor(len(self._urls)) as pool:
+            loaded = list(pool.map(self._sync, self._urls))
+        self._healthy = [url for url, good in zip(self._urls, loaded, strict=True) if good]
+
     def _sync(self, url: str) -> bool:
         """Whether this server now has the current weights, and no key of older ones."""
         try:
-            self._call(url, "/pause?mode=wait", {})
+            self._probe(url)
+            # What may still be sampled there was given up by an earlier call.
+            self._call(url, "/pause?mode=abort", {})
             load = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
             self._call(url, "/collective_rpc", load)
             if not self._call(url, "/reset_prefix_cache", {})["success"]:
                 raise ValueError("it did not empty its prefix cache")
             self._call(url, "/update_weight_version", {"new_version": self._label})
             self._call(url, "/resume", {})
-        except _FAILURES as error:
+        except http.FAILURES as error:
             self._why[url] = _cause(error)
             return False
+        self._why.pop(url, None)
         return True
 
-    def _choose(self, turn: int) -> tuple[str, int]:
+    def _choose(self, index: int, attempt: int) -> tuple[str, int]:
+        """The server to ask; once one request has ended the run, none waits for the servers again."""
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._reissued += attempt > 0
             if not self._healthy:
                 self._revive()
-            return self._healthy[turn % len(self._healthy)], self._revivals
+            return self._healthy[(index + attempt) % len(self._healthy)], self._revivals
 
-    def _distrust(self, url: str, error: Exception, revivals: int) -> None:
+    def _give_up(self, text: str) -> NoReturn:
+        self._failure = EngineError(text)
+        raise self._failure
+
+    def _distrust(self, url: str, error: Exception, revivals: int, refused: int = 0) -> None:
         """Leave a server out, unless it has come back since the request that failed was issued."""
         with self._lock:
+            self._refused += refused
             self._why[url] = _cause(error)
             if revivals == self._revivals:
                 self._healthy = [other for other in self._healthy if other != url]
@@ -186,38 +221,41 @@ class VllmServerEngine:
         self._revivals += 1
         until = time.monotonic() + self._restart
         while not self._healthy:
-            self._healthy = [url for url in self._urls if self._sync(url)]
+            self._sync_all()
             if not self._healthy and time.monotonic() > until:
-                raise EngineError(f"no vLLM server is left; {self._reasons()}")
+                self._give_up(f"no vLLM server is left; {self._reasons()}")
             if not self._healthy:
                 time.sleep(min(1.0, self._restart))
 
     def _reasons(self) -> str:
         return "; ".join(f"{url}: {why}" for url, why in self._why.items())
 
-    def _greet(self, url: str) -> None:
-        """EngineError unless this is a vLLM server of a version that is known to work, with its weights replaceable."""
-        if not url.startswith(("http://", "https://")):
-            raise EngineError(f"[vllm_server] urls: {url!r} is no address; write http://HOST:PORT")
+    def _greet(self, url: str) -> str:
+        """Why this is no vLLM server of a version that is known to work, with replaceable weights; else nothing."""
         try:
-            found = str(self._call(url, "/version")["version"])
+            self._probe(url)
             self._call(url, "/weight_info")
-        except urllib.error.HTTPError as error:
-            raise EngineError(f"{url}{error.filename or ''}: {error}; start it with VLLM_SERVER_DEV_MODE=1") from error
-        except _FAILURES as error:
-            raise EngineError(
-                f"no vLLM server answers at {url} ({_cause(error)}); start it, or correct urls"
-            ) from error
+        except http.HttpError as error:
+            return f"{error}; start it with `retrain serve`, which sets VLLM_SERVER_DEV_MODE=1"
+        except http.FAILURES as error:
+            return f"{_cause(error)}; start it with `retrain serve`, or correct [vllm] urls"
+        return ""
+
+    def _probe(self, url: str) -> None:
+        found = str(http.call(f"{url}/version", None, min(_PROBE_S, self._timeout))["version"])
         if not found.startswith(_VERSIONS):
-            raise EngineError(f"{url} is vLLM {found}; versions 0.32 and 0.33 are known to work")
+            raise ValueError(f"it is vLLM {found}; versions 0.32 and 0.33 are known to work")
 
     def _call(self, url: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """GET, or POST of a JSON body; the answer's JSON."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})  # noqa: S310 - checked
-        with self._opener.open(request, timeout=self._timeout) as response:
-            text = response.read()
-        return json.loads(text) if text else {}
+        return http.call(url + path, body, self._timeout)
+
+
+def _ended(ids: Sequence[int], reason: str, sampling: Sampling) -> bool:
+    """Whether a completion ends as the request says: with the first stop id, or at max_tokens."""
+    stops = [token in sampling.stop_ids for token in ids]
+    if reason == "stop":
+        return 0 < len(ids) <= sampling.max_tokens and stops.index(True) == len(ids) - 1 if any(stops) else False
+    return reason == "length" and len(ids) == sampling.max_tokens and not any(stops)
 
 
 def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
+from pydantic.fields import FieldInfo
 
 from retrain.errors import ComponentError
 from retrain.registry.component import Component, Contract
@@ -79,13 +81,23 @@ def table_names() -> dict[str, list[Component]]:
 
 
 def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
-    """Schema of a table that several components share: the union of their parameters."""
+    """Schema of a table that several components share: the union of their parameters.
+
+    What one of them demands may be missing while another is in use: binding the one says so.
+    """
     fields: dict[str, Any] = {}
     for reader in readers:
         for key, info in reader.schema.model_fields.items():
-            fields[key] = (info.annotation, info)
+            everyone = all(key in other.schema.model_fields for other in readers)
+            fields[key] = (info.annotation, info if everyone or not info.is_required() else _optional(info))
     config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     return create_model(readers[0].table, __config__=config, **fields)
+
+
+def _optional(info: FieldInfo) -> FieldInfo:
+    info = copy.copy(info)
+    info.default = None
+    return info
 
 
 def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:

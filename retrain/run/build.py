@@ -114,15 +114,8 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
     with different seeds start from the same weights, and find them in the cache.
     """
     config = loaded.config
-    teacher: Task = loaded.components.one("task").build({"seed": config.warmup.seed})
-    model = load_model(
-        config.model.path,
-        revision=config.model.revision,
-        # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
-        dtype=model_dtype(config, device) if config.model.lora else "float32",
-        trust_remote_code=config.model.trust_remote_code,
-        problems=_Problems(teacher, _VOCABULARY_PROBLEMS),
-    )
+    # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
+    model, teacher = untrained_model(loaded, model_dtype(config, device) if config.model.lora else "float32")
     model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:
         warmup = config.warmup
@@ -139,6 +132,19 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
         if warm_start(model, problems, settings, observe, chat=config.model.chat, cache=warmup.cache):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
     return model
+
+
+def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loaded, Task]:
+    """The model as `[model] path` has it, and the task whose texts a built-in's tokenizer is made from."""
+    model, teacher = loaded.config.model, loaded.components.one("task").build({"seed": loaded.config.warmup.seed})
+    made = load_model(
+        model.path,
+        revision=model.revision,
+        dtype=dtype,
+        trust_remote_code=model.trust_remote_code,
+        problems=_Problems(teacher, _VOCABULARY_PROBLEMS),
+    )
+    return made, teacher
 
 
 class _Problems:

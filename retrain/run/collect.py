@@ -70,13 +70,18 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
             dropped = {name: dropped.get(name, 0.0) + count for name, count in counts.items()}
         kept += [len(rollouts) + i for i in valid]
         rollouts += fresh
-    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)}
+    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)} | _told(parts.sampler)
     experts: list[ExpertRow] = []
     if parts.experts is not None:
         experts = parts.experts.draw({rollout.group: rollout.prompt_ids for rollout in rollouts}.values())
         metrics |= parts.experts.metrics()
     batch = collate(parts, [rollouts[i] for i in kept], step, experts) if kept or experts else None
     return Collection(rollouts, batch, kept, cursor, metrics, dropped)
+
+
+def _told(sampler: Any) -> Metrics:
+    """What an engine counts; `metrics()` is optional."""
+    return sampler.metrics() if hasattr(sampler, "metrics") else {}
 
 
 def draw(parts: Parts, cursor: int, count: int) -> tuple[list[Problem], int, int]:

@@ -2,102 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from retrain.engines import VllmServerEngine
+from retrain.engines.http import is_loopback
 from retrain.errors import EngineError
 from retrain.types import Sampling
 from tests.engines.models import flat, tiny
+from tests.engines.servers import Server
 
 SAMPLING = Sampling(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
 PROMPTS = [[5, 9, 11], [7], [3, 4], [13, 2]]
-
-
-class Server:
-    """vLLM's endpoints as they answer, with a fault that can be switched on: hang, drop, stale, short or refuse."""
-
-    def __init__(self):
-        self.fault, self.label, self.version, self.asked, self.loaded, self.dev = "", "default", "0.32.0", 0, 0, True
-        self.http = None
-        self.start(0)
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self, port):
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *args):
-                pass
-
-            def do_GET(self):
-                if self.path == "/weight_info" and not owner.dev:
-                    self.send_error(404)
-                else:
-                    self.answer({"version": owner.version, "weight_version": owner.label})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                reply = owner.reply(self.path.partition("?")[0], body)
-                if reply is None:
-                    self.close_connection = True
-                elif isinstance(reply, int):
-                    self.send_error(reply)
-                else:
-                    self.answer(reply)
-
-            def answer(self, reply):
-                data = json.dumps(reply).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.http.daemon_threads = True
-        self.port = self.http.server_port
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def kill(self):
-        self.http.shutdown()
-        self.http.server_close()
-        self.label = "default"
-
-    def reply(self, path, body):
-        if path == "/inference/v1/generate":
-            self.asked += 1
-            return self.generate(body)
-        if path == "/collective_rpc":
-            if self.fault == "unloadable":
-                return 500
-            self.loaded += 1
-            load_file(f"{body['kwargs']['weights_path']}/model.safetensors")
-        if path == "/update_weight_version":
-            self.label = body["new_version"]
-        return {"success": self.fault != "cached"}
-
-    def generate(self, body):
-        if self.fault == "hang":
-            time.sleep(1.5)
-        if self.fault == "drop":
-            return None
-        if self.fault == "refuse":
-            return 400
-        fields = body["sampling_params"]
-        ids = [body["token_ids"][0]] * (fields["max_tokens"] - (self.fault == "short"))
-        content = [{"token_id": i, "logprob": -0.5} for i in [body["token_ids"][0]] * fields["max_tokens"]]
-        label = "older" if self.fault == "stale" else self.label
-        choice = {"token_ids": ids, "logprobs": {"content": content}, "finish_reason": "length"}
-        choice["weight_versions"] = [{"version": label, "start": 0, "end": 3}]
-        return {"choices": [choice] * (fields["n"] - (self.fault == "few"))}
 
 
 @pytest.fixture
@@ -135,7 +59,11 @@ def test_greedy_completions_are_sampled_once_and_repeated(servers, model, tmp_pa
     assert [len(group) for group in engine.sample(PROMPTS, greedy)] == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("fault", ["hang", "drop", "stale", "short", "few"])
+ANSWERS = ("hang", "trickle", "drop", "stale", "mixed", "short", "brief", "long", "few", "/inference/v1/generate")
+SYNC = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume")
+
+
+@pytest.mark.parametrize("fault", ANSWERS)
 def test_what_one_server_fails_at_the_other_does(servers, model, tmp_path, fault):
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
@@ -151,7 +79,7 @@ def test_what_one_server_fails_at_the_other_does(servers, model, tmp_path, fault
     assert servers[0].asked > asked
 
 
-@pytest.mark.parametrize("fault", ["unloadable", "cached"])
+@pytest.mark.parametrize("fault", [*SYNC, "cached"])
 def test_a_server_whose_sync_fails_is_left_out(servers, model, tmp_path, fault):
     engine = client(servers, model, tmp_path)
     servers[1].fault = fault
@@ -195,16 +123,126 @@ def test_a_request_that_is_refused_is_not_repeated(servers, model, tmp_path):
 def test_what_is_no_usable_server_shows_at_the_start(servers, model, tmp_path):
     servers[0].version = "0.31.1"
     with pytest.raises(EngineError, match=r"is vLLM 0\.31\.1"):
-        client(servers, model, tmp_path)
+        client(servers[:1], model, tmp_path)
     servers[0].version, servers[0].dev = "0.33.1", False
     with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
-        client(servers, model, tmp_path)
-    for url, said in (("127.0.0.1:8000", "is no address"), ("http://127.0.0.1:9", "no vLLM server answers")):
-        with pytest.raises(EngineError, match=said):
+        client(servers[:1], model, tmp_path)
+    with pytest.raises(EngineError, match="refused; start it with `retrain serve`"):
+        VllmServerEngine(model, tmp_path, urls=["http://127.0.0.1:9"])
+
+
+def test_one_of_two_servers_is_enough_to_start(servers, model, tmp_path):
+    servers[1].kill()
+    engine = client(servers, model, tmp_path)
+    assert f"vLLM servers at {servers[0].url}; without {servers[1].url}" in engine.describe()
+    engine.load_weights(model.state_dict(), 7)
+    engine.sample(PROMPTS, SAMPLING)
+    assert servers[0].asked == 4
+    servers[1].start()
+    engine.load_weights(model.state_dict(), 8)
+    engine.sample(PROMPTS, SAMPLING)
+    assert servers[1].asked == 2
+    assert engine.describe() == f"vLLM servers at {servers[0].url}, {servers[1].url}"
+
+
+def test_addresses_that_other_machines_reach_are_refused(servers, model, tmp_path):
+    for url in ("http://10.0.0.5:8000", "http://sampler:8000"):
+        with pytest.raises(EngineError, match=r"other machines.*allow_remote = true"):
             VllmServerEngine(model, tmp_path, urls=[url])
+    with pytest.raises(EngineError, match="start it"):
+        VllmServerEngine(model, tmp_path, urls=["http://nowhere.invalid:8000"], allow_remote=True)
+    assert is_loopback("http://localhost:1")
+    assert is_loopback("http://[::1]:1")
 
 
 def test_weights_of_another_model_are_refused(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     with pytest.raises(EngineError, match="is missing"):
         engine.load_weights(dict(model.named_parameters()), 0)
+
+
+def test_what_went_wrong_is_counted(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    engine.load_weights(model.state_dict(), 7)
+    engine.sample(PROMPTS, SAMPLING)
+    assert engine.metrics() == {"sampler/reissued": 0, "sampler/refused": 0, "sampler/servers": 2}
+    servers[0].fault = "stale"
+    engine.sample(PROMPTS, SAMPLING)
+    assert engine.metrics() == {"sampler/reissued": 2, "sampler/refused": 2, "sampler/servers": 1}
+    servers[0].fault = "drop"
+    engine.load_weights(model.state_dict(), 8)
+    engine.sample(PROMPTS, SAMPLING)
+    assert engine.metrics() == {"sampler/reissued": 2, "sampler/refused": 0, "sampler/servers": 1}
+
+
+@pytest.mark.parametrize("moment", ["/pause", "/collective_rpc", "/reset_prefix_cache", "/resume"])
+def test_a_server_that_dies_within_a_sync_is_asked_for_nothing_until_it_has_all_weights(
+    servers, model, tmp_path, moment
+):
+    engine = client(servers, model, tmp_path)
+    engine.load_weights(model.state_dict(), 7)
+
+    def die(path):
+        if path == moment:
+            servers[0].kill()
+            raise ConnectionError
+
+    servers[0].hook = die
+    engine.load_weights(model.state_dict(), 8)
+    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {8}
+    assert [server.asked for server in servers] == [0, 4]
+    servers[0].hook = lambda path: None
+    servers[0].seen.clear()
+    servers[0].paused = False  # as a new process is
+    servers[0].start()
+    engine.load_weights(model.state_dict(), 9)
+    engine.sample(PROMPTS, SAMPLING)
+    assert servers[0].seen == [*SYNC, "/inference/v1/generate", "/inference/v1/generate"]
+
+
+def test_a_server_started_anew_without_the_clients_knowledge_is_not_believed(servers, model, tmp_path):
+    """It answers at once, from weights that nobody gave it."""
+    engine = client(servers[:1], model, tmp_path)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].kill()
+    servers[0].start()
+    assert {row.weights_version for row in flat(engine.sample(PROMPTS[:1], SAMPLING))} == {7}
+    assert (servers[0].loaded, servers[0].asked) == (2, 2)
+    assert engine.metrics()["sampler/refused"] == 1
+
+
+def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_returns(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path, restart_timeout_s=1.0)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].kill()
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="no vLLM server is left"):
+        engine.sample(PROMPTS * 16, SAMPLING)
+    assert time.monotonic() - began < 20, "64 requests of a second each would take a minute"
+
+
+@pytest.fixture
+def process():
+    """(a server in a process of its own, its address)."""
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("servers.py"))], stdout=subprocess.PIPE, text=True
+    ) as started:
+        yield started, f"http://127.0.0.1:{int(started.stdout.readline())}"
+        started.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_work_of_a_server_process_that_is_killed_or_frozen_is_done_by_the_other(
+    servers, process, model, tmp_path, how
+):
+    started, url = process
+    engine = VllmServerEngine(model, tmp_path, urls=[url, servers[0].url], request_timeout_s=1.0)
+    engine.load_weights(model.state_dict(), 7)
+    assert len(engine.sample(PROMPTS, SAMPLING)) == 4
+    # The other answers once this one is gone: both have requests when that happens.
+    servers[0].hook = lambda path: os.kill(started.pid, how) if started.poll() is None else None
+    groups = engine.sample(PROMPTS * 2, SAMPLING)
+    assert [group[0].ids[0] for group in groups] == [5, 7, 3, 13] * 2
+    engine.load_weights(model.state_dict(), 8)
+    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {8}
+    assert engine.metrics()["sampler/servers"] == 1

@@ -1,0 +1,128 @@
+"""A vLLM server as a child of this process, which leaves no process behind however either of them ends."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from retrain.engines import http
+from retrain.engines.vllm_engine import engine_options, flags
+from retrain.errors import EngineError, MissingExtraError
+
+ENGINE = "vllm"
+"""The engine, and the table, that says what a server is started with."""
+_SERVER = "vllm.entrypoints.openai.api_server"
+_VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that replace weights
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_CPU_VARIABLES = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind to the same processors
+    "TORCHDYNAMO_DISABLE": "1",
+}
+_GRACE_S = 20.0
+_PR_SET_PDEATHSIG = 1
+
+
+def check_installed() -> None:
+    """MissingExtraError without vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtraError("vllm", "vllm")
+
+
+def command(table: Mapping[str, Any], model: str, seed: int, cpu: bool, more: Mapping[str, Any]) -> list[str]:
+    """A server's command line.
+
+    Args:
+        table: `[vllm]` with its defaults.
+        model: directory or hub name of a model with the architecture that is trained; its weights will be replaced.
+        more: further options of vLLM: where to listen, and what loading this model takes.
+    """
+    # Scale-out is what vLLM calls the endpoint that takes and returns token ids.
+    options = engine_options(table, model, seed, cpu) | {"enable_scale_out": True} | dict(more)
+    return [sys.executable, "-m", _SERVER, *flags(options)]
+
+
+def serve(arguments: list[str], url: str, cpu: bool, ready: Callable[[str], None]) -> None:
+    """Run a server until it ends or this process is told to; SIGTERM then raises SystemExit(0).
+
+    Args:
+        ready: told the address once the server answers.
+    Raises:
+        EngineError: the server could not be started, or ended by itself.
+    """
+    with _server(arguments, cpu) as process:
+        while not _answers(url):
+            _check(process)
+            time.sleep(0.5)
+        ready(url)
+        process.wait()
+        _check(process)
+
+
+@contextmanager
+def _server(arguments: list[str], cpu: bool) -> Generator[subprocess.Popen[bytes]]:
+    """The running server, in a process group of its own; when the block is left, the group is gone."""
+    previous = signal.signal(signal.SIGTERM, _leave)
+    process = subprocess.Popen(  # noqa: S603 - our own command line
+        arguments,
+        env={**os.environ, **_VARIABLES, **(_CPU_VARIABLES if cpu else {})},
+        stdout=sys.stderr.fileno(),
+        start_new_session=True,
+        preexec_fn=_follow_parent(),
+    )
+    try:
+        yield process
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _end(process)
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _answers(url: str) -> bool:
+    try:
+        http.call(f"{url}/health", None, seconds=2.0)
+    except http.FAILURES:
+        return False
+    return True
+
+
+def _check(process: subprocess.Popen[bytes]) -> None:
+    if (code := process.poll()) is not None:
+        raise EngineError(f"the vLLM server ended with exit code {code}; what it printed before says why")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the server to end, and kill what is left of its group: a server that was killed leaves helpers behind."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _follow_parent() -> Callable[[], None] | None:
+    """Called in the server's process: when this one is killed, the system asks the server to end."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def follow() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before that
+            os._exit(0)
+
+    return follow

@@ -1,0 +1,75 @@
+"""A server of an engine for a run: what the engine that samples from servers needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from retrain.config.load import LoadedConfig
+from retrain.engines.vllm_process import ENGINE, check_installed, command
+from retrain.engines.vllm_process import serve as run_server
+from retrain.errors import EngineError
+from retrain.types import BUILTIN
+
+_PORT = 8000
+
+
+def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[str], None]) -> None:
+    """Start a server for the model of a configuration, and wait until it ends or this process is told to.
+
+    Args:
+        host: what it listens on; anything but loopback opens its endpoints, which ask for no password.
+        port: unset: that of the first of the configured urls that is free, or 8000.
+        ready: told the address once the server answers.
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        EngineError: the server cannot be started, or ended by itself.
+    """
+    check_installed()
+    bound, config = loaded.components.named("engine", ENGINE), loaded.config
+    assert bound is not None, "built in"
+    port = port or free_port(loaded, host)
+    import torch
+
+    cpu = not torch.cuda.is_available()
+    if cpu and config.training.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.training.threads))
+    with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder:
+        more = {
+            "revision": config.model.revision,
+            "trust_remote_code": config.model.trust_remote_code,
+            "host": host,
+            "port": port,
+        }
+        arguments = command(bound.params, _model(loaded, Path(folder)), config.training.seed, cpu, more)
+        run_server(arguments, f"http://{host}:{port}", cpu, ready)
+
+
+def _model(loaded: LoadedConfig, folder: Path) -> str:
+    """What a server can read the model from; a built-in is written out, untrained."""
+    path = loaded.config.model.path
+    if not path.startswith(BUILTIN):
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    from retrain.run.build import untrained_model
+
+    untrained_model(loaded)[0].model.save_pretrained(folder)
+    return str(folder)
+
+
+def free_port(loaded: LoadedConfig, host: str) -> int:
+    """The port of the first of the configured urls that nobody listens on; 8000 if there are no urls.
+
+    Raises:
+        EngineError: none of them is free.
+    """
+    urls: list[str] = loaded.tables.get(ENGINE, {}).get("urls", [])
+    ports = [urlsplit(url).port or _PORT for url in urls] or [_PORT]
+    for port in ports:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, port)) != 0:
+                return port
+    raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")

@@ -1,0 +1,156 @@
+"""Servers that speak as much of vLLM's HTTP as the client asks for, and can be made to fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from safetensors import safe_open
+
+
+class Handler(BaseHTTPRequestHandler):
+    """HTTP for a server, its `owner`."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        if self.path == "/weight_info" and not self.owner.dev:
+            self.send_error(404)
+        else:
+            self.answer({"version": self.owner.version, "weight_version": self.owner.label})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        reply = self.owner.reply(self.path.partition("?")[0], body)
+        if reply is None:
+            self.close_connection = True
+        elif isinstance(reply, int):
+            self.send_error(reply)
+        else:
+            self.answer(reply)
+
+    def answer(self, reply):
+        data = json.dumps(reply).encode()
+        slow = self.owner.fault == "trickle" and self.path.endswith("generate")
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data) + 1000 * slow))
+        self.end_headers()
+        for _ in range(1000 * slow):
+            self.wfile.write(b" ")
+            time.sleep(0.05)
+        self.wfile.write(data)
+
+
+class Server:
+    """The endpoints of vLLM that the client asks, as they answer, with a fault that can be switched on.
+
+    Attributes:
+        fault: what it does wrong; "" for nothing.
+        hook: called with the path of every request, before it is answered.
+        seen: paths that were asked, in order.
+        asked, loaded: completions and weights that it was asked for.
+    """
+
+    def __init__(self):
+        self.fault, self.label, self.version, self.asked, self.loaded, self.dev = "", "default", "0.32.0", 0, 0, True
+        self.http, self.seen, self.hook, self.paused = None, [], lambda path: None, False
+        self.start(0)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, port=None):
+        port = self.port if port is None else port
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (Handler,), {"owner": self}))
+        self.http.daemon_threads = True
+        self.port = self.http.server_port
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def kill(self):
+        self.http.shutdown()
+        self.http.server_close()
+        self.label = "default"
+
+    def reply(self, path, body):
+        """JSON, a status, or None to hang up."""
+        self.hook(path)
+        self.seen.append(path)
+        if path == self.fault:
+            return 500
+        if path == "/inference/v1/generate":
+            self.asked += 1
+            return 503 if self.paused else self.generate(body)
+        if path == "/collective_rpc":
+            self.load(body["kwargs"]["weights_path"])
+        if path == "/update_weight_version":
+            self.label = body["new_version"]
+        self.paused = {"/pause": True, "/resume": False}.get(path, self.paused)
+        return {"success": self.fault != "cached"}
+
+    def load(self, folder):
+        """Read what the trainer wrote."""
+        self.loaded += 1
+        with safe_open(f"{folder}/model.safetensors", "np") as file:
+            self.names = set(file.keys())
+
+    def sample(self, prompt, fields):
+        """(ids, log-probs, finish_reason) of every completion: the prompt's first token over and over."""
+        length = fields["max_tokens"]
+        return [(prompt[:1] * length, [-0.5] * length, "length")] * fields["n"]
+
+    def generate(self, body):
+        """An answer, or one with the fault that is switched on."""
+        if self.fault == "hang":
+            time.sleep(1.5)
+        if self.fault in ("drop", "refuse"):
+            return None if self.fault == "drop" else 400
+        label = "older" if self.fault == "stale" else self.label
+        choices = []
+        for ids, logprobs, reason in self.sample(body["token_ids"], body["sampling_params"]):
+            if self.fault in ("brief", "long"):
+                ids, logprobs = (ids[:-1], logprobs[:-1]) if self.fault == "brief" else (ids * 2, logprobs * 2)
+            content = [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs, strict=True)]
+            choice = {"token_ids": ids[self.fault == "short" :], "logprobs": {"content": content}}
+            versions = [{"version": label, "start": 0, "end": len(ids)}]
+            if self.fault == "mixed":
+                versions.append({"version": "older", "start": 1, "end": 2})
+            choices.append(choice | {"finish_reason": reason, "weight_versions": versions})
+        return {"choices": choices[self.fault == "few" :]}
+
+
+class ModelServer(Server):
+    """A server that does sample, from the weights it has loaded."""
+
+    model = None
+    lock = threading.Lock()
+
+    def load(self, folder):
+        from transformers import AutoModelForCausalLM
+
+        super().load(folder)
+        if self.fault != "pretends":
+            self.model = AutoModelForCausalLM.from_pretrained(folder)
+
+    def sample(self, prompt, fields):
+        from retrain.engines import TorchEngine
+        from retrain.types import Sampling
+
+        sampling = Sampling(
+            group_size=fields["n"],
+            max_tokens=fields["max_tokens"],
+            temperature=fields["temperature"],
+            stop_ids=tuple(fields["stop_token_ids"]),
+            seed=fields["seed"],
+        )
+        with self.lock:
+            [rows] = TorchEngine(self.model, dtype="float32").sample([prompt], sampling)
+        return [(list(row.ids), list(row.logprobs), row.finish_reason) for row in rows]
+
+
+if __name__ == "__main__":
+    print(Server().port, flush=True)
+    threading.Event().wait()
