@@ -28,6 +28,7 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
     from retrain.config.probe import probe
 
     engine = _engine(loaded)
+    exact = _is_exact(loaded, engine["name"])
     return {
         "file": loaded.file,
         "run_directory": str(Path(loaded.config.logging.dir) / (loaded.config.logging.name or loaded.name)),
@@ -35,10 +36,11 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
         "components": _components(loaded),
         "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],
         "engine": engine,
-        "pipeline": _pipeline(loaded, _is_exact(loaded, engine["name"])),
+        "overlap": _overlap(loaded),
+        "pipeline": _pipeline(loaded, exact),
         "loss": _loss(loaded),
         "batch": _batch(loaded),
-        "forwards_per_step": _forwards(loaded),
+        "forwards_per_step": _forwards(loaded, exact),
         "model": _model(loaded),
         "evaluation": _evaluation(loaded),
         "seeds": _seeds(loaded),
@@ -127,10 +129,21 @@ def _engine(loaded: LoadedConfig) -> dict[str, Any]:
 
 
 def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
-    """Whether the engine's log-probs are the trainer's own; None while the engine is not known."""
+    """Whether the sampler's log-probs are the trainer's own; None while the engine is not known."""
+    if loaded.config.rollout.overlap:
+        return False
     if name == AUTO:
         return None
     return bool(registry.find("engine", name, loaded.config.plugins.search_paths).traits.get("exact", False))
+
+
+def _overlap(loaded: LoadedConfig) -> str | None:
+    if not loaded.config.rollout.overlap:
+        return None
+    return (
+        "while step t is trained, the batch of step t + 1 is sampled and scored with the weights that step t started "
+        "from: one step stale from the second step on"
+    )
 
 
 def _pipeline(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
@@ -184,14 +197,11 @@ def _expert(loaded: LoadedConfig, sampled: int, written: int) -> str | None:
     return f"{written} of {sampled + written}, from {loaded.config.expert.path}"
 
 
-def _forwards(loaded: LoadedConfig) -> dict[str, Any]:
+def _forwards(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
     """How often the model sees the whole batch in one step, apart from sampling it."""
     training, objective = loaded.config.training, loaded.objective
     several = training.epochs * training.minibatches > 1
-    policy = Pipeline.resolve(
-        loaded.components.stages(True, objective.signals), loaded.components.signal
-    ).policy_columns
-    scoring = bool(policy) or (several and "old_logprobs" in objective.reads)
+    scoring = bool(_planned(loaded, exact).policy_columns) or (several and "old_logprobs" in objective.reads)
     beside = _beside(loaded)
     trained = {"other_models": beside.count("trained")} if "trained" in beside else {}
     return {

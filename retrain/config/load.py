@@ -23,6 +23,7 @@ from retrain.config.credit import check_credit
 from retrain.config.document import Document, Place, read
 from retrain.config.experts import check_expert
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
+from retrain.config.overlap import check_overlap
 from retrain.config.planning import check_own_detector
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
@@ -193,6 +194,7 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> None:
         path = ("algorithm", "transform_mode")
         pipeline = Pipeline.resolve(resolved.stages(exact=False, also=objective.signals), resolved.signal)
         check_credit(config, document, resolved, objective, pipeline.graph)
+        check_overlap(config, document, resolved, pipeline)
     except ComponentError as error:
         document.refuse(path, error.problem, error.fix)
 

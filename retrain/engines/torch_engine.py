@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from retrain.engines.embedded.loop import Decoder
 
 
-@engine("torch", exact=True)
+@engine("torch", exact=True, concurrent=True)
 class TorchEngine:
     """Samples with the trainer's own forward, and no per-token bookkeeping.
 

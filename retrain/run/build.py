@@ -11,6 +11,7 @@ from retrain import registry
 from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
+from retrain.config.overlap import check_engine
 from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
 from retrain.data.expert import read_experts
@@ -54,7 +55,10 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     policy = TorchPolicy(model.model, policy_settings(config, device))
     resources = resources_of(config, model, policy, directory)
     engine = choose(loaded, policy.model)
-    pipeline, objective = credit(loaded, exact=engine.component.traits.get("exact", False))
+    if config.rollout.overlap:
+        check_engine(engine.component)
+    exact = engine.component.traits.get("exact", False) and not config.rollout.overlap
+    pipeline, objective = credit(loaded, exact=exact)
     pipeline.build(resources)
     sampler = engine.build(resources)
     observe("message", {"text": sampler.describe(), "level": "info"})

@@ -25,7 +25,9 @@ class Collection:
     """The rollouts of one step.
 
     Attributes:
+        step: the step that trains on them, from 0.
         rollouts: everything that was sampled, failed scores included.
+        experts: rows of an expert to train on beside them.
         batch: the rows to train on, an expert's last; None when there is none, because no group has two valid rewards.
         kept: index into `rollouts` of every row of the batch that is not an expert's.
         cursor: the next unused problem of the task.
@@ -33,7 +35,9 @@ class Collection:
         metrics: rollout and reward statistics.
     """
 
+    step: int
     rollouts: list[Rollout]
+    experts: list[ExpertRow]
     batch: Batch | None
     kept: list[int]
     cursor: int
@@ -43,6 +47,8 @@ class Collection:
 
 def collect(parts: Parts, step: int, cursor: int) -> Collection:
     """Sample and score the rollouts of one step.
+
+    With `[rollout] overlap` this runs beside the trainer: it reads nothing that an update changes.
 
     A filter that judges rollouts alone drops its groups here. With `[rollout] resample` on, the groups that any
     filter drops are replaced by new prompts, at most `max_resample` times; after that the step trains on the fewer
@@ -71,12 +77,13 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
         kept += [len(rollouts) + i for i in valid]
         rollouts += fresh
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)} | _told(parts.sampler)
+    metrics["rollout/staleness"] = step - sum(r.weights_version for r in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:
         experts = parts.experts.draw({rollout.group: rollout.prompt_ids for rollout in rollouts}.values())
         metrics |= parts.experts.metrics()
     batch = collate(parts, [rollouts[i] for i in kept], step, experts) if kept or experts else None
-    return Collection(rollouts, batch, kept, cursor, metrics, dropped)
+    return Collection(step, rollouts, experts, batch, kept, cursor, metrics, dropped)
 
 
 def _told(sampler: Any) -> Metrics:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from retrain.errors import DivergedError, EngineError, Preempted
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import Collection, collect, with_policy_columns
+from retrain.run.clock import Clock
+from retrain.run.collect import Collection, with_policy_columns
+from retrain.run.collector import Collector
 from retrain.run.evaluate import evaluate
-from retrain.run.parity import check_parity, parity_due
+from retrain.run.parity import check_parity, fresh_batch, parity_due
 from retrain.run.parts import Parts
 from retrain.run.rundir import read_rows
 from retrain.run.seed import seed_generators
 from retrain.run.signals import Stop
-from retrain.types import Batch, Metrics
+from retrain.types import Batch, Metrics, State
 
 _NONFINITE = "/nonfinite"
 """How the metrics end that say, of any model in training, that an update was skipped for its gradient."""
@@ -26,15 +29,17 @@ _MAX_NONFINITE = 3
 """Consecutive non-finite updates after which a run has diverged."""
 
 
-def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
+def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
     """Train from step `start` to `[training] max_steps`.
 
-    One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row.
+    One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row; with
+    `[rollout] overlap` sampling and scoring are one step ahead (see `Collector`).
     Everything random in a step derives from the seed and the step's number, so a run that is resumed
     from a checkpoint continues bit for bit.
 
     Args:
         start: optimizer steps already done; `cursor`: problems already drawn (both from a checkpoint).
+        saved: the checkpoint.
     Raises:
         Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
         DivergedError: loss or gradients were non-finite three times in a row.
@@ -45,69 +50,80 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0) -> None:
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
     stop.deferred = True
-    for step in range(start, settings.max_steps):
-        seed_generators(derive_seed(settings.seed, "step", step))
-        clock = Clock()
-        with clock("rollout"), _saving(parts, step, cursor, start):
-            collection = collect(parts, step, cursor)
-        metrics, batch = update(parts, collection, step, clock)
-        cursor = collection.cursor
-        bad = [name for name, value in metrics.items() if value and name.endswith(_NONFINITE)]
-        nonfinite = nonfinite + 1 if bad else 0
-        with _saving(parts, step + 1, cursor, start):
-            sync_and_record(parts, step, collection, batch, metrics, clock)
-        if nonfinite >= _MAX_NONFINITE:
-            parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch), name="diverged")
-            raise DivergedError(
-                f"loss or gradients were not finite {nonfinite} times in a row, last at step {step} "
-                f"({', '.join(bad)}); the batch is in {parts.directory.path / 'rollouts'}; "
-                "lower [optimizer] lr, or resume an earlier step"
-            )
-        done = parts.steps = step + 1
-        if due(done, parts.config.eval.every, settings.max_steps):
-            with _saving(parts, done, cursor, start):
-                evaluate_and_record(parts, done)
-        if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):
-            parts.directory.save_checkpoint(done, parts.state_dict(done, cursor))
-        if stop.requested and done < settings.max_steps:
-            raise Preempted(f"stopped by {stop.requested} after step {done}; --resume auto goes on from there")
+    with Collector(parts, cursor, saved) as collector:
+        for step in range(start, settings.max_steps):
+            seed_generators(derive_seed(settings.seed, "step", step))
+            clock, done = Clock(), step + 1
+            with _saving(parts, collector, step, start):
+                collection = collector.take(step, clock)
+            metrics, batch = update(parts, collection, clock, partial(collector.begin, done, clock))
+            bad = [name for name, value in metrics.items() if value and name.endswith(_NONFINITE)]
+            nonfinite = nonfinite + 1 if bad else 0
+            with _saving(parts, collector, done, start):
+                try:
+                    collector.sync(done, clock)
+                finally:
+                    record(parts, collection, batch, metrics | clock.metrics())
+            if nonfinite >= _MAX_NONFINITE:
+                raise diverged(parts, collection, batch, bad)
+            parts.steps = done
+            if due(done, parts.config.eval.every, settings.max_steps):
+                with _saving(parts, collector, done, start):
+                    evaluate_and_record(parts, done)
+            if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):
+                parts.directory.save_checkpoint(done, collector.state_dict(done))
+            if stop.requested and done < settings.max_steps:
+                raise Preempted(f"stopped by {stop.requested} after step {done}; --resume auto goes on from there")
 
 
 @contextmanager
-def _saving(parts: Parts, done: int, cursor: int, start: int) -> Generator[None]:
+def _saving(parts: Parts, collector: Collector, done: int, start: int) -> Generator[None]:
     """A sampler that fails ends the run; the state after `done` steps is saved before."""
     try:
         yield
     except EngineError:
         if done > start:
-            parts.directory.save_checkpoint(done, parts.state_dict(done, cursor))
+            parts.directory.save_checkpoint(done, collector.state_dict(done))
         raise
 
 
-def sync_and_record(
-    parts: Parts, step: int, collection: Collection, batch: Batch | None, metrics: Metrics, clock: Clock
-) -> None:
-    """Give the sampler the new weights; the step is recorded even if it fails to take them."""
-    try:
-        with clock("sync"):
-            parts.sampler.load_weights(parts.policy.weights(), step + 1)
-    finally:
-        record(parts, step, collection, batch, metrics | clock.metrics(collection.metrics["tokens/sampled"]))
+def diverged(parts: Parts, collection: Collection, batch: Batch | None, bad: list[str]) -> DivergedError:
+    """The end of a run whose updates are not finite any more; the batch of the last is stored."""
+    step = collection.step
+    parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch), name="diverged")
+    return DivergedError(
+        f"loss or gradients were not finite {_MAX_NONFINITE} times in a row, last at step {step} "
+        f"({', '.join(bad)}); the batch is in {parts.directory.path / 'rollouts'}; "
+        "lower [optimizer] lr, or resume an earlier step"
+    )
 
 
-def update(parts: Parts, collection: Collection, step: int, clock: Clock) -> tuple[Metrics, Batch | None]:
-    """Credit and one policy update; without a trainable row both are skipped and said so."""
+def parity(parts: Parts, collection: Collection, clock: Clock) -> Metrics:
+    """The parity gate, where it is due and there is a batch; sampler and trainer hold the same weights now."""
+    if collection.batch is None or not parity_due(parts, collection.step):
+        return {}
+    with clock("parity"):
+        ahead = parts.config.rollout.overlap > 0
+        return check_parity(parts, fresh_batch(parts, collection) if ahead else collection.batch)
+
+
+def update(
+    parts: Parts, collection: Collection, clock: Clock, sampler_is_free: Callable[[], None]
+) -> tuple[Metrics, Batch | None]:
+    """Parity gate, credit and one policy update; without a trainable row they are skipped and said so.
+
+    Args:
+        sampler_is_free: called once this step needs the sampler no more.
+    """
+    metrics = parity(parts, collection, clock)
+    sampler_is_free()
     if collection.batch is None:
         return {"update/skipped": 1.0} | collection.dropped, None
-    metrics: Metrics = {}
     with clock("credit"):
         batch = with_policy_columns(parts, collection.batch)
         metrics |= parts.pipeline.before(batch)
         batch, credit = parts.pipeline.credit(batch)
         metrics |= credit | informative(parts, batch, collection.dropped)
-    if parity_due(parts, step):
-        with clock("parity"):
-            metrics |= check_parity(parts, batch)
     with clock("update"):
         metrics |= parts.policy.update(batch, parts.objective)
     with clock("credit"):
@@ -124,8 +140,9 @@ def informative(parts: Parts, batch: Batch, dropped: Metrics) -> Metrics:
     }
 
 
-def record(parts: Parts, step: int, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:
+def record(parts: Parts, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:
     """Write the step's metrics row, its rollouts when due, and tell the trackers and the display."""
+    step = collection.step
     row = {"step": step} | collection.metrics | metrics
     parts.directory.write_metrics(row)
     every = parts.config.logging.rollouts_every
@@ -169,23 +186,3 @@ def evaluate_and_record(parts: Parts, step: int) -> None:
 def due(done: int, every: int, total: int) -> bool:
     """After every `every` steps, and after the last one; `every` = 0 leaves only the last."""
     return done == total or (every > 0 and done % every == 0)
-
-
-class Clock:
-    """Wall time of the phases of one step."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.spent: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Generator[None]:
-        began = time.perf_counter()
-        yield
-        self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - began
-
-    def metrics(self, tokens: float) -> Metrics:
-        """time/PHASE_s, time/step_s, and sampled tokens per second of rollout."""
-        metrics = {f"time/{phase}_s": seconds for phase, seconds in self.spent.items()}
-        rate = tokens / max(self.spent.get("rollout", 0.0), 1e-9)
-        return metrics | {"time/step_s": time.perf_counter() - self.began, "time/tokens_per_s": rate}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from retrain.engines.capability import tolerance_of
 from retrain.errors import EngineError
+from retrain.functional.seeds import derive_seed
+from retrain.run.collect import Collection, collate, train_sampling
 from retrain.run.parts import Parts
 from retrain.types import Batch, Metrics
 
@@ -15,6 +19,26 @@ def parity_due(parts: Parts, step: int) -> bool:
     """After the first weight sync and then every `[rollout] parity_every` of them; 0 switches it off."""
     every = parts.config.rollout.parity_every
     return every > 0 and step % every == 0
+
+
+def fresh_batch(parts: Parts, collection: Collection) -> Batch:
+    """Completions of some of the step's prompts, sampled now: those that were sampled ahead show older weights."""
+    few = list({rollout.group: rollout for rollout in collection.rollouts}.values())[:_ROWS]
+    seed = derive_seed(parts.config.training.seed, "parity", collection.step)
+    sampling = replace(train_sampling(parts, seed), group_size=1)
+    groups = parts.sampler.sample([rollout.prompt_ids for rollout in few], sampling)
+    sampled = [
+        replace(
+            rollout,
+            completion_ids=completion.ids,
+            sampler_logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            weights_version=completion.weights_version,
+            reward=0.0,
+        )
+        for rollout, (completion,) in zip(few, groups, strict=True)
+    ]
+    return collate(parts, sampled, collection.step)
 
 
 def check_parity(parts: Parts, batch: Batch) -> Metrics:

@@ -56,7 +56,7 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         parts = build(loaded, directory, observe)
         try:
             start, cursor = _restore(parts, state, resume)
-            train(parts, stop, start, cursor)
+            train(parts, stop, start, cursor, state)
             finish(parts, time.perf_counter() - began)
         finally:
             parts.close()

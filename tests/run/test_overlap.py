@@ -1,0 +1,197 @@
+"""`[rollout] overlap = 1`: what is sampled ahead, that nothing depends on timing, and that it ends as it should."""
+
+import gzip
+import json
+import threading
+import time
+
+import pytest
+
+from retrain.engines.torch_engine import TorchEngine
+from retrain.errors import ConfigError, DivergedError, EngineError, Preempted, UserCodeError
+from retrain.run import checkpoint
+from retrain.run.collect import collect
+from retrain.run.session import Resume
+from retrain.training.policy import TorchPolicy
+from tests.run.conftest import digest, rows
+from tests.run.test_loop import _StopAt
+
+EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
+AHEAD = (*EXACT, "rollout.overlap=1", "reward_pool.workers=1", "logging.rollouts_every=1")
+
+
+def stored(run, step):
+    return [json.loads(line) for line in gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt")]
+
+
+def spread(rollouts):
+    """How much credit differs at most between the tokens of one completion."""
+    return max(max(row["advantages"]) - min(row["advantages"]) for row in rollouts)
+
+
+def sampling_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("sampling")]
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+    """Make sampling in the thread, or the update beside it, take a while."""
+
+    def slow(owner, method):
+        real = getattr(owner, method)
+
+        def late(self, *args):
+            time.sleep(0.15)
+            return real(self, *args)
+
+        monkeypatch.setattr(owner, method, late)
+
+    yield slow
+    assert not sampling_threads(), "no thread outlives the run"
+
+
+def test_the_first_batch_is_on_policy_and_every_later_one_a_step_old(train, slowly):
+    run = train(*AHEAD)
+    metrics = rows(run / "metrics.jsonl")
+    assert [row["rollout/staleness"] for row in metrics] == [0, 1, 1, 1]
+    versions = [{row["weights_version"] for row in stored(run, step)} for step in range(4)]
+    assert versions == [{0}, {0}, {1}, {2}]
+    assert metrics[0]["mismatch/kl"] < 1e-6 < metrics[1]["mismatch/kl"], "older weights show as a mismatch"
+    assert all(row["parity/logp_diff_mean"] < 1e-4 for row in metrics), "and not as a failure of the sampler"
+    assert spread(stored(run, 0)) < 1e-4, "the correction changes nothing on policy"
+    assert spread(stored(run, 1)) > 1e-2, "tis is in the chain"
+
+
+def test_the_first_step_is_that_of_a_run_without_overlap(train, slowly):
+    ahead, plain = train(*AHEAD, name="ahead"), train(*EXACT, "logging.rollouts_every=1", name="plain")
+    first, other = (rows(run / "metrics.jsonl")[0] for run in (ahead, plain))
+    assert first["reward/mean"] == other["reward/mean"]
+    assert [row["completion_ids"] for row in stored(ahead, 0)] == [row["completion_ids"] for row in stored(plain, 0)]
+    assert all(row["rollout/staleness"] == 0 for row in rows(plain / "metrics.jsonl"))
+    assert digest(ahead) != digest(plain)
+
+
+def test_what_is_slower_changes_nothing(train, slowly, monkeypatch):
+    quick = train(*AHEAD, name="quick")
+    with monkeypatch.context():
+        slowly(TorchEngine, "sample")
+        sampling = train(*AHEAD, name="slow-sampling")
+    slowly(TorchPolicy, "update")
+    updating = train(*AHEAD, name="slow-update")
+    assert rows(quick / "metrics.jsonl") == rows(sampling / "metrics.jsonl") == rows(updating / "metrics.jsonl")
+    assert digest(quick) == digest(sampling) == digest(updating)
+
+
+def test_the_loop_waits_for_what_the_update_does_not_hide(train, slowly):
+    slowly(TorchEngine, "sample")
+    run = train(*AHEAD, "rollout.parity_every=0", "eval.problems=0")
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in found[:-1]:
+        assert row["time/rollout_s"] >= 0.15
+        assert row["time/overlap_s"] == pytest.approx(row["time/rollout_s"] - row["time/wait_s"])
+        assert row["time/step_s"] < row["time/rollout_s"] + row["time/wait_s"] + row["time/update_s"] + 1
+    assert found[1]["time/overlap_s"] > 0
+    assert "time/rollout_s" not in found[-1], "there is no batch behind the last"
+
+
+EXPERT = ('loss=[{name = "ppo_clip"}, {name = "sft"}]', "expert.ratio=0.3")
+METHODS = {
+    "default": (),
+    "expert": EXPERT,
+    "resampling": ("algorithm.filter=accuracy_band", "rollout.resample=uninformative", "rollout.max_resample=2"),
+    "sepa": ("algorithm.transform_mode=gtpo_sepa", "sepa.delay_steps=0", "sepa.steps=3"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_trains_on_the_batch_that_waited(train, monkeypatch, slowly, tmp_path, method):
+    answers = [{"prompt": f"{n}+1?\n", "completion": f"so {n + 1}"} for n in range(5)]
+    (tmp_path / "expert.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    options = (*AHEAD, *METHODS[method], *([f'expert.path="{tmp_path}/expert.jsonl"'] if method == "expert" else []))
+    whole = train(*options, name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
+        with pytest.raises(Preempted):
+            train(*options, name="parts")
+    newest = checkpoint.latest(tmp_path / "runs" / "parts" / "checkpoints", print)
+    assert newest is not None
+    assert checkpoint.load(newest)["ahead"]["step"] == checkpoint.step_of(newest) < 4
+    run = train(*options, name="parts", resume=Resume("auto"))
+    assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")
+    assert rows(run / "eval.jsonl") == rows(whole / "eval.jsonl")
+    assert digest(run) == digest(whole)
+    assert "ahead" not in checkpoint.load(run / "checkpoints" / "step-000004")
+
+
+def test_overlap_may_be_switched_off_at_a_resume_and_the_waiting_batch_is_sampled_again(train, monkeypatch, slowly):
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
+        with pytest.raises(Preempted):
+            train(*AHEAD)
+    plain = ("rollout.overlap=0", *(option for option in AHEAD if "overlap" not in option))
+    run = train(*plain, resume=Resume("auto", allow_change=["rollout.overlap"]))
+    assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 0, 0]
+
+
+def test_an_error_of_the_thread_ends_the_run_as_its_own_and_keeps_what_was_trained(
+    train, monkeypatch, slowly, tmp_path
+):
+    def fails(parts, step, cursor):
+        if step == 2:
+            assert sampling_threads() == [threading.current_thread()]
+            raise EngineError("the sampler is gone")
+        return collect(parts, step, cursor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("retrain.run.collector.collect", fails)
+        with pytest.raises(EngineError, match="the sampler is gone"):
+            train(*AHEAD, "checkpoint.every=0")
+    run = tmp_path / "runs" / "run"
+    assert json.loads((run / "status.json").read_text())["exit_code"] == EngineError.exit_code
+    assert [row["step"] for row in rows(run / "metrics.jsonl")] == [0, 1], "the step beside it was finished"
+    train(*AHEAD, "checkpoint.every=0", resume=Resume("auto"))
+    assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 0, 1]
+
+
+def test_a_reward_that_fails_in_the_thread_is_the_users_error(train, tmp_path, monkeypatch, slowly):
+    (tmp_path / "bad_reward.py").write_text("def broken(completion):\n    raise ValueError('no score')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserCodeError, match="no score"):
+        train(*AHEAD, 'rewards=[{name="bad_reward.broken"}]')
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError("no number")])
+def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypatch, slowly, error):
+    slowly(TorchEngine, "sample")
+
+    def fails(self, batch, objective):
+        raise error
+
+    monkeypatch.setattr(TorchPolicy, "update", fails)
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        train(*AHEAD, "eval.problems=0")
+
+
+def test_a_sampler_with_other_weights_stops_the_run_though_batches_are_old(train, monkeypatch, slowly):
+    real = TorchEngine.load_weights
+
+    def forgets(self, weights, version):
+        scale = 1.0 if version < 2 else 1.3
+        real(self, {name: value * scale for name, value in weights.items()}, version)
+
+    monkeypatch.setattr(TorchEngine, "load_weights", forgets)
+    with pytest.raises(EngineError, match="disagree"):
+        train(*AHEAD)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("rollout.engine=transformers", "does not say that it can sample"),
+        ("reward_pool.workers=0", "workers = 0"),
+        ("rollout.resample=uninformative", "reads what the policy scores"),
+    ],
+)
+def test_what_would_share_state_with_the_trainer_is_refused_at_load(train, option, reason):
+    with pytest.raises(ConfigError, match=reason):
+        train(*AHEAD, option)
