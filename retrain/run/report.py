@@ -175,7 +175,10 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
     for key, title, caption, percent in _CHARTS:
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
         drawn.append((title, caption, line_chart(points, percent=percent, x=steps), ""))
-    phases = sorted({key for row in metrics for key in row if _is_phase(key)}, key=lambda key: -_total(metrics, key))
+    # Of a rollout beside the update, what the loop waited for is the phase.
+    hidden = {"time/overlap_s", "time/rollout_s"} if any("time/wait_s" in row for row in metrics) else set[str]()
+    found = {key for row in metrics for key in row if _is_phase(key)} - hidden
+    phases = sorted(found, key=lambda key: -_total(metrics, key))
     layers = {_phase(key): [float(row.get(key, 0.0)) for row in metrics] for key in phases}
     legend = "".join(f'<span><i class="layer-{i % 6}"></i>{escape(name)}</span>' for i, name in enumerate(layers))
     chart = stacked_chart([float(row["step"]) for row in metrics], layers, steps)

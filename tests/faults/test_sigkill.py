@@ -22,9 +22,9 @@ pytestmark = pytest.mark.faults
 KILLS = 20
 
 
-def start(folder, name):
+def start(folder, name, *more):
     command = [sys.executable, "-m", "retrain.cli.main", "train", "run.toml", "--resume", "auto", "--plain"]
-    options = [f"logging.name={name}", "training.max_steps=40", "checkpoint.every=1", "eval.every=10"]
+    options = [f"logging.name={name}", "training.max_steps=40", "checkpoint.every=1", "eval.every=10", *more]
     flags = [part for option in options for part in ("--set", option)]
     environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     with (folder / f"{name}.log").open("ab") as log:
@@ -80,17 +80,20 @@ PRIME = (
     "algorithm.filter=accuracy_band",
     "rollout.resample=uninformative",
 )
+MIX = (
+    'loss=[{name = "ppo_clip"}, {name = "sft"}]',
+    'expert.path="expert.jsonl"',
+    "mix.schedule=chord",
+    "mix.warmup=3",
+    "mix.decay=4",
+)
 METHODS = {
     "prime": PRIME,
     "prime_lora": (*PRIME, "model.lora={r = 2}", "prime.update=before", "prime.loss=dpo", "training.lr=1e-2"),
-    "mix": (
-        'loss=[{name = "ppo_clip"}, {name = "sft"}]',
-        'expert.path="expert.jsonl"',
-        "mix.schedule=chord",
-        "mix.warmup=3",
-        "mix.decay=4",
-    ),
+    "mix": MIX,
     "sepa": ("algorithm.transform_mode=gtpo_sepa", "sepa.schedule=auto", "sepa.warmup_steps=2", "sepa.delay_steps=1"),
+    "overlap": ("rollout.overlap=1", "reward_pool.workers=1", "rollout.parity_every=2", "training.lr=1e-3"),
+    "overlap_mix": ("rollout.overlap=1", "reward_pool.workers=1", *MIX),
     "hicra_entropy": ("algorithm.transform_mode=hicra_entropy", "training.epochs=2", "training.minibatches=2"),
 }
 STEPS, KILLS_EACH = 8, 3
@@ -168,22 +171,25 @@ def test_the_state_of_every_method_survives_kills(tmp_path, method):
     assert any(row.get("grad/norm", 0) > 0 for row in rows(whole / "metrics.jsonl"))
 
 
-def test_sigterm_saves_and_exits_75_and_the_resumed_run_is_the_same(tmp_path):
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_sigterm_saves_and_exits_75_and_the_resumed_run_is_the_same(tmp_path, overlap):
+    options = f"rollout.overlap={overlap}"
     (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
-    assert start(tmp_path, "whole").wait(timeout=300) == 0
-    process = start(tmp_path, "stopped")
+    assert start(tmp_path, "whole", options).wait(timeout=300) == 0
+    process = start(tmp_path, "stopped", options)
     checkpoints = tmp_path / "runs" / "stopped" / "checkpoints"
     while not (checkpoints / "step-000003").exists():
         time.sleep(0.02)
     process.terminate()
     assert process.wait(timeout=60) == 75
-    assert start(tmp_path, "stopped").wait(timeout=300) == 0
+    assert start(tmp_path, "stopped", options).wait(timeout=300) == 0
     assert digest(tmp_path / "runs" / "stopped") == digest(tmp_path / "runs" / "whole")
 
 
-def test_ctrl_c_leaves_no_process_behind_and_exits_130(tmp_path):
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_ctrl_c_leaves_no_process_behind_and_exits_130(tmp_path, overlap):
     (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 2"))
-    process = start(tmp_path, "interrupted")
+    process = start(tmp_path, "interrupted", f"rollout.overlap={overlap}")
     metrics = tmp_path / "runs" / "interrupted" / "metrics.jsonl"
     while not metrics.exists():
         time.sleep(0.02)
