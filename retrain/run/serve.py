@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,13 +34,13 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     check_installed()
     bound, config = loaded.components.named("engine", ENGINE), loaded.config
     assert bound is not None, "built in"
-    port = port or free_port(loaded, host)
     import torch
 
     cpu = not torch.cuda.is_available()
     if cpu and config.training.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(config.training.threads))
-    with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder:
+    ports = [port] if port else _ports(loaded)
+    with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder, free_port(ports, host) as port:
         more = {
             "revision": config.model.revision,
             "trust_remote_code": config.model.trust_remote_code,
@@ -60,16 +62,23 @@ def _model(loaded: LoadedConfig, folder: Path) -> str:
     return str(folder)
 
 
-def free_port(loaded: LoadedConfig, host: str) -> int:
-    """The port of the first of the configured urls that nobody listens on; 8000 if there are no urls.
+def _ports(loaded: LoadedConfig) -> list[int]:
+    urls: list[str] = loaded.tables.get(ENGINE, {}).get("urls", [])
+    return [urlsplit(url).port or _PORT for url in urls] or [_PORT]
+
+
+@contextmanager
+def free_port(ports: Sequence[int], host: str) -> Generator[int]:
+    """The first of these ports that nobody listens on, or is about to: a server takes a while until it does.
 
     Raises:
         EngineError: none of them is free.
     """
-    urls: list[str] = loaded.tables.get(ENGINE, {}).get("urls", [])
-    ports = [urlsplit(url).port or _PORT for url in urls] or [_PORT]
     for port in ports:
-        with socket.socket() as probe:
+        claim = Path(tempfile.gettempdir()) / f"retrain-serve-{os.getuid()}-{port}.lock"
+        with claim.open("w") as held, suppress(BlockingIOError), socket.socket() as probe:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if probe.connect_ex((host, port)) != 0:
-                return port
+                yield port
+                return
     raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")

@@ -129,11 +129,15 @@ class ModelServer(Server):
     lock = threading.Lock()
 
     def load(self, folder):
-        from transformers import AutoModelForCausalLM
+        from safetensors.torch import load_file
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         super().load(folder)
-        if self.fault != "pretends":
-            self.model = AutoModelForCausalLM.from_pretrained(folder)
+        if self.fault == "pretends":
+            return
+        # Not from_pretrained: the trainer lives in this process, and its next model would be initialized otherwise.
+        self.model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+        self.model.load_state_dict(load_file(f"{folder}/model.safetensors"))
 
     def sample(self, prompt, fields):
         from retrain.engines import TorchEngine
