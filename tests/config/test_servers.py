@@ -1,0 +1,58 @@
+"""`[vllm]` is the table of two engines: what each of them demands, refuses and leaves alone."""
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError
+
+
+def problems(tmp_path, *lines):
+    file = tmp_path / "run.toml"
+    file.write_text("\n".join(lines))
+    try:
+        return load(file)
+    except ConfigError as error:
+        return [str(problem) for problem in error.problems]
+
+
+SERVER = '[rollout]\nengine = "vllm-server"'
+
+
+def test_one_table_serves_the_servers_and_the_run(tmp_path):
+    lines = ("[vllm]", 'urls = ["http://127.0.0.1:8000", "http://localhost:8001/"]', "max_model_len = 512")
+    loaded = problems(tmp_path, SERVER, *lines)
+    assert loaded.warnings == ()
+    assert loaded.components.one("engine").params["urls"] == ["http://127.0.0.1:8000", "http://localhost:8001/"]
+    assert loaded.components.named("engine", "vllm").params["max_model_len"] == 512
+
+
+def test_servers_need_addresses(tmp_path):
+    [problem] = problems(tmp_path, SERVER)
+    assert "vllm.urls" in problem.replace("[vllm] urls", "vllm.urls")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:8000/v1"])
+def test_what_is_no_address_is_refused_with_its_place(tmp_path, url):
+    found = problems(tmp_path, SERVER, "[vllm]", f'urls = ["{url}"]')
+    assert found[0].startswith(f"{tmp_path}/run.toml:4:")
+
+
+def test_addresses_that_other_machines_reach_need_a_word(tmp_path):
+    lines = (SERVER, "[vllm]", 'urls = ["http://127.0.0.1:8000", "http://10.0.0.5:8000"]')
+    [problem] = problems(tmp_path, *lines)
+    assert ":4:" in problem
+    assert "other machines" in problem
+    assert problems(tmp_path, *lines, "allow_remote = true").warnings == ()
+
+
+@pytest.mark.parametrize("key", ["url", "gpu_memory_utilisation"])
+def test_a_mistyped_key_is_refused(tmp_path, key):
+    [problem] = problems(tmp_path, SERVER, "[vllm]", 'urls = ["http://127.0.0.1:8000"]', f"{key} = 1")
+    assert key in problem
+
+
+def test_addresses_of_servers_that_nobody_asks_are_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    lines = ('[rollout]\nengine = "vllm"', "[vllm]", 'urls = ["http://127.0.0.1:8000"]')
+    [warning] = problems(tmp_path, *lines).warnings
+    assert 'use engine = "vllm-server"' in str(warning)
