@@ -44,10 +44,10 @@ def sentence(one: Comparison) -> str:
 
 
 def title(one: Comparison) -> str:
-    """`gtpo on top of maxrl` for a rung whose label adds to the one below, else `maxrl against grpo`."""
+    """`gtpo on top of maxrl` where the label adds a stage to the other's chain, else `maxrl against grpo`."""
     added = one.condition.removeprefix(one.against)
-    if one.family == "ladder" and added != one.condition and added[:1] in "+_-/ ":
-        return f"{added.lstrip('+_-/ ')} on top of {one.against}"
+    if added != one.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in one.against)):
+        return f"{added[1:]} on top of {one.against}"
     return f"{one.condition} against {one.against}"
 
 
