@@ -43,7 +43,7 @@ def check_engine(engine: Component) -> None:
     """ComponentError if an engine cannot sample while the trainer updates."""
     if not engine.traits.get("concurrent", False):
         raise ComponentError(
-            f'[rollout] overlap = 1: engine "{engine.name}" shares generators or settings of the process with the '
+            f'engine "{engine.name}" shares generators or settings of the process with the '
             "trainer, and does not say that it can sample while the policy is updated",
-            'use overlap = 0, or engine = "torch" or "vllm-server"; an engine of your own says `concurrent=True`',
+            'use [rollout] overlap = 0, or engine = "torch" or "vllm-server"; your own says `concurrent=True`',
         )

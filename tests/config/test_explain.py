@@ -127,3 +127,13 @@ def test_a_failing_component_is_shown_not_raised(tmp_path, monkeypatch):
 def test_render_writes_one_line_per_row():
     text = render({"top": 1200, "none": None, "table": {"a_key": [1, 2], "rows": [{"x": {"p": 1}, "empty": []}, "s"]}})
     assert text.splitlines() == ["top: 1,200", "table", "  a key", "    1", "    2", "  rows", "    x: p = 1", "    s"]
+
+
+def test_sampling_ahead_is_said_with_its_correction_and_its_scoring_pass(tmp_path):
+    found = facts(tmp_path, "[rollout]\noverlap = 1\n")
+    assert "one step stale" in found["overlap"]
+    assert "tis" in [stage.get("transform") for stage in found["pipeline"]["stages"]]
+    assert found["forwards_per_step"]["scoring"] == 1
+    plain = facts(tmp_path, "")
+    assert plain["overlap"] is None
+    assert plain["forwards_per_step"]["scoring"] == 0
