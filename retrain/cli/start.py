@@ -26,6 +26,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "tensorboard": ("tensorboard",),
     "trackio": ("trackio",),
+    "ray": ("ray",),
     "vllm": ("vllm",),
 }
 """Extra -> the distributions that it brings."""

@@ -68,16 +68,16 @@ def _check_grams(document: Document, params: Mapping[str, Any]) -> None:
 
 
 def _check_semantic(document: Document, directory: str | None) -> None:
-    if importlib.util.find_spec(package_of(directory)) is None:
-        key = "detector" if directory is None else "embedder"
-        document.refuse(
-            ("planning", key), f"{package_of(directory)} is not installed", f'pip install "retrain[{EXTRA}]"'
-        )
     if directory is not None and not Path(directory).expanduser().is_dir():
         document.refuse(
             ("planning", "embedder"),
             f'there is no directory "{directory}"',
             "give one with a sentence-transformer in it",
+        )
+    elif importlib.util.find_spec(package_of(directory)) is None:
+        key = "detector" if directory is None else "embedder"
+        document.refuse(
+            ("planning", key), f"{package_of(directory)} is not installed", f'pip install "retrain[{EXTRA}]"'
         )
 
 
