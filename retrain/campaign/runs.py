@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -22,18 +23,19 @@ _SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
 def read_runs(paths: Sequence[Path]) -> Results:
     """The table of these runs; a campaign's directory stands for its runs. The first condition is the baseline.
 
-    Two runs of equal configuration and seed are conditions of their own, each by its name.
+    Two runs of equal configuration and seed are conditions of their own, each by its name. So are conditions of
+    several campaigns under one label: "c3: grpo" is grpo of the campaign in the directory c3.
 
     Raises:
         ConfigError: there is no run at a path.
     """
-    single, cells = list[tuple[str, Cell]](), list[Cell]()
+    single, campaigns = list[tuple[str, Cell]](), list[tuple[Path, Results]]()
     for path in dict.fromkeys(paths):
         if (path / "plan.json").is_file():
-            found = read_campaign(path)
-            cells += [cell for label in found.conditions for cell in found.of(label)]
+            campaigns.append((path, read_campaign(path)))
         else:
             single.append(_run(path))
+    cells = _of_campaigns(campaigns)
     groups: dict[str, list[Cell]] = {}
     for key, cell in single:
         groups.setdefault(key, []).append(cell)
@@ -59,6 +61,18 @@ def _run(path: Path) -> tuple[str, Cell]:
     seed = int(config.get("training", {}).get("seed", 0))
     key = json.dumps(settings(path), sort_keys=True, default=str)
     return key, read_cell(path, path.resolve().name, seed, read_json(path / "outcome.json"))
+
+
+def _of_campaigns(campaigns: Sequence[tuple[Path, Results]]) -> list[Cell]:
+    """All their cells; a label that several campaigns use gets the name of the campaign's directory."""
+    uses = Counter(label for _, found in campaigns for label in found.conditions)
+    taken = {label for label, times in uses.items() if times == 1}
+    cells: list[Cell] = []
+    for path, found in campaigns:
+        for label in found.conditions:
+            own = label if uses[label] == 1 else _free(f"{path.resolve().name}: {label}", taken)
+            cells += [replace(cell, condition=own) for cell in found.of(label)]
+    return cells
 
 
 def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:

@@ -1,5 +1,7 @@
 """Any runs become a table: equal configurations are one condition."""
 
+import shutil
+
 import pytest
 
 from retrain.campaign.analysis import analyze
@@ -41,6 +43,26 @@ def test_equal_configuration_and_seed_are_conditions_of_their_own(cells, tmp_pat
     write_campaign(tmp_path / "two", conditions=("grpo",), seeds=[0], steps=40, failed=(), missing=())
     found = read_runs([cells / "one/cells/grpo/s0", tmp_path / "two/cells/grpo/s0", cells / "one/cells/maxrl/s0"])
     assert found.conditions == ("s0", "s0 (2)", "maxrl")
+
+
+def test_conditions_of_two_campaigns_under_one_label_keep_all_their_cells(cells, tmp_path):
+    options = {"seeds": range(4), "steps": 40, "failed": (), "missing": (("grpo", 3),)}
+    write_campaign(tmp_path / "c3", conditions=("grpo", "maxrl+gtpo"), **options)
+    found = read_runs([cells / "one", tmp_path / "c3"])
+    assert found.conditions == ("one: grpo", "maxrl", "c3: grpo", "maxrl+gtpo")
+    assert len(found.cells) == 16
+    paths = {cell.path for cell in found.of("one: grpo")}
+    assert paths == {cells / "one/cells/grpo" / f"s{seed}" for seed in range(4)}
+    assert [cell.status for cell in found.of("c3: grpo")] == ["done", "done", "done", "missing"]
+    assert {(one.condition, one.against) for one in analyze(found).primary} >= {("c3: grpo", "one: grpo")}
+
+
+def test_a_campaign_and_its_copy_of_the_same_name_are_told_apart(cells, tmp_path):
+    shutil.copytree(cells / "one", tmp_path / "one")
+    found = read_runs([cells / "one", tmp_path / "one"])
+    assert found.conditions == ("one: grpo", "one: maxrl", "one: grpo (2)", "one: maxrl (2)")
+    assert len(found.cells) == 16
+    assert {cell.path.parents[2] for cell in found.of("one: grpo (2)")} == {tmp_path / "one"}
 
 
 def test_names_lose_their_seed(tmp_path):
