@@ -49,16 +49,15 @@ def compute_advantage(
         [N] in the precision of the rewards (float32 for lists), on their device, without gradient.
     Raises:
         ComponentError: an unknown mode, a parameter it does not take, or a column it needs and was not given.
-        ValueError: columns of different lengths.
+        ValueError: columns of different lengths or not flat, a value that is not finite, or a negative length.
     """
-    import torch
-
-    values = torch.as_tensor(rewards).detach()
+    values = _column("rewards", rewards)
     values = values if values.is_floating_point() else values.float()
     columns: dict[str, Any] = {"rewards": values, "group_ids": _groups(group_ids, values)}
-    columns["correct"] = values > 0.5 if correct is None else _column(correct, values).bool()
+    columns["correct"] = values > 0.5 if correct is None else _column("correct", correct).to(values.device).bool()
     if lengths is not None:
-        columns["lengths"] = _column(lengths, values).long()
+        columns["lengths"] = _column("lengths", lengths).to(values.device).long()
+        _refuse("lengths", columns["lengths"] < 0, "is negative; give the number of response tokens")
         columns["max_tokens"] = max_tokens or int(max([1, *columns["lengths"].tolist()]))
     for name, column in columns.items():
         if name != "max_tokens" and column.shape != (len(values),):
@@ -124,10 +123,24 @@ def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-def _column(values: Sequence[Any] | Tensor, like: Tensor) -> Tensor:
+def _column(name: str, values: Sequence[Any] | Tensor) -> Tensor:
+    """[N] finite numbers or booleans, where they were; ValueError for anything else."""
     import torch
 
-    return torch.as_tensor(values).to(like.device)
+    try:
+        column = torch.as_tensor(values).detach()
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{name} are not numbers ({error}); give one number per completion") from None
+    if column.dim() != 1:
+        raise ValueError(f"{name} has shape {tuple(column.shape)}; give one number per completion, in a flat list")
+    _refuse(name, ~column.isfinite(), "is not finite; leave the completion out or give it a number")
+    return column
+
+
+def _refuse(name: str, wrong: Tensor, why: str) -> None:
+    """ValueError for the first completion that is `wrong` [N]."""
+    if wrong.any():
+        raise ValueError(f"{name}[{int(wrong.nonzero()[0])}], of the completion of that index, {why}")
 
 
 def _groups(group_ids: Sequence[Any] | Tensor | None, rewards: Tensor) -> Tensor:
@@ -137,5 +150,7 @@ def _groups(group_ids: Sequence[Any] | Tensor | None, rewards: Tensor) -> Tensor
     if group_ids is None:
         return torch.zeros(len(rewards), dtype=torch.long, device=rewards.device)
     listed: list[Any] = group_ids.tolist() if hasattr(group_ids, "tolist") else list(group_ids)  # pyright: ignore[reportAttributeAccessIssue]
+    if nested := [index for index, group in enumerate(listed) if isinstance(group, list | dict | set)]:
+        raise ValueError(f"group_ids[{nested[0]}] is no single id; give one per completion, in a flat list")
     numbers = {group: number for number, group in enumerate(dict.fromkeys(listed))}
     return torch.tensor([numbers[group] for group in listed], dtype=torch.long, device=rewards.device)

@@ -88,6 +88,28 @@ def test_what_cannot_be_computed_is_an_error_that_says_why():
         compute_advantage(CORRECT, [1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"rewards": [1, math.nan, 0]}, r"rewards\[1\].* is not finite"),
+        ({"rewards": torch.tensor([1.0, 0.0, -math.inf])}, r"rewards\[2\].* is not finite"),
+        ({"lengths": [3, 4, -1]}, r"lengths\[2\].* is negative"),
+        ({"lengths": [3.0, math.nan, 1.0]}, r"lengths\[1\].* is not finite"),
+        ({"correct": [1.0, 0.0, math.nan]}, r"correct\[2\].* is not finite"),
+        ({"rewards": [[1], [0], [1]]}, r"rewards has shape \(3, 1\)"),
+        ({"rewards": 1.0}, r"rewards has shape \(\)"),
+        ({"rewards": [1, None, 0]}, "rewards are not numbers"),
+        ({"lengths": [[3], [4], [5]]}, r"lengths has shape \(3, 1\)"),
+        ({"lengths": [[3], [4, 5], [5]]}, "lengths are not numbers"),
+        ({"group_ids": ["a", ["a"], "a"]}, r"group_ids\[1\] is no single id"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_not_spread(columns, message):
+    for mode in ("grpo", "dca"):
+        with pytest.raises(ValueError, match=message):
+            compute_advantage(**({"rewards": [1, 0, 1], "lengths": [3, 4, 5], "mode": mode} | columns))
+
+
 def test_a_reward_scores_one_completion_in_a_process_of_its_own():
     item = {"completion": r"so \boxed{0.50}", "answer": "0.5"}
     verdict = score("boxed_math", {"equivalence": "simple"}, item)
