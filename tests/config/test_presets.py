@@ -13,7 +13,7 @@ from retrain.errors import ConfigError
 
 DOCUMENTED = [
     *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp", "hicra", "hicra_entropy", "sepa"),
-    *("prime", "mix", "chord"),
+    *("prime", "prime_literal", "mix", "chord"),
 ]
 NEEDS = {"mix": '[expert]\npath = "{expert}"\n', "chord": '[expert]\npath = "{expert}"\n'}
 EXPERT = {"messages": [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "so 3"}]}
@@ -71,6 +71,14 @@ def test_dapo_is_what_the_paper_names(run):
     assert list(found["reward"]) == ["exact", "overlong"]
     assert found["filter"] == {"accuracy_band": {"low": 0.0, "high": 1.0, "inclusive": False}}
     assert loaded.config.rollout.resample == "uninformative"
+
+
+def test_prime_literal_is_prime_without_normalization(run):
+    plain, literal = (run(using(name)).components.described() for name in ("prime", "prime_literal"))
+    assert [one["name"] for one in literal["transform"]] == ["process_rloo"]
+    assert literal["transform"][0]["params"] == plain["transform"][0]["params"] | {"norm": "none"}
+    same = plain.keys() - {"transform"}
+    assert {kind: literal[kind] for kind in same} == {kind: plain[kind] for kind in same}
 
 
 def test_keys_of_the_file_and_of_the_command_line_win_and_lists_replace_lists(run):
