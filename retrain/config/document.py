@@ -23,6 +23,12 @@ ALIASES: dict[Path, Path] = {
 }
 """Documented second names of keys. Setting a key twice in one file is a mistake."""
 
+EXCLUSIVE: dict[Path, Path] = {
+    ("planning", "strategic_grams"): ("planning", "strategic_grams_path"),
+    ("planning", "strategic_grams_path"): ("planning", "strategic_grams"),
+}
+"""Two ways to give one thing, of which a configuration has one: an override of either removes the other."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -89,10 +95,17 @@ class Document:
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
             return
         path = ALIASES.get(path, path)
-        for below in [known for known in self.places if known[: len(path)] == path]:
-            del self.places[below]
+        self._forget(path)
+        if other := EXCLUSIVE.get(path):
+            self.data[str(other[0])].pop(other[1], None)
+            self._forget(other)
         for depth in range(1, len(path) + 1):
             self.places.setdefault(path[:depth], Place(flag, 0, 0, path[:depth]))
+
+    def _forget(self, path: Path) -> None:
+        """Drop the places of `path` and of what is below it."""
+        for below in [known for known in self.places if known[: len(path)] == path]:
+            del self.places[below]
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:

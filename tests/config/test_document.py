@@ -43,6 +43,17 @@ def test_an_override_replaces_a_key_that_the_file_sets_by_its_other_name(tmp_pat
     assert load(file, ["training.lr=0.25"]).config.optimizer.lr == 0.25
 
 
+@pytest.mark.parametrize("table", ["hicra", "planning"])
+def test_an_override_replaces_a_key_that_excludes_it(tmp_path, table):
+    grams, path = f'{table}.strategic_grams=["let me check"]', f"{table}.strategic_grams_path=g1.json"
+    written = {"strategic_grams": '["so"]', "strategic_grams_path": '"g0.json"'}
+    for key, value in written.items():
+        file = write(tmp_path, f"[{table}]\n{key} = {value}\n")
+        assert read(file, [path]).data["planning"] == {"strategic_grams_path": "g1.json"}
+        assert read(file, [path, grams]).data["planning"] == {"strategic_grams": ["let me check"]}
+        assert ("planning", "strategic_grams") not in read(file, [path]).places
+
+
 def test_the_last_of_two_overrides_counts(tmp_path):
     assert load(write(tmp_path, ""), ["training.seed=1", "training.seed=2"]).config.training.seed == 2
 
