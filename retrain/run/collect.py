@@ -73,7 +73,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
         if rollout.resample != "none" or parts.pipeline.judges_rollouts:
             keep, counts = _passes(parts, [fresh[i] for i in valid], step)
             valid = [i for i, passes in zip(valid, keep, strict=True) if passes]
-            dropped = {name: dropped.get(name, 0.0) + count for name, count in counts.items()}
+            dropped = added(dropped, counts)
         kept += [len(rollouts) + i for i in valid]
         rollouts += fresh
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)} | _told(parts.sampler)
@@ -84,6 +84,11 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
         metrics |= parts.experts.metrics()
     batch = collate(parts, [rollouts[i] for i in kept], step, experts) if kept or experts else None
     return Collection(step, rollouts, experts, batch, kept, cursor, metrics, dropped)
+
+
+def added(counts: Metrics, more: Metrics) -> Metrics:
+    """Counts of two rounds, name by name; a name that only one of them has keeps its count."""
+    return {name: counts.get(name, 0.0) + more.get(name, 0.0) for name in counts | more}
 
 
 def _told(sampler: Any) -> Metrics:

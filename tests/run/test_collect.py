@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from retrain.errors import DataError
-from retrain.run.collect import rollout_metrics, valid_rows
+from retrain.run.collect import added, rollout_metrics, valid_rows
 from retrain.types import Rollout
 from tests.make_checkpoint import make_checkpoint
 from tests.run.conftest import rows
@@ -31,6 +31,16 @@ def test_means_are_over_scored_completions_and_lengths_over_all():
     metrics = rollout_metrics(rollouts)
     assert metrics["reward/mean"] == metrics["reward/accuracy"] == metrics["reward/std"] == 0.5
     assert (metrics["reward/failed"], metrics["tokens/response"], metrics["rollout/truncated"]) == (1, 4, 1 / 3)
+
+
+def test_counts_of_an_earlier_round_outlive_a_round_that_counts_nothing():
+    first = {"skipped/all_correct": 2.0, "skipped/all_wrong": 1.0}
+    assert added(first, {}) == added({}, first) == first
+    assert added(first, {"skipped/all_wrong": 3.0, "skipped/other": 1.0}) == {
+        "skipped/all_correct": 2.0,
+        "skipped/all_wrong": 4.0,
+        "skipped/other": 1.0,
+    }
 
 
 def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path):
