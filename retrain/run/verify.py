@@ -227,7 +227,7 @@ def _micro_batches(rng: Random) -> float:
 
 
 def _ranks(rng: Random) -> float:
-    """Rows dealt in another order to several ranks, each with micro-batches of its own; gradients are summed."""
+    """Rows dealt in another order to several simulated ranks, with micro-batches of their own; gradients are summed."""
     batch, new, objective = _mixed_batch(rng)
     whole = _loss_of(batch, new, objective, [list(range(len(new)))])
     order = rng.sample(range(len(new)), len(new))
@@ -252,8 +252,12 @@ _CHECKS: dict[str, tuple[Callable[[Random], float], float, bool]] = {
     "DCA: no correct answer below a wrong one at beta 0.2, by at least": (_margin, 0.0, True),
     "leave-one-out is n/(n-1) times the mean-centered form": (_leave_one_out, _ROUNDING, False),
     "DCA is its formula, term by term": (_dca_by_hand, _ROUNDING, False),
-    "PRIME is its formula, term by term": (_prime_by_hand, _ROUNDING, False),
+    "PRIME: its literal form (norm none, not whitened) is the formula, term by term": (
+        _prime_by_hand,
+        _ROUNDING,
+        False,
+    ),
     "MIX: loss and gradient do not depend on micro-batches": (_micro_batches, _ROUNDING, False),
-    "MIX: loss and gradient do not depend on the number of ranks": (_ranks, _ROUNDING, False),
+    "MIX: loss and gradient do not depend on the number of simulated ranks": (_ranks, _ROUNDING, False),
 }
 """Claim -> (figure of one trial, its limit, whether the figure must be above it)."""

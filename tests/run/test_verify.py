@@ -55,9 +55,9 @@ def per_batch_mean(logprobs, response_mask):
         ("advantage", "dca", longer_is_better, "DCA is its formula"),
         ("advantage", "grpo_lp", penalty_for_all, "coupled penalty"),
         ("advantage", "rloo", lambda rewards, group_ids: rewards - rewards.mean(), "leave-one-out"),
-        ("transform", "process_rloo", without_others, "PRIME"),
+        ("transform", "process_rloo", without_others, "PRIME: its literal form"),
         ("loss", "sft", per_batch_mean, "micro-batches"),
-        ("loss", "sft", per_batch_mean, "ranks"),
+        ("loss", "sft", per_batch_mean, "simulated ranks"),
     ],
 )
 def test_a_wrong_formula_is_noticed(monkeypatch, kind, name, wrong, noticed):
