@@ -24,6 +24,12 @@ STANDARD: tuple[tuple[str, str], ...] = (
 )
 """advantage_mode and transform_mode of a campaign that lists no conditions."""
 
+OWNED: Mapping[str, str] = {
+    "training.seed": "list the seeds in [campaign] seeds",
+    "logging.name": "set [campaign] name, or the label of a condition",
+}
+"""Keys that the campaign sets in every run, and what to write instead."""
+
 _MODES = ("algorithm.algorithm_mode", "algorithm.advantage_mode", "algorithm.transform_mode")
 _FOLDER = re.compile(r"[^A-Za-z0-9._+=,-]+")
 
@@ -61,6 +67,7 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
         for key, value in entry.items():
             path = _path(key)
             lay(variant, path, value, source, (*at, key))
+            _check_owned(path, value, settings, source, (*at, key))
             overrides |= _flat(path, value)
         name = label or _label(overrides)
         for point in itertools.product(*axes):
@@ -113,7 +120,25 @@ def _axes(settings: Campaign, source: Document) -> Iterator[list[tuple[Path, Any
         if not isinstance(values, list) or not values:
             source.refuse(at, "an axis is a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
             continue
+        for value in values:
+            _check_owned(path, value, settings, source, at)
         yield [(path, value, (*at, index)) for index, value in enumerate(values)]
+
+
+def _check_owned(path: Path, value: Any, settings: Campaign, source: Document, at: Path) -> None:
+    """Refuse what would be overwritten in every run."""
+    owned = {**OWNED, "logging.dir": "set it in [logging], for all runs"}
+    if settings.max_steps is not None:
+        owned["training.max_steps"] = "remove it, or [campaign] max_steps"
+    for leaf, _ in leaves(path, value):
+        for key, fix in owned.items():
+            if within(".".join(map(str, leaf)), key):
+                source.refuse((*at, *leaf[len(path) :]), "the campaign sets this", fix)
+
+
+def within(key: str, table: str) -> bool:
+    """Whether a dotted key is `table` or something in it."""
+    return f"{key}.".startswith(f"{table}.")
 
 
 def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
@@ -145,4 +170,6 @@ def _label(overrides: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    if isinstance(value, str) and value.isprintable():
+        return value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)

@@ -120,6 +120,8 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
         StorageError: it cannot be written.
     """
     path = loaded.directory
+    if path.exists() and not path.is_dir():
+        raise StorageError(f"{path} is not a directory; move it away, or choose another [campaign] name")
     if path.exists() and not (path / PLAN).exists() and any(path.iterdir()):
         raise _refusal(path, "exists and is not a campaign", "choose another [campaign] name")
     if fresh:

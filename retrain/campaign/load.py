@@ -15,10 +15,10 @@ import tomli_w
 from pydantic import ValidationError
 
 from retrain import registry
-from retrain.campaign.conditions import Condition, conditions, rungs
+from retrain.campaign.conditions import OWNED, Condition, conditions, leaves, rungs, within
 from retrain.campaign.layers import fork, lay
 from retrain.campaign.schema import Campaign
-from retrain.config.document import Document, read
+from retrain.config.document import Document, canonical, read
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.mistakes import catalog, collect
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
@@ -97,15 +97,19 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     """
     own = [text for text in overrides if text.strip().startswith(f"{SECTION}.")]
     source = read(file, own)
+    if not is_campaign(file):
+        problem = ConfigProblem(str(file), 0, 0, "file", "no [campaign] table", "add [campaign], or use retrain train")
+        raise ConfigError([problem])
     settings = _settings(source)
     executor = _executor(settings, source)
     base = _base(settings, source)
     found = conditions(settings, source, base)
     _check_labels(found, settings, source)
-    problems, notes, configs = list(source.problems), list[str](), list[LoadedConfig]()
+    refused = {text: problem for text in overrides if (problem := _refusal(text, found))}
+    problems, notes, configs = [*source.problems, *refused.values()], list[str](), list[LoadedConfig]()
     for condition in found:
         for text in overrides:
-            if text not in own:
+            if text not in own and text not in refused:
                 condition.document.override(text)
         try:
             configs.append(_validated(condition, settings))
@@ -162,9 +166,29 @@ def _base(settings: Campaign, source: Document) -> Document:
     for name, value in source.data.items():
         if name != SECTION and name not in tables:
             lay(base, (name,), value, source, (name,))
-    if settings.max_steps is not None:
+    training = base.data.get("training")
+    written = training.get("max_steps", 0) if isinstance(training, dict) else 0
+    if settings.max_steps is not None and type(written) is int and written >= 0:  # a mistake is for validation to find
         lay(base, ("training", "max_steps"), settings.max_steps, source, (SECTION, "max_steps"))
     return base
+
+
+def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
+    """Why `--set text` would not do what it says; None if it would."""
+    name = text.partition("=")[0].strip()
+    flag = Document("")
+    flag.override(text)
+    for path, _ in leaves((), flag.data):
+        for owned, fix in OWNED.items():
+            if within(".".join(map(str, path)), owned):
+                return ConfigProblem(f"--set {text}", 0, 0, name, "the campaign sets this", fix)
+    key = canonical(name)
+    for condition in found:
+        for own in map(canonical, condition.overrides):
+            if within(key, own) or within(own, key):
+                what = f"condition {condition.label!r} sets this key"
+                return ConfigProblem(f"--set {text}", 0, 0, name, what, "change it in the file")
+    return None
 
 
 def _check_labels(found: Sequence[Condition], settings: Campaign, source: Document) -> None:

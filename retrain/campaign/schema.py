@@ -25,6 +25,13 @@ class Condition(BaseModel):
     against: Annotated[str, Field(min_length=1)] | None = None
     """Label of the condition that this one adds to. Unset: of those before it, the one that differs least."""
 
+    @field_validator("label")
+    @classmethod
+    def _printable(cls, label: str | None) -> str | None:
+        if label is not None and not label.isprintable():
+            raise ValueError("it has a line break or another character that cannot be printed")
+        return label
+
 
 class Campaign(Section):
     """`[campaign]`: conditions x seeds."""

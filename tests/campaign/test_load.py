@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from retrain.campaign.directory import create
 from retrain.campaign.load import is_campaign, load_campaign
 from retrain.config.load import load
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, StorageError
 
 ROOT = Path(__file__).parents[2]
 CAMPAIGNS = sorted((ROOT / "campaigns").glob("*.toml"))
@@ -238,10 +239,103 @@ advantage_mode = "maxrl"
         ("[campaign]\nslots = 'many'\n", "slots"),
         ('[[campaign.conditions]]\n"training.seed.x" = 1\n[training]\nseed = 3\n', "[training] seed is not a table"),
         ("[campaign]\nlease_s = 0\n", "it must be > 0"),
+        (
+            "[campaign]\nmax_steps = 3\n[training]\nmax_steps = 'x'\n",
+            "4:1 [training] max_steps: must be an integer, not",
+        ),
+        ("[campaign]\nmax_steps = 3\n[training]\nmax_steps = -1\n", "4:1 [training] max_steps: -1 is out of range"),
+        ("training = 4\n[campaign]\nmax_steps = 3\n", "must be a table"),
+        ("[training]\nmax_steps = 3\n", "0:0 file: no [campaign] table; add [campaign]"),
     ],
 )
 def test_other_mistakes(problems, text, expected):
     assert expected in "\n".join(problems(text))
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("gtpo.beta=0.4", "gtpo.beta: condition 'mine' sets this key; change it in the file"),
+        ("gtpo={beta=0.4}", "gtpo: condition 'mine' sets this key; change it in the file"),
+        ("optimizer.lr=1e-3", "optimizer.lr: condition 'mine' sets this key; change it in the file"),
+        ("training.lr=1e-3", "training.lr: condition 'mine' sets this key; change it in the file"),
+        ("training.group_size=2", "training.group_size: condition 'mine,group_size=4' sets this key"),
+        ("algorithm.advantage_mode=dca", "algorithm.advantage_mode: condition 'grpo' sets this key"),
+        ("training.seed=3", "training.seed: the campaign sets this; list the seeds in [campaign] seeds"),
+        ("training={seed=3}", "training: the campaign sets this; list the seeds in [campaign] seeds"),
+        ("logging.name=x", "logging.name: the campaign sets this; set [campaign] name"),
+    ],
+)
+def test_an_override_of_what_the_campaign_or_a_condition_sets_is_refused(problems, flag, expected):
+    text = """[[campaign.conditions]]
+advantage_mode = "grpo"
+[[campaign.conditions]]
+label = "mine"
+transform_mode = "gtpo"
+"gtpo.beta" = 0.2
+"training.lr" = 1e-4
+"""
+    if "group_size" in flag:
+        text = text.replace("[[", '[campaign.grid]\n"training.group_size" = [4, 8]\n[[', 1).replace("grpo", "maxrl")
+        expected = expected.replace("mine", "maxrl")
+    (found,) = problems(text, flag)
+    assert found.startswith(f"0:0 {expected}")
+
+
+def test_an_override_of_a_standard_condition_is_refused_and_the_directory_may_be_chosen(campaign, problems):
+    (found,) = problems("[campaign]\n", "algorithm.transform_mode=gtpo")
+    assert "condition 'grpo' sets this key" in found
+    assert str(campaign("[campaign]\n", "logging.dir=there", "gtpo.beta=0.4").directory) == "there/sweep"
+
+
+def test_what_the_campaign_sets_is_no_matter_of_a_condition_or_an_axis(problems):
+    text = """[campaign]
+max_steps = 5
+[campaign.grid]
+"training.seed" = [1, 2]
+[[campaign.conditions]]
+advantage_mode = "grpo"
+"logging.name" = "x"
+training.max_steps = 3
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+[campaign.conditions.logging]
+dir = "there"
+"""
+    found = [line for line in problems(text) if "the campaign sets this" in line]
+    assert [line.split(": the")[0] for line in found] == [
+        "4:1 [campaign.grid] training.seed",
+        "7:1 [[campaign.conditions]] logging.name",
+        "8:10 [[campaign.conditions.training]] max_steps",
+        "12:1 [[campaign.conditions.logging]] dir",
+    ]
+    assert found[2].endswith("remove it, or [campaign] max_steps")
+
+
+def test_a_condition_may_set_the_steps_where_the_campaign_does_not(campaign):
+    loaded = campaign("[campaign.grid]\n'training.max_steps' = [3, 4]\n")
+    assert {config.config.training.max_steps for config in loaded.configs} == {3, 4}
+
+
+@pytest.mark.parametrize("label", ["a\\nb", "a\\u0007", "\\u001b[31ma", "a\\u2028b", "a\\n"])
+def test_a_label_is_printable(problems, label):
+    (found,) = problems(f'[[campaign.conditions]]\nlabel = "{label}"\nadvantage_mode = "grpo"\n')
+    assert found.startswith("2:1 [[campaign.conditions]] label: ")
+    assert "it has a line break or another character that cannot be printed" in found
+
+
+def test_a_label_made_from_values_is_printable(campaign):
+    text = '[[campaign.conditions]]\nadvantage_mode = "grpo"\n"model.path" = "a\\nb"\n'
+    assert labels(campaign(text)) == ['grpo,path="a\\nb"']
+
+
+def test_a_file_in_the_place_of_the_directory_is_a_storage_error(campaign, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/sweep").write_text("mine")
+    with pytest.raises(StorageError, match="runs/sweep is not a directory") as caught:
+        create(campaign(f"[campaign]\n[logging]\ndir = '{tmp_path}/runs'\n"))
+    assert caught.value.exit_code == 6
+    assert (tmp_path / "runs/sweep").read_text() == "mine"
 
 
 def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
