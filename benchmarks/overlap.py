@@ -1,8 +1,8 @@
 """A step with `[rollout] overlap` 0 and 1, one thread for the trainer and one for the sampler, on two cores.
 
 The two alternate, each in a fresh process from the same warm-started weights; a ratio pairs the medians of one
-repetition. With the builtin model's defaults sampling takes about half as long as credit and update together, and the weights
-that correct for staleness need a scoring forward of their own.
+repetition. With the builtin model's defaults sampling takes about half as long as credit and update together, and
+the weights that correct for staleness need a scoring forward of their own.
 The load of the machine is printed beside the figures: each of the two needs a core of its own.
 
     python benchmarks/overlap.py --steps 12 --repetitions 6
