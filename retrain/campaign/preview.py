@@ -6,13 +6,16 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import variance
 from typing import Any
 
 import tomli_w
 
 from retrain.campaign.load import LoadedCampaign
 from retrain.campaign.process import end, reason, start, train_command, warm_start_command
+from retrain.campaign.results import read_campaign
 from retrain.campaign.work import machine_slots
 from retrain.errors import RetrainError
 from retrain.run.rundir import read_rows
@@ -24,12 +27,13 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     """Facts by name, JSON-able.
 
     Args:
-        probe: run two steps of the first condition, to estimate the time.
+        probe: run two steps of the first condition, to estimate the time and the accuracy.
     Raises:
         RetrainError: the probe failed, with the exit code of its run.
     """
     seeds, config = loaded.settings.seed_list, loaded.configs[0].config
     runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots))
+    spent, accuracy = _probe(loaded) if probe else ({}, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: dict(condition.overrides) for condition in loaded.conditions},
@@ -39,12 +43,58 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
         "evaluation": f"{config.eval.problems} held-out problems every {config.eval.every} steps",
         "executor": f"{loaded.executor.name}, {slots} at a time",
-        "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha),
+        "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha, spread(loaded, accuracy)),
     }
-    return facts | ({"time": _time(loaded, runs, slots)} if probe else {})
+    return facts | ({"time": _time(loaded, spent, math.ceil(runs / slots))} if probe else {})
 
 
-def power(seeds: int, conditions: int, alpha: float) -> list[str]:
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation over seeds of the paired difference in accuracy, and where it is known from."""
+
+    sd: float
+    source: str
+
+
+def spread(loaded: LoadedCampaign, accuracy: float | None = None) -> Spread | None:
+    """Measured in the campaign's finished runs; without two pairs of them, what the held-out problems alone give.
+
+    sd = sqrt(2 p (1 - p) / problems), the binomial error of two evaluations; None if nothing is evaluated.
+
+    Args:
+        accuracy: p of the probe; without one, or at 0 or 1, p = 0.5, with which the error is greatest.
+    """
+    if measured := _measured(loaded):
+        return measured
+    problems = loaded.configs[0].config.eval.problems
+    if not problems:
+        return None
+    known = accuracy is not None and 0 < accuracy < 1
+    rate = accuracy if known and accuracy is not None else 0.5
+    origin = "the probe's" if known else "the worst"
+    source = f"assumed: the binomial error of two evaluations of {problems} problems at {origin} accuracy {rate:.2g}"
+    return Spread(math.sqrt(2 * rate * (1 - rate) / problems), f"{source}; seeds that differ in more add to it")
+
+
+def _measured(loaded: LoadedCampaign) -> Spread | None:
+    """Pooled over the comparisons that have two complete pairs or more."""
+    if not (loaded.directory / "plan.json").exists():
+        return None
+    results = read_campaign(loaded.directory)
+    against = [(label, results.baseline) for label in results.conditions if label != results.baseline]
+    squares, freedom, pairs = 0.0, 0, 0
+    for condition, other in results.ladder or against:
+        left, right = results.done(condition), results.done(other)
+        both = [(left[seed].accuracy, right[seed].accuracy) for seed in left if seed in right]
+        differences = [a - b for a, b in both if a is not None and b is not None]
+        if len(differences) > 1:
+            squares += variance(differences) * (len(differences) - 1)
+            freedom, pairs = freedom + len(differences) - 1, pairs + len(differences)
+    # Differences that are all equal are too few to have a spread.
+    return Spread(math.sqrt(squares / freedom), f"measured in {pairs} pairs of finished runs") if squares else None
+
+
+def power(seeds: int, conditions: int, alpha: float, known: Spread | None) -> list[str]:
     """What so many paired seeds can tell, in sentences."""
     from retrain.campaign.statistics import detectable_effect, smallest_p
 
@@ -54,28 +104,31 @@ def power(seeds: int, conditions: int, alpha: float) -> list[str]:
         needed = math.ceil(1 - math.log2(alpha / comparisons))
         above = f"that is above {alpha:g} / {comparisons} comparisons: no difference can be significant"
         return [*lines, f"{above}; use at least {needed} seeds"]
-    try:
-        effect = detectable_effect(seeds, 1.0, alpha=alpha / comparisons)
-    except ImportError:
+    effect = detectable_effect(seeds, 1.0, alpha=alpha / comparisons)
+    lines.append(
+        f"a true difference of {effect:.3g} standard deviations (of the paired difference) is found with probability "
+        f"0.8, at the level {alpha:g} / {comparisons}"
+    )
+    if known is None:
         return lines
     return [
         *lines,
-        f"a true difference of {effect:.2g} standard deviations (of the paired difference) is found with probability "
-        f"0.8; if seeds differ by 3 points, that is {3 * effect:.1f} points",
+        f"that is {100 * effect * known.sd:.1f} points of accuracy, with a standard deviation of "
+        f"{100 * known.sd:.1f} points ({known.source})",
     ]
 
 
-def _time(loaded: LoadedCampaign, runs: int, slots: int) -> dict[str, float]:
-    """Seconds of a run's parts, of a run, and of the campaign, from two steps that are really made."""
-    spent = _probe(loaded)
+def _time(loaded: LoadedCampaign, spent: dict[str, float], rounds: int) -> dict[str, float]:
+    """Seconds of a run's parts, of a run, and of the campaign: so many runs one after the other."""
     config = loaded.configs[0].config
     steps, every = config.training.max_steps, config.eval.every
     evaluations = (2 + ((steps - 1) // every if every else 0)) if steps else 1
     run = spent["start_s"] + steps * spent["step_s"] + evaluations * spent["evaluation_s"]
-    return spent | {"run_s": run, "campaign_s": math.ceil(runs / slots) * run}
+    return spent | {"run_s": run, "campaign_s": rounds * run}
 
 
-def _probe(loaded: LoadedCampaign) -> dict[str, float]:
+def _probe(loaded: LoadedCampaign) -> tuple[dict[str, float], float | None]:
+    """Seconds of a run's parts, from two steps that are really made, and the accuracy after them."""
     with tempfile.TemporaryDirectory(prefix="retrain-probe-") as name:
         run = Path(name) / "probe"
         run.mkdir()
@@ -89,12 +142,13 @@ def _probe(loaded: LoadedCampaign) -> dict[str, float]:
         metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
-    return {
+    seconds = {
         "warm_start_s": warm,
         "start_s": wall - sum(steps) - sum(evaluations),
         "step_s": steps[-1],
         "evaluation_s": max(evaluations, default=0.0),
     }
+    return seconds, float(evals[-1]["accuracy"]) if evals else None
 
 
 def _timed(command: list[str], run: Path) -> float:

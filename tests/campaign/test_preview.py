@@ -3,8 +3,10 @@
 import pytest
 
 from retrain.campaign.load import load_campaign
-from retrain.campaign.preview import power, preview, render
+from retrain.campaign.preview import Spread, power, preview, render, spread
+from retrain.campaign.results import read_campaign
 from retrain.errors import RetrainError
+from tests.campaign.tables import write_campaign
 from tests.run.conftest import TOML
 
 
@@ -17,14 +19,38 @@ def loaded(tmp_path, monkeypatch):
 
 
 def test_power_says_when_no_outcome_could_be_significant():
-    assert power(5, 2, 0.05) == [
+    assert power(5, 2, 0.05, None) == [
         "with 5 paired seeds the smallest p-value that there is is 0.0625",
         "that is above 0.05 / 1 comparisons: no difference can be significant; use at least 6 seeds",
     ]
-    pytest.importorskip("scipy")
-    least, effect = power(8, 5, 0.05)
+    least, effect = power(8, 5, 0.05, None)
     assert "0.007812" in least
-    assert "standard deviations" in effect
+    assert "1.92 standard deviations" in effect
+    assert power(8, 5, 0.05, Spread(0.02, "known"))[2] == (
+        "that is 3.8 points of accuracy, with a standard deviation of 2.0 points (known)"
+    )
+
+
+def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finished(loaded):
+    problems = loaded.configs[0].config.eval.problems
+    worst = spread(loaded)
+    assert worst.sd == pytest.approx((0.5 / problems) ** 0.5)
+    assert worst.source.startswith(
+        f"assumed: the binomial error of two evaluations of {problems} problems at the worst"
+    )
+    assert spread(loaded, 0.1).sd == pytest.approx((0.18 / problems) ** 0.5)
+    assert "the probe's accuracy 0.1" in spread(loaded, 0.1).source
+    assert spread(loaded, 0.0) == worst
+    loaded.directory.mkdir(parents=True)
+    write_campaign(loaded.directory, conditions=("grpo", "maxrl"), seeds=range(2), failed=[("maxrl", 1)])
+    assert spread(loaded) == worst
+    (loaded.directory / "cells/maxrl/s1/outcome.json").write_text('{"status": "done"}')
+    left, right = (read_campaign(loaded.directory).done(label) for label in ("maxrl", "grpo"))
+    differences = [left[seed].accuracy - right[seed].accuracy for seed in (0, 1)]
+    measured = spread(loaded)
+    assert measured.sd == pytest.approx(abs(differences[0] - differences[1]) / 2**0.5)
+    assert measured.source == "measured in 2 pairs of finished runs"
+    assert "measured in 2 pairs" in render(preview(loaded, probe=False))
 
 
 def test_counts_runs_and_steps_without_running_anything(loaded, tmp_path):

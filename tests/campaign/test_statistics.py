@@ -58,12 +58,41 @@ def test_holm_equals_the_reference_whatever_the_order(p_values):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "effect", "alpha"), [(8, 1.2, 0.05), (10, 0.7, 0.0125), (30, -0.5, 0.05), (6, 9, 0.05)]
+    ("seeds", "effect", "alpha", "expected"),
+    [
+        (30, -0.5, 0.05, lambda effect: reference.t_power(30, effect, 0.05)),
+        (17, 0.9, 0.0125, lambda effect: reference.t_power(17, effect, 0.0125)),
+        (14, 0.9, 0.05, lambda effect: reference.t_power(14, effect, 0.05)),
+        (8, 1.53, 0.0125, lambda effect: reference.all_alike_power(8, effect)),
+        (6, -0.7, 0.05, lambda effect: reference.all_alike_power(6, effect)),
+    ],
 )
-def test_power_equals_the_noncentral_t(seeds, effect, alpha):
-    assert statistics.power(seeds, effect, alpha) == close(reference.power(seeds, abs(effect), alpha), abs=1e-9)
+def test_power_equals_the_reference(seeds, effect, alpha, expected):
+    assert statistics.power(seeds, effect, alpha) == close(expected(abs(effect)), abs=1e-9)
     found = statistics.detectable_effect(seeds, 0.02, alpha=alpha)
-    assert found == close(reference.detectable_effect(seeds, 0.02, alpha), rel=1e-9)
+    assert found == close(reference.detectable_effect(expected, 0.02), rel=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.05 / 2, 0.05 / 4])
+@pytest.mark.parametrize("seeds", [8, 9, 10, 11, 12])
+def test_a_difference_is_found_as_often_as_the_power_says(seeds, alpha):
+    effect = statistics.detectable_effect(seeds, 1.0, alpha=alpha)
+    rng = np.random.default_rng(4)
+    p = np.concatenate([statistics.sign_flip(rng.normal(effect, 1, (500, seeds))) for _ in range(8)])
+    assert (p <= alpha).mean() == close(0.8, abs=0.025)
+    assert statistics.power(seeds, effect, alpha) == close(0.8, abs=0.001)
+
+
+def test_eight_seeds_and_four_comparisons_ask_for_the_same_sign_of_all():
+    assert statistics.power(8, 1.53, 0.05 / 4) == close(0.594, abs=0.001)
+    assert statistics.detectable_effect(8, 1.0, alpha=0.05 / 4) == close(1.92, abs=0.01)
+
+
+def test_power_grows_with_the_effect_and_with_the_seeds():
+    for alpha in (0.05, 0.0125):
+        found = [[statistics.power(seeds, effect / 4, alpha) for effect in range(13)] for seeds in range(2, 19)]
+        assert (np.diff(found, axis=1) >= 0).all()
+        assert (np.diff(found, axis=0) >= -0.02).all()  # chance in what is simulated
 
 
 def test_too_few_seeds_detect_nothing():
@@ -177,10 +206,3 @@ def test_the_bootstrap_of_few_paired_differences_covers_too_seldom_which_is_why_
         for pair in accuracies
     ]
     assert np.mean([low <= 0.03 <= high for low, high in ends]) < 0.91
-
-
-def test_a_difference_is_found_as_often_as_the_power_says():
-    effect = statistics.detectable_effect(10, 1.0)
-    rng = np.random.default_rng(4)
-    found = statistics.sign_flip(rng.normal(effect, 1, (TABLES, 10))) <= 0.05
-    assert found.mean() == close(0.8, abs=0.05)

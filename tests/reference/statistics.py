@@ -62,12 +62,16 @@ def noncentral_t_cdf(t, df, shift):
     )[0]
 
 
-def power(n, effect, alpha):
-    if 2 / 2**n > alpha:
-        return 0.0
+def t_power(n, effect, alpha):
     critical, shift = stats.t.ppf(1 - alpha / 2, n - 1), effect * math.sqrt(n)
     return 1 - noncentral_t_cdf(critical, n - 1, shift) + noncentral_t_cdf(-critical, n - 1, shift)
 
 
-def detectable_effect(n, sd, alpha):
-    return sd * optimize.brentq(lambda effect: power(n, effect, alpha) - 0.8, 1e-6, 10, xtol=1e-12)
+def all_alike_power(n, effect):
+    """All n signs are the same."""
+    return stats.norm.cdf(effect) ** n + stats.norm.cdf(-effect) ** n
+
+
+def detectable_effect(power, sd):
+    """The effect at which power(effect) is 0.8."""
+    return sd * optimize.brentq(lambda effect: power(effect) - 0.8, 1e-6, 10, xtol=1e-12)
