@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -125,7 +126,8 @@ class Parquet(FileTask):
 
 def _parse(line: bytes, *, first: bool) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig" if first else "utf-8"), parse_constant=_no_constant)
+        text = line.decode("utf-8-sig" if first else "utf-8")
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
         return BadRow(f"not UTF-8: byte {error.start + 1} is 0x{line[error.start]:02x}")
     except json.JSONDecodeError as error:
@@ -136,6 +138,13 @@ def _parse(line: bytes, *, first: bool) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is too large for a number")
+    return number
 
 
 def _batch_rows(batch: Any) -> Iterator[Any]:

@@ -129,13 +129,12 @@ def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> No
     """Write files into a folder: all are written beside their places, and then renamed into them.
 
     Raises:
-        StorageError: the folder cannot be written, or a file of that name has other contents and `force` is False.
+        StorageError: the folder cannot be written, a folder has the name of a file, or a file of that name has
+            other contents and `force` is False.
     """
-    for name, data in files.items():
-        path = folder / name
-        if path.exists() and not force and path.read_bytes() != data:
-            raise StorageError(f"{path} exists already with other contents; --force overwrites it")
     try:
+        for name, data in files.items():
+            _check_place(folder / name, data, force)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             with open(folder / f".{name}.new", "wb") as file:
@@ -146,3 +145,10 @@ def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> No
             os.replace(folder / f".{name}.new", folder / name)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror or error}; choose another --out") from error
+
+
+def _check_place(path: Path, data: bytes, force: bool) -> None:
+    if path.is_dir():
+        raise StorageError(f"{path} is a folder, and a file is to have this name; choose another --out")
+    if path.exists() and not force and path.read_bytes() != data:
+        raise StorageError(f"{path} exists already with other contents; --force overwrites it")

@@ -20,6 +20,8 @@ from retrain.run.records import Record, listed, read_records
 from retrain.types import Batch
 
 _LISTS = {"rewards": "reward", "corrects": "correct", "lengths": "length", "logprobs": "logprobs", "tokens": "tokens"}
+_ROUNDING = 1e-4
+"""What a sampler's rounding may put a log-probability of 1 above 0."""
 _HYPER = (("gtpo", "beta"), ("hicra", "alpha"))
 
 SUMMARY = {
@@ -164,8 +166,10 @@ def _parse(place: str, row: Record) -> list[Completion]:
     sizes = {name: len(column) if isinstance(column, list) else -1 for name, column in columns.items()}
     if len(set(sizes.values())) > 1:
         raise BadRow(f"lists of different lengths: {', '.join(f'{n} {size}' for n, size in sizes.items())}")
-    group = str(row.get("group", place))
     count = next(iter(sizes.values()))
+    if not count:
+        raise BadRow(f"empty: no completion in {', '.join(sizes)}")
+    group = str(row.get("group", place))
     return [
         _completion(f"{place}[{i}]", group, {name: column[i] for name, column in columns.items()}) for i in range(count)
     ]
@@ -176,14 +180,12 @@ def _completion(place: str, group: str, row: Record) -> Completion:
         raise BadRow(f'no field "group"; it has {", ".join(row) or "none"}')
     if "reward" not in row and "correct" not in row:
         raise BadRow(f'no field "reward" or "correct"; it has {", ".join(row) or "none"}')
-    outcome = row["reward"] if "reward" in row else float(bool(row["correct"]))
-    if isinstance(outcome, bool) or not isinstance(outcome, int | float):
-        raise BadRow(f"reward: expected a number, got {type(outcome).__name__}")
+    outcome = _reward(row) if "reward" in row else float(bool(row["correct"]))
     correct = row.get("correct", outcome > 0.5)
     if correct not in (True, False):
         raise BadRow("correct: expected true or false")
     name = "sampler_logprobs" if "sampler_logprobs" in row else "logprobs"
-    logprobs = tuple(map(float, listed(row, name, (int, float), "a number"))) if name in row else None
+    logprobs = _logprobs(row, name) if name in row else None
     tokens = tuple(listed(row, "tokens", str, "text")) if "tokens" in row else None
     length = row.get("length", None if logprobs is None else len(logprobs))
     if isinstance(length, bool) or not isinstance(length, int) or length < 0:
@@ -191,7 +193,28 @@ def _completion(place: str, group: str, row: Record) -> Completion:
     for name, values in (("logprobs", logprobs), ("tokens", tokens)):
         if values is not None and len(values) != length:
             raise BadRow(f"{len(values)} {name} for a length of {length}")
-    return Completion(place, group, float(outcome), bool(correct), length, logprobs, tokens)
+    return Completion(place, group, outcome, bool(correct), length, logprobs, tokens)
+
+
+def _reward(row: Record) -> float:
+    value = row["reward"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRow(f"reward: expected a number, got {type(value).__name__}")
+    return _floats("reward", [value])[0]
+
+
+def _logprobs(row: Record, name: str) -> tuple[float, ...]:
+    values = _floats(name, listed(row, name, (int, float), "a number"))
+    if max(values, default=0.0) > _ROUNDING:
+        raise BadRow(f"{name}: {max(values):g} is above 0, which no log-probability is")
+    return values
+
+
+def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, values))
+    except OverflowError:  # integers have no bound
+        raise BadRow(f"{name}: too large for a number") from None
 
 
 class _Pieces:

@@ -138,6 +138,13 @@ BAD = {
     '{"group": "a", "reward": 1, "length": 1, "tokens": ["a", "b"]}': "2 tokens for a length of 1",
     '{"rewards": [1, 0], "lengths": [3]}': "lists of different lengths: reward 2, length 1",
     '{"rewards": [1, 0], "lengths": 3}': "lists of different lengths",
+    '{"group": "e", "rewards": [], "lengths": []}': "empty: no completion in reward, length",
+    '{"group": "e", "correct": []}': "empty",
+    '{"group": "a", "reward": 1e400, "length": 3}': "1e400 is too large for a number",
+    '{"group": "a", "reward": 1' + "0" * 400 + ', "length": 3}': "reward: too large for a number",
+    '{"group": "a", "reward": 1, "logprobs": [-1, -1e400]}': "too large for a number",
+    '{"group": "a", "reward": 1, "logprobs": [-1, 0.5]}': "logprobs: 0.5 is above 0",
+    '{"group": "a", "reward": [1], "length": 3}': "reward: expected a number, got list",
 }
 
 

@@ -46,6 +46,7 @@ BAD = {
     b'{"prompt": "q", "answer": "a", "id": 1.5}\n': "id: expected text or an integer, got float",
     b'{"prompt": "q", "answer": "a", "id": true}\n': "id: expected text or an integer, got bool",
     b'{"prompt": "q", "answer": "a", "x": NaN}\n': "NaN is no JSON value",
+    b'{"prompt": "q", "answer": "a", "x": [-1e400]}\n': "-1e400 is too large for a number",
     b'{"prompt": "\\ud800", "answer": "a"}\n': "half a surrogate pair",
     b'{"prompt": "caf\xe9", "answer": "a"}\n': "not UTF-8: byte 16 is 0xe9",
     b'{"prompt": "' + b"x" * 1_048_576 + b'", "answer": "a"}\n': "the line is longer than 1,000,000 bytes",
