@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +12,21 @@ import typer
 from retrain.cli.read import Json
 
 
+def _above_0(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value:g} is no finite number above 0")
+    return value
+
+
 def score(  # noqa: PLR0913 - the options of the command
     model: Annotated[str, typer.Argument(help="The model, as in runs/NAME/model/process_rewards.", show_default=False)],
     solutions: Annotated[Path, typer.Argument(help="A jsonl file of prompts and solutions.", show_default=False)],
     reference: Annotated[
         str | None, typer.Option(help="What it is compared with; unset: the folder reference/ in it.")
     ] = None,
-    beta: Annotated[float | None, typer.Option(help="Scale of the rewards; unset: that of training.")] = None,
+    beta: Annotated[
+        float | None, typer.Option(callback=_above_0, help="Scale of the rewards; unset: that of training.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the scores to this jsonl file.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also the reward of every token.")] = False,
     as_json: Json = False,

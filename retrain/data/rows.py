@@ -43,7 +43,8 @@ class Reading:
         answer_field: column with the answer, text.
         solution_field: column with a worked solution; a row may lack it.
         id_field: column with a unique text or integer; rows that lack it are called by their place.
-        on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction.
+        on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction; None refuses
+            as "error" does, for a reader whose user has no such key.
         max_bad_fraction: share of bad rows that "skip" puts up with.
     """
 
@@ -51,7 +52,7 @@ class Reading:
     answer_field: str = "answer"
     solution_field: str = "solution"
     id_field: str = "id"
-    on_bad_row: OnBadRow = "error"
+    on_bad_row: OnBadRow | None = "error"
     max_bad_fraction: float = 0.01
 
 
@@ -154,12 +155,15 @@ def _judge(bad: list[str], good: int, name: str, reading: Reading) -> None:
     allowed = reading.max_bad_fraction * total if reading.on_bad_row == "skip" else 0
     if len(bad) > allowed or not good:
         more = [f"... and {len(bad) - _SHOWN:,} more"] if len(bad) > _SHOWN else []
-        fix = (
-            f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; mend them or raise it"
-            if reading.on_bad_row == "skip"
-            else 'mend them, or leave them out with on_bad_row = "skip"'
+        most = f"max_bad_fraction = {reading.max_bad_fraction:g}"
+        fixes = {
+            "skip": f"more than {most} of {total:,} rows; mend them or raise it",
+            "error": 'mend them, or leave them out with on_bad_row = "skip"',
+            None: "mend or remove them",
+        }
+        raise DataError(
+            "\n".join([*bad[:_SHOWN], *more, f"{name}: {len(bad):,} bad rows: {fixes[reading.on_bad_row]}"])
         )
-        raise DataError("\n".join([*bad[:_SHOWN], *more, f"{name}: {len(bad):,} bad rows: {fix}"]))
     if bad:
         _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from retrain.data.files import Jsonl
 from retrain.data.rows import BadRow, Reading, prompt_hash, read_problems
 from retrain.engines.capability import positions
-from retrain.errors import ComponentError, DataError
+from retrain.errors import ComponentError, DataError, StorageError
 from retrain.run.build import choose_device
 from retrain.training.forward import Forward
 from retrain.training.models import Loaded, load_model
@@ -22,7 +23,7 @@ from retrain.training.settings import PolicySettings
 from retrain.training.warmup import demonstrations, expert_batch
 from retrain.types import Metrics, Problem
 
-_READING = Reading(answer_field="solution", id_field="")
+_READING = Reading(answer_field="solution", id_field="", on_bad_row=None)
 _TEXTS = ("solution", "completion", "text")
 _AT_ONCE = 256
 
@@ -62,6 +63,7 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
     Raises:
         DataError: rows that cannot be read, or do not fit into the model; it names file and line.
         ComponentError: there is no reference, or its tokenizer is another.
+        StorageError: what the run wrote of the model is damaged.
     """
     problems = read_problems(map(_as_solution, Jsonl.rows(str(path))), str(path), _READING)
     facts = _facts(Path(model))
@@ -154,7 +156,25 @@ def _correct(values: Mapping[str, Any]) -> bool | None:
 def _facts(folder: Path) -> dict[str, Any]:
     """What the run wrote of the model; nothing for a model from elsewhere."""
     file = folder / FACTS
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    try:
+        facts = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(file, f"cannot be read: {error}") from error
+    if not isinstance(facts, dict):
+        raise _damaged(file, f"expected an object with named fields, got {type(facts).__name__}")
+    found = cast("dict[str, Any]", facts)
+    for name in ("beta", "temperature"):
+        value = found.get(name, 1.0)
+        # The comparison refuses NaN, infinity, and integers that no float holds.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise _damaged(file, f"{name}: expected a finite number above 0, got {value!r:.40}")
+    return found
+
+
+def _damaged(file: Path, problem: str) -> StorageError:
+    return StorageError(f"{file}: {problem}; restore the file, or export the model again")
 
 
 def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:

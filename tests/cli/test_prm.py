@@ -82,6 +82,8 @@ def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
             text.startswith(f"solutions.jsonl:{line}: ") and reason in text for text in result.stderr.splitlines()
         )
     assert "solutions.jsonl:7: messages must end" in result.stderr
+    assert "6 bad rows: mend or remove them" in result.stderr
+    assert "on_bad_row" not in result.stderr, "the command has no such key"
     write(folder, [bad[-1]])
     long = cli("prm", "score", prm, "solutions.jsonl")
     assert long.exit_code == 3
@@ -91,6 +93,35 @@ def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
     chat = cli("prm", "score", prm, "solutions.jsonl")
     assert chat.exit_code == 3
     assert "chat template" in chat.stderr
+
+
+@pytest.mark.parametrize("beta", ["nan", "inf", "-1", "0"])
+def test_a_scale_is_a_finite_number_above_0(folder, cli, beta):
+    result = cli("prm", "score", "model", "solutions.jsonl", "--beta", beta)
+    assert result.exit_code == 2
+    assert "finite number above 0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "expected an object"),
+        ('{"beta": 0}', "beta: expected a finite number above 0, got 0"),
+        ('{"beta": 1e400}', "beta: expected"),
+        ('{"temperature": NaN}', "temperature: expected"),
+        ('{"temperature": "1"}', "temperature: expected"),
+    ],
+)
+def test_a_damaged_description_of_the_model_is_named(folder, cli, text, reason):
+    (folder / "model").mkdir()
+    (folder / "model" / "prm.json").write_text(text)
+    write(folder, SOLUTIONS)
+    result = cli("prm", "score", "model", "solutions.jsonl")
+    assert result.exit_code == 6, result.output
+    (line,) = result.stderr.splitlines()
+    assert "model/prm.json: " in line
+    assert reason in line
 
 
 def test_what_it_is_compared_with_must_be_there(folder, cli, prm):
