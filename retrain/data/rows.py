@@ -43,8 +43,7 @@ class Reading:
         answer_field: column with the answer, text.
         solution_field: column with a worked solution; a row may lack it.
         id_field: column with a unique text or integer; rows that lack it are called by their place.
-        on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction; None refuses
-            as "error" does, for a reader whose user has no such key.
+        on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction.
         max_bad_fraction: share of bad rows that "skip" puts up with.
     """
 
@@ -52,6 +51,7 @@ class Reading:
     answer_field: str = "answer"
     solution_field: str = "solution"
     id_field: str = "id"
+    # None refuses as "error" does, where the user has no such key.
     on_bad_row: OnBadRow | None = "error"
     max_bad_fraction: float = 0.01
 
