@@ -109,20 +109,10 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     pipeline = Pipeline.resolve(loaded.components.stages(exact=True), loaded.components.signal, STORED)
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can tell")
-    training = loaded.config.training
-    pipeline.build(
-        {
-            "seed": training.seed,
-            "total_steps": training.max_steps,
-            "max_tokens": training.max_tokens,
-            "group_size": training.group_size,
-            "temperature": training.temperature,
-            "search_paths": loaded.config.plugins.search_paths,
-            "run_dir": run,
-        }
-    )
+    pipeline.build(loaded.config.resources | {"run_dir": run})
     lambdas = {row["step"]: row.get("sepa_lambda", 0.0) for row in read_rows(run / "metrics.jsonl")}
-    batch, _ = pipeline.credit(_batch(rows, step, float(lambdas.get(step, 0.0)), training.max_tokens))
+    max_tokens = loaded.config.training.max_tokens
+    batch, _ = pipeline.credit(_batch(rows, step, float(lambdas.get(step, 0.0)), max_tokens))
     return [batch.advantages[i, : len(row["tokens"])].tolist() for i, row in enumerate(rows)]
 
 

@@ -53,18 +53,8 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
         raise typer.BadParameter("give files, or --task NAME", param_hint="FILES")
     if n_min > n_max:
         raise typer.BadParameter(f"{n_min} is above --n-max {n_max}", param_hint="--n-min")
-    recipe = Recipe(
-        n_min,
-        n_max,
-        min_df,
-        max_per_doc_rate,
-        max_grams,
-        lowercase,
-        clusters,
-        top_percentile,
-        seed,
-        embedder,
-    )
+    shape = (n_min, n_max, min_df, max_per_doc_rate, max_grams, lowercase)
+    recipe = Recipe(*shape, clusters, top_percentile, seed, embedder)
     if task:
         solutions, sources = grams.task_solutions(task, count, seed), [f"task {task}"]
     else:

@@ -15,6 +15,7 @@ from retrain.algorithms.detectors import user_detector
 from retrain.algorithms.embedding import EXTRA, package_of
 from retrain.algorithms.grams import read_grams
 from retrain.config.document import Document
+from retrain.config.resolve import is_dotted
 from retrain.errors import ComponentError
 
 _DETECTORS = ("grams", "semantic")
@@ -31,7 +32,7 @@ def check_planning(document: Document) -> None:
     detector = params["detector"]
     if detector == "semantic":
         _check_semantic(document, params["embedder"])
-    elif detector not in _DETECTORS and not _is_dotted(detector):
+    elif detector not in _DETECTORS and not is_dotted(detector):
         near = get_close_matches(detector, _DETECTORS, 1)
         fix = f'did you mean "{near[0]}"?' if near else f"use {', '.join(_DETECTORS)}, or a dotted path to your own"
         document.refuse(("planning", "detector"), f'no detector is called "{detector}"', fix)
@@ -44,7 +45,7 @@ def check_planning(document: Document) -> None:
 def check_own_detector(document: Document, search_paths: Sequence[str]) -> None:
     """Import a detector that is a dotted path; ComponentError if that fails."""
     params = _params(document)
-    if params is not None and _is_dotted(params["detector"]):
+    if params is not None and is_dotted(params["detector"]):
         user_detector(params["detector"], search_paths)
 
 
@@ -79,7 +80,3 @@ def _check_semantic(document: Document, directory: str | None) -> None:
         document.refuse(
             ("planning", key), f"{package_of(directory)} is not installed", f'pip install "retrain[{EXTRA}]"'
         )
-
-
-def _is_dotted(name: str) -> bool:
-    return "." in name or ":" in name

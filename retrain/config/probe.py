@@ -65,7 +65,7 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     ]
     batch = batch.replace(**{name: _stand_in(name, batch) for name in needs_model})
     pipeline = Pipeline.resolve(stages, components.signal, given=frozenset((*needs_model, *POLICY_COLUMNS)))
-    pipeline.build(_scalars(loaded))
+    pipeline.build(loaded.config.resources)
     pipeline.before(batch)
     batch, _ = pipeline.credit(batch)
     kept = float(pipeline.informative(batch)[0].float().mean())
@@ -81,18 +81,6 @@ def _stand_in(name: str, batch: Batch) -> Any:
     if name.endswith("_mask"):
         return batch.response_mask & (torch.arange(batch.response_mask.shape[1]) % 3 == 0)
     return batch.sampler_logprobs
-
-
-def _scalars(loaded: LoadedConfig) -> dict[str, Any]:
-    training = loaded.config.training
-    return {
-        "seed": training.seed,
-        "total_steps": training.max_steps,
-        "max_tokens": training.max_tokens,
-        "group_size": training.group_size,
-        "temperature": training.temperature,
-        "search_paths": loaded.config.plugins.search_paths,
-    }
 
 
 def _rewards(loaded: LoadedConfig) -> str:

@@ -333,6 +333,19 @@ class Config(Section):
         written = ceil(self.expert.ratio * rows - 1e-9) if expert else 0
         return (rows - written) // self.training.group_size, written
 
+    @property
+    def resources(self) -> dict[str, Any]:
+        """The parts of a run that a component may ask for by name and that the configuration alone tells."""
+        training = self.training
+        return {
+            "seed": training.seed,
+            "total_steps": training.max_steps,
+            "max_tokens": training.max_tokens,
+            "group_size": training.group_size,
+            "temperature": training.temperature,
+            "search_paths": self.plugins.search_paths,
+        }
+
     @model_validator(mode="before")
     @classmethod
     def _real_model_defaults(cls, data: Any) -> Any:

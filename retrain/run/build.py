@@ -191,15 +191,9 @@ def resources_of(config: Config, model: Loaded, policy: TorchPolicy, directory: 
         "model": policy.adapter or policy.model,  # with adapters its own weights are not what is sampled
         "model_path": config.model.path,
         "tokenizer": model.tokenizer,
-        "seed": config.training.seed,
         "device": policy.device,
-        "total_steps": config.training.max_steps,
-        "max_tokens": config.training.max_tokens,
-        "group_size": config.training.group_size,
-        "temperature": config.training.temperature,
-        "search_paths": config.plugins.search_paths,
         "run_dir": directory.path,
-    }
+    } | config.resources
 
 
 def choose(loaded: LoadedConfig, model: Any) -> Bound:
