@@ -14,7 +14,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -44,7 +46,7 @@ class RewardPool:
     """Scores completions with weighted rewards, each call under a deadline in a process of its own.
 
     A worker has a bounded memory, an environment without variables that look secret, nowhere to print to,
-    and dies with the thread that made the pool. Its functions are loaded before any clock runs. What a
+    and dies with the process that made the pool. Its functions are loaded before any clock runs. What a
     worker was still to do when it is killed goes to another.
 
     Args:
@@ -212,14 +214,19 @@ class _Worker:
         # One thread each; a stable hash; and the parent's own sys.path, however it came by it.
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self.process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
-            [sys.executable, "-P", "-m", "retrain.rewards.worker", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
+        self.process = (
+            _starter(os.getpid())
+            .submit(
+                subprocess.Popen,
+                [sys.executable, "-P", "-m", "retrain.rewards.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            .result()
         )
         theirs.close()
         self._timeout_s = settings.timeout_s
@@ -284,6 +291,13 @@ class _Worker:
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+@cache
+def _starter(pid: int) -> ThreadPoolExecutor:
+    """The thread of this process that starts workers. The system ends a worker with the thread that started it,
+    and those that ask for scores may come and go."""
+    return ThreadPoolExecutor(1, f"reward workers of {pid}")
 
 
 def fields_read(bound: Bound) -> tuple[str, ...]:

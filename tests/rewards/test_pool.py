@@ -151,6 +151,19 @@ def test_workers_die_with_a_killed_parent(tmp_path):
     assert eventually(lambda: not alive(worker))
 
 
+def test_workers_outlive_the_thread_that_first_asked():
+    made = []
+    asking = threading.Thread(target=lambda: made.append(pool(bound("by_text"), timeout_s=10.0)))
+    asking.start()
+    asking.join()
+    with made[0] as scoring:
+        first = [worker.process.pid for worker in scoring._workers]
+        for _ in range(20):  # the system would tell them within a moment
+            time.sleep(0.01)
+            assert scoring.score(items("right"))[0].value == 1.0
+        assert [worker.process.pid for worker in scoring._workers] == first
+
+
 def test_close_ends_the_workers_and_score_starts_new_ones():
     scorer = pool(bound("by_text"), timeout_s=10.0)
     pid = int(scorer.score(items("pid"))[0].value)
