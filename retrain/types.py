@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 BUILTIN = "builtin:"
@@ -210,7 +212,7 @@ POLICY_COLUMNS: frozenset[str] = frozenset({"old_logprobs", "entropy", "varentro
 
 
 class Sampler(Protocol):
-    """Where completions come from: the two verbs of an engine.
+    """Where completions come from: the two verbs of an engine. `AdapterSampler` has one more.
 
     Attributes:
         tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
@@ -229,6 +231,23 @@ class Sampler(Protocol):
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample with these weights (a full `state_dict()`, tied entries included) from now on."""
+        ...
+
+
+class AdapterSampler(Sampler, Protocol):
+    """A sampler that can take LoRA's adapter by itself: `load_weights` once for the frozen base, then `load_adapter`.
+
+    Attributes:
+        takes_adapters: whether it is to be given adapters; otherwise it gets full weights with the adapter merged.
+    """
+
+    takes_adapters: bool
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Sample with the base and the adapter in this folder, in peft's format, instead of the last adapter.
+
+        The folder stays as it is until the next call.
+        """
         ...
 
 

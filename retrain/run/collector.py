@@ -83,7 +83,7 @@ class Collector:
         if self._coming is not None:
             self._wait(clock)
         with clock("sync"):
-            self._parts.sampler.load_weights(self._parts.policy.weights(), version)
+            self._parts.sync(version)
 
     def state_dict(self, done: int) -> State:
         """The run's state after `done` steps, with the batch that waits."""

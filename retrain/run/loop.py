@@ -46,7 +46,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         EngineError: sampler and trainer disagree; or the sampler failed, and what was trained has been saved.
     """
     settings, nonfinite = parts.config.training, 0
-    parts.sampler.load_weights(parts.policy.weights(), start)
+    parts.sync(start)
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
     stop.deferred = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from retrain.types import Observer, Sampler, State, Task
+from retrain.errors import EngineError
+from retrain.types import AdapterSampler, Observer, Sampler, State, Task
 
 if TYPE_CHECKING:
     from retrain.algorithms.objective import Objective
@@ -57,6 +58,27 @@ class Parts:
     trackers: list[Any] = field(default_factory=list[Any])
     observe: Observer = silent
     steps: int = 0
+    _has_base: bool = field(default=False, init=False)
+
+    def sync(self, version: int) -> None:
+        """Give the sampler the policy's weights, which have `version` steps behind them.
+
+        A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
+
+        Raises:
+            EngineError: the sampler cannot load them, or takes adapters and the policy has none.
+        """
+        if not getattr(self.sampler, "takes_adapters", False):
+            self.sampler.load_weights(self.policy.weights(), version)
+            return
+        if self.policy.adapter is None:
+            raise EngineError("the engine wants adapters and the run trains all weights; set [model] lora")
+        if not self._has_base:
+            self.sampler.load_weights(self.policy.weights(adapters=False), version)
+            self._has_base = True
+        folder = self.directory.path / "adapter"
+        self.policy.save_adapter(folder)
+        cast(AdapterSampler, self.sampler).load_adapter(folder, version)
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Everything a resumed run needs to go on bit for bit.

@@ -34,7 +34,7 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
         parts.steps = len(read_rows(run / "metrics.jsonl"))
     else:
         parts.load_state_dict(checkpoint.load(saved))
-    parts.sampler.load_weights(parts.policy.weights(), parts.policy.step)
+    parts.sync(parts.policy.step)
     return parts
 
 
