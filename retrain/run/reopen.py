@@ -47,7 +47,9 @@ def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:
     data: dict[str, Any] = read_json(run / "config.resolved.json")
     data.pop("components", None)
     if final:
-        data["model"] |= {"path": str(run / "model"), "lora": None, "revision": None}
+        data["model"] |= {"path": str(run / "model"), "revision": None}
+        for table in filter(lambda table: isinstance(table, dict), data.values()):
+            table.pop("lora", None)  # the final model has its adapter merged, for the trainer and for an engine
         data["warmup"] |= {"steps": 0}
     data["logging"] |= {"trackers": []}
     document = Document(str(run / "config.resolved.json"), data=data)
