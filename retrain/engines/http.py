@@ -29,12 +29,14 @@ class HttpError(OSError):
 
 
 def call(url: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
-    """GET, or POST of a JSON body; the answer's JSON. No proxy of the environment is asked, no redirect followed.
+    """GET, or POST of a JSON body; the answer's JSON, or its text where it does not say that it is JSON.
+
+    No proxy of the environment is asked, no redirect followed.
 
     Args:
         seconds: until the whole answer must have arrived: a server that sends a byte now and then is late as well.
     Raises:
-        HttpError: the status is not 200. Any other of FAILURES: there is no answer, or no JSON in it.
+        HttpError: the status is not 200. Any other of FAILURES: there is no answer, or broken JSON in it.
     """
     address = urlsplit(url)
     kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
@@ -46,7 +48,7 @@ def call(url: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
         watch.daemon = True
         watch.start()
         try:
-            code, text = _exchange(connection, url.partition(address.netloc)[2] or "/", body)
+            code, content, text = _exchange(connection, url.partition(address.netloc)[2] or "/", body)
         finally:
             watch.cancel()
     except FAILURES as error:
@@ -57,16 +59,17 @@ def call(url: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
         connection.close()
     if code != 200:
         raise HttpError(code, text[:500].decode(errors="replace"))
-    return json.loads(text) if text else {}
+    return json.loads(text) if content.startswith("application/json") else text.decode(errors="replace")
 
 
-def _exchange(connection: HTTPConnection, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+def _exchange(connection: HTTPConnection, path: str, body: Mapping[str, Any] | None) -> tuple[int, str, bytes]:
+    """(status, content type, body) of the answer."""
     if body is None:
         connection.request("GET", path)
     else:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
-    return response.status, response.read()
+    return response.status, response.getheader("Content-Type", ""), response.read()
 
 
 def _cut(connected: socket.socket, late: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,8 @@ _CPU_VARIABLES = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 _GRACE_S = 20.0
+_WATCHER = 'read _ || { kill -TERM -- "-$0"; sleep 5; kill -KILL -- "-$0"; }'
+"""Ends a process group at the end of the standard input, unless a line comes first."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -51,15 +54,42 @@ def command(table: Mapping[str, Any], model: str, seed: int, cpu: bool, more: Ma
     return [sys.executable, "-m", _SERVER, *flags(options)]
 
 
-def serve(arguments: list[str], url: str, cpu: bool, ready: Callable[[str], None]) -> None:
+def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options and environment variables of a server for how weights reach it.
+
+    Args:
+        transfer: `[vllm] transfer`.
+        rank: of the adapter that the server is given by itself; None if it is given full weights.
+    """
+    options: dict[str, Any] = {}
+    variables: dict[str, str] = {}
+    if transfer != "file":
+        options["weight_transfer_config"] = json.dumps({"backend": transfer})
+    if transfer == "ipc":
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of GPU memory come as pickles
+    if rank is not None:
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room(rank)}
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    return options, variables
+
+
+def serve(
+    arguments: list[str],
+    url: str,
+    cpu: bool,
+    ready: Callable[[str], None],
+    variables: Mapping[str, str] | None = None,
+) -> None:
     """Run a server until it ends or this process is told to; SIGTERM then raises SystemExit(0).
 
     Args:
         ready: told the address once the server answers.
+        variables: environment variables of this server besides those of all.
     Raises:
         EngineError: the server could not be started, or ended by itself.
     """
-    with _server(arguments, cpu) as process:
+    own = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **(variables or {})}
+    with _server(arguments, own) as process:
         while not _answers(url):
             _check(process)
             time.sleep(0.5)
@@ -69,22 +99,38 @@ def serve(arguments: list[str], url: str, cpu: bool, ready: Callable[[str], None
 
 
 @contextmanager
-def _server(arguments: list[str], cpu: bool) -> Generator[subprocess.Popen[bytes]]:
+def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
     """The running server, in a process group of its own; when the block is left, the group is gone."""
     previous = signal.signal(signal.SIGTERM, _leave)
     process = subprocess.Popen(  # noqa: S603 - our own command line
         arguments,
-        env={**os.environ, **_VARIABLES, **(_CPU_VARIABLES if cpu else {})},
+        env={**os.environ, **variables},
         stdout=sys.stderr.fileno(),
         start_new_session=True,
         preexec_fn=_follow_parent(),
     )
+    watch = _watch(process.pid)
     try:
         yield process
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _end(process)
+        watch.communicate(b"\n")
         signal.signal(signal.SIGTERM, previous)
+
+
+def _watch(group: int) -> subprocess.Popen[bytes]:
+    """A shell beside the server that ends its group when this process is gone, even if the server is killed with it.
+
+    The server follows this process; its helpers follow neither.
+    """
+    return subprocess.Popen(  # noqa: S603 - our own command line
+        ["/bin/sh", "-c", _WATCHER, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _answers(url: str) -> bool:
@@ -108,6 +154,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _room(rank: int) -> int:
+    """The least rank not below this one that vLLM makes room for."""
+    return next((room for room in (8, 16, 32, 64, 128, 256, 320, 512) if room >= rank), rank)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from pydantic import Field
 
-from retrain.engines import http
+from retrain.engines import http, vllm_transfer
 from retrain.engines.capability import base_model, tolerance_of
 from retrain.engines.vllm_engine import full_shapes, request_fields, write_config
 from retrain.errors import EngineError
@@ -26,6 +26,8 @@ _AT_ONCE = 64
 """Requests in flight; a server batches what it has."""
 _PROBE_S = 10.0
 """A server that does not say its version within this time is not given weights: it is frozen, or gone."""
+_ADAPTER = "adapter"
+"""What the servers call the adapter."""
 _Url = Annotated[str, Field(pattern=r"^https?://[^/?#@]+/?$")]
 REMOTE = (
     "can be reached from other machines, and a server's endpoints that load weights ask for no password",
@@ -36,7 +38,7 @@ REMOTE = (
 
 @engine("vllm-server", table="vllm", concurrent=True)
 class VllmServerEngine:
-    """Samples from vLLM servers, which take new weights from a file that they and the trainer both see.
+    """Samples from vLLM servers, which take new weights from a file or from the trainer's GPU.
 
     Every prompt is a request with a time limit. A server that fails, hangs, or answers with other weights than
     asked for is not asked again before it has taken the current weights; its requests go to the others, or to
@@ -53,11 +55,15 @@ class VllmServerEngine:
         request_timeout_s: for one prompt's completions, and for loading weights.
         restart_timeout_s: how long to wait for a server to come back when there is none left.
         retries: how often a request is issued again before the run ends.
+        transfer: how weights reach the servers: "file" that they and the trainer both see; "nccl" to other GPUs;
+            "ipc" on the same GPU. The last two are vLLM's own, and the servers must have been started for them.
+        lora: "adapter" hands LoRA's adapter over by itself, in a file; "merged" adds it to the weights.
         dtype: of the servers' weights and products; "auto" allows for bfloat16 in the comparison with the trainer.
 
     Attributes:
         version: of the weights in force; None until there are any.
         tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
+        takes_adapters: whether it is to be given adapters.
     """
 
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
@@ -70,6 +76,8 @@ class VllmServerEngine:
         request_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         restart_timeout_s: Annotated[float, Field(gt=0)] = 120.0,
         retries: Annotated[int, Field(ge=0)] = 3,
+        transfer: vllm_transfer.Name = "file",
+        lora: Literal["merged", "adapter"] = "merged",
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
         if not allow_remote and (remote := [url for url in urls if not http.is_loopback(url)]):
@@ -78,7 +86,14 @@ class VllmServerEngine:
         self._timeout, self._restart, self._retries = request_timeout_s, restart_timeout_s, retries
         self._expected = full_shapes(base_model(model))
         self._folder = Path(write_config(base_model(model), run_dir / "vllm")).resolve()
-        self._label = ""
+        place = next(model.parameters()).device
+        self._transfer = vllm_transfer.transfer(transfer, self._folder, place, request_timeout_s)
+        self._flags = {"transfer": transfer, "lora": lora}
+        self.takes_adapters = lora == "adapter"
+        self._base, self._label = "", ""
+        self._adapter: Path | None = None
+        self._loads = 0
+        self._held: dict[str, tuple[str, int]] = {}
         self._healthy: list[str] = []
         self._revivals, self._reissued, self._refused = 0, 0, 0
         self._failure: EngineError | None = None
@@ -104,8 +119,22 @@ class VllmServerEngine:
 
         check_weights(self._expected, weights)
         self.version = None
-        self._label = f"{self._folder}@{version}"
-        _write_weights(self._folder / "model.safetensors", weights)
+        self._transfer.take(weights)
+        self._loads += 1
+        self._base, self._adapter = f"{self._folder}@{version}", None
+        self._renew(self._base, version)
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Have every server load an adapter in peft's format on top of the weights of the last `load_weights`.
+
+        Raises:
+            EngineError: no server could load it.
+        """
+        self.version, self._adapter = None, folder.resolve()
+        self._renew(f"{self._base}+{version}", version)
+
+    def _renew(self, label: str, version: int) -> None:
+        self._label = label
         self._sync_all()
         if not self._healthy:
             self._revive()
@@ -115,13 +144,19 @@ class VllmServerEngine:
         """`sampling.group_size` completions for each prompt, in the prompts' order."""
         if self.version is None:
             raise EngineError("the sampler has no weights: call load_weights first")
+        model = {"model": _ADAPTER} if self._adapter else {}
         bodies = [
-            {"token_ids": list(prompt), "sampling_params": fields}
+            {"token_ids": list(prompt), "sampling_params": fields, **model}
             for prompt, fields in zip(prompts, request_fields(len(prompts), sampling), strict=True)
         ]
         self._failure = None
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda index: self._request(index, bodies[index], sampling), range(len(bodies))))
+
+    def close(self) -> None:
+        """End what connects the trainer with the servers; they go on."""
+        for url in self._urls:
+            self._transfer.drop(url)
 
     def metrics(self) -> Metrics:
         """Since the last call: requests issued again, answers refused; and the servers in use."""
@@ -140,7 +175,8 @@ class VllmServerEngine:
             try:
                 answer = self._call(url, "/inference/v1/generate", body)
             except http.FAILURES as error:
-                if isinstance(error, http.HttpError) and error.code < 500:
+                # A server that was started anew does not know the adapter: 404.
+                if isinstance(error, http.HttpError) and error.code < 500 and error.code != 404:
                     self._give_up(f"{url} refuses the request: {error}")
                 self._distrust(url, error, revivals)
                 continue
@@ -179,18 +215,25 @@ class VllmServerEngine:
     def _sync(self, url: str) -> bool:
         """Whether this server now has the current weights, and no key of older ones."""
         try:
-            self._probe(url)
+            label, loads = self._held.pop(url, ("", 0))
+            if started_anew := self._probe(url) != label:
+                self._transfer.drop(url)
             # What may still be sampled there was given up by an earlier call.
             self._call(url, "/pause?mode=abort", {})
-            load = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
-            self._call(url, "/collective_rpc", load)
+            if started_anew or loads != self._loads:
+                self._transfer.give(url)
+            if self._adapter is not None:
+                adapter = {"lora_name": _ADAPTER, "lora_path": str(self._adapter), "load_inplace": True}
+                self._call(url, "/v1/load_lora_adapter", adapter)
             if not self._call(url, "/reset_prefix_cache", {})["success"]:
                 raise ValueError("it did not empty its prefix cache")
             self._call(url, "/update_weight_version", {"new_version": self._label})
             self._call(url, "/resume", {})
         except http.FAILURES as error:
             self._why[url] = _cause(error)
+            self._transfer.drop(url)
             return False
+        self._held[url] = (self._label, self._loads)
         self._why.pop(url, None)
         return True
 
@@ -234,17 +277,31 @@ class VllmServerEngine:
         """Why this is no vLLM server of a version that is known to work, with replaceable weights; else nothing."""
         try:
             self._probe(url)
-            self._call(url, "/weight_info")
+            self._check_flags(url)
         except http.HttpError as error:
             return f"{error}; start it with `retrain serve`, which sets VLLM_SERVER_DEV_MODE=1"
         except http.FAILURES as error:
             return f"{_cause(error)}; start it with `retrain serve`, or correct [vllm] urls"
         return ""
 
-    def _probe(self, url: str) -> None:
-        found = str(http.call(f"{url}/version", None, min(_PROBE_S, self._timeout))["version"])
+    def _probe(self, url: str) -> str:
+        """The label of the weights that a server has. It comes from the process that samples, which may hang alone."""
+        seconds = min(_PROBE_S, self._timeout)
+        found = str(http.call(f"{url}/version", None, seconds)["version"])
         if not found.startswith(_VERSIONS):
             raise ValueError(f"it is vLLM {found}; versions 0.32 and 0.33 are known to work")
+        return str(http.call(f"{url}/weight_info", None, seconds)["weight_version"])
+
+    def _check_flags(self, url: str) -> None:
+        """ValueError for a server that was started without what this run needs of it."""
+        if self._flags == {"transfer": "file", "lora": "merged"}:
+            return
+        config = self._call(url, "/server_info?config_format=json")["vllm_config"]
+        backend = (config["weight_transfer_config"] or {"backend": "file"})["backend"]
+        if self._flags["transfer"] not in ("file", backend):
+            raise ValueError(f'it was started with transfer = "{backend}", not "{self._flags["transfer"]}"')
+        if self.takes_adapters and not config["lora_config"]:
+            raise ValueError('it was started without lora = "adapter"')
 
     def _call(self, url: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return http.call(url + path, body, self._timeout)
@@ -256,15 +313,6 @@ def _ended(ids: Sequence[int], reason: str, sampling: Sampling) -> bool:
     if reason == "stop":
         return 0 < len(ids) <= sampling.max_tokens and stops.index(True) == len(ids) - 1 if any(stops) else False
     return reason == "length" and len(ids) == sampling.max_tokens and not any(stops)
-
-
-def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a full state dict, tied entries as well, and only then put it in the place of the last one."""
-    from safetensors.torch import save_file
-
-    written = path.with_suffix(".new")
-    save_file({name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}, written)
-    written.replace(path)
 
 
 def _cause(error: Exception) -> str:

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.config.load import LoadedConfig
-from retrain.engines.vllm_process import ENGINE, check_installed, command
+from retrain.engines.vllm_process import ENGINE, check_installed, command, weight_options
 from retrain.engines.vllm_process import serve as run_server
-from retrain.errors import EngineError
+from retrain.errors import ComponentError, EngineError
 from retrain.types import BUILTIN
 
 _PORT = 8000
@@ -41,14 +42,27 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
         os.environ.setdefault("OMP_NUM_THREADS", str(config.training.threads))
     ports = [port] if port else _ports(loaded)
     with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder, free_port(ports, host) as port:
+        options, variables = weight_options(*_weights(loaded))
         more = {
             "revision": config.model.revision,
             "trust_remote_code": config.model.trust_remote_code,
             "host": host,
             "port": port,
+            **options,
         }
         arguments = command(bound.params, _model(loaded, Path(folder)), config.training.seed, cpu, more)
-        run_server(arguments, f"http://{host}:{port}", cpu, ready)
+        run_server(arguments, f"http://{host}:{port}", cpu, ready, variables)
+
+
+def _weights(loaded: LoadedConfig) -> tuple[str, int | None]:
+    """How weights reach the server, and the rank of the adapter that comes by itself, if one does."""
+    table: dict[str, Any] = loaded.tables.get(ENGINE, {})
+    adapter = loaded.config.model.lora
+    if table.get("lora") != "adapter":
+        return table.get("transfer", "file"), None
+    if adapter is None:
+        raise ComponentError('[vllm] lora = "adapter", but the run trains all weights', "set [model.lora]")
+    return table.get("transfer", "file"), adapter.r
 
 
 def _model(loaded: LoadedConfig, folder: Path) -> str:

@@ -10,6 +10,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from safetensors import safe_open
 
 
+TRANSFER = {
+    "/init_weight_transfer_engine": (("",), "ready"),
+    "/start_weight_update": (("", "ready"), "open"),
+    "/update_weights": (("open",), None),
+    "/finish_weight_update": (("open",), "ready"),
+    "/shutdown_weight_transfer_engine": (("", "ready"), ""),
+}
+"""Steps of vLLM's own transfer: when each is allowed, and what follows."""
+
+
 class Handler(BaseHTTPRequestHandler):
     """HTTP for a server, its `owner`."""
 
@@ -17,10 +27,19 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        if self.path == "/weight_info" and not self.owner.dev:
+        path = self.path.partition("?")[0]
+        self.owner.hook(path)
+        answers = {
+            "/version": {"version": self.owner.version},
+            "/health": {},
+            "/weight_info": {"weight_version": self.owner.label},
+            "/get_world_size": {"world_size": 1},
+            "/server_info": {"vllm_config": self.owner.config},
+        }
+        if path not in answers or (path == "/weight_info" and not self.owner.dev):
             self.send_error(404)
         else:
-            self.answer({"version": self.owner.version, "weight_version": self.owner.label})
+            self.answer(answers[path])
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -33,9 +52,10 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(reply)
 
     def answer(self, reply):
-        data = json.dumps(reply).encode()
+        data = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
         slow = self.owner.fault == "trickle" and self.path.endswith("generate")
         self.send_response(200)
+        self.send_header("Content-Type", "text/plain" if isinstance(reply, str) else "application/json")
         self.send_header("Content-Length", str(len(data) + 1000 * slow))
         self.end_headers()
         for _ in range(1000 * slow):
@@ -52,9 +72,15 @@ class Server:
         hook: called with the path of every request, before it is answered.
         seen: paths that were asked, in order.
         asked, loaded: completions and weights that it was asked for.
+        config: what it says that it was started with.
+        update: "" without a connection to the trainer, else "ready", or "open" within an update.
+        names: of the weights that it has been given, by file or transfer.
+        adapter: folder of the adapter that it has loaded.
     """
 
     def __init__(self):
+        self.config = {"weight_transfer_config": None, "lora_config": None}
+        self.update, self.names, self.adapter = "", set(), ""
         self.fault, self.label, self.version, self.asked, self.loaded, self.dev = "", "default", "0.32.0", 0, 0, True
         self.http, self.seen, self.hook, self.paused = None, [], lambda path: None, False
         self.start(0)
@@ -73,7 +99,7 @@ class Server:
     def kill(self):
         self.http.shutdown()
         self.http.server_close()
-        self.label = "default"
+        self.label, self.update, self.adapter, self.names = "default", "", "", set()
 
     def reply(self, path, body):
         """JSON, a status, or None to hang up."""
@@ -83,13 +109,29 @@ class Server:
             return 500
         if path == "/inference/v1/generate":
             self.asked += 1
-            return 503 if self.paused else self.generate(body)
+            known = "model" not in body or self.adapter
+            return 503 if self.paused else self.generate(body) if known else 404
+        if path in TRANSFER:
+            return self.transfer(path, body)
+        if path == "/v1/load_lora_adapter":
+            self.adapter = body["lora_path"]
+            return "Success" if self.config["lora_config"] and self.names and body["load_inplace"] else 404
         if path == "/collective_rpc":
             self.load(body["kwargs"]["weights_path"])
         if path == "/update_weight_version":
             self.label = body["new_version"]
         self.paused = {"/pause": True, "/resume": False}.get(path, self.paused)
         return {"success": self.fault != "cached"}
+
+    def transfer(self, path, body):
+        """vLLM's own transfer of weights, up to what is done with them."""
+        allowed, following = TRANSFER[path]
+        if self.update not in allowed or not self.config["weight_transfer_config"]:
+            return 500
+        if path == "/update_weights":
+            self.names, self.loaded = set(body["update_info"]["names"]), self.loaded + 1
+        self.update = self.update if following is None else following
+        return {}
 
     def load(self, folder):
         """Read what the trainer wrote."""
