@@ -17,22 +17,28 @@ MIXED = "mu"
 
 
 class Objective:
-    """Sum over terms of factor * sum_{n,t} reduction_weight[n,t] * term[n,t].
+    """Sum over terms of factor * sum_{n,t} reduction_weight[n,t] * term[n,t], on corrected advantages.
 
     The reduction's weights come from the whole batch (over the term's own rows: the policy's, or the
     expert's), so the sum over any split into micro-batches is the same number. The factor is the term's
     weight; with terms of both sources in use, times 1 - mu for the policy's and times mu for the expert's.
 
+    Args:
+        terms, reduction: bound loss terms, and how they are reduced.
+        corrections: transforms that weigh the advantages by `old_logprobs` against `sampler_logprobs`, in order; a
+            row's result depends on that row alone, and an advantage of 0 stays 0.
+
     Attributes:
         terms: the loss terms in use; those of weight 0 are dropped.
         sources: whose rows they train on: "policy", "expert" or both.
-        reads: columns that the terms read, besides the current `logprobs`; `entropy` is the current policy's.
+        reads: columns that terms and corrections read, besides the current `logprobs`; `entropy` is the current
+            policy's.
         signals: those of `reads` that a signal must compute (ref_logprobs, mu ...).
     """
 
-    def __init__(self, terms: Sequence[Bound], reduction: Bound) -> None:
+    def __init__(self, terms: Sequence[Bound], reduction: Bound, corrections: Sequence[Bound] = ()) -> None:
         self.terms = [term for term in terms if term.params["weight"] != 0]
-        self.reduction = reduction
+        self.reduction, self.corrections = reduction, tuple(corrections)
         if not self.terms:
             raise ComponentError("no loss term has a weight other than 0", 'list one, such as name = "ppo_clip"')
         names = [term.name for term in self.terms]
@@ -40,7 +46,7 @@ class Objective:
             if names.count(name) > 1:
                 raise ComponentError(f'loss "{name}" is listed twice', "keep one and set its weight")
         self.sources = frozenset(source_of(term) for term in self.terms)
-        self.reads = frozenset(name for term in self.terms for name in term.reads) - {"logprobs"}
+        self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
         if self.mixed:
             self.reads |= {MIXED}
         self.signals = self.reads - BASE_COLUMNS - POLICY_COLUMNS
@@ -85,6 +91,8 @@ class Objective:
         """
         total: Any = 0.0
         metrics: dict[str, Any] = {}
+        for correction in self.corrections:
+            columns = {**columns, "advantages": correction(*(columns[name] for name in correction.reads))}
         for term in self.terms:
             result = term(*(columns[name] for name in term.reads))
             values, extra = result if isinstance(result, tuple) else (result, {})

@@ -112,7 +112,7 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     return F.masked.keep((advantages - mean) / (variance + 1e-8).sqrt(), response_mask)
 
 
-@transform("tis")
+@transform("tis", correction=True)
 def tis(
     advantages: Tensor,
     old_logprobs: Tensor,
@@ -125,6 +125,9 @@ def tis(
     """Truncated importance weight of the trainer's policy against the sampler's.
 
     A_t * min(rho, cap),  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
+
+    At the end of a chain it is made in the update, from the forward that the loss needs anyway; in front of other
+    stages it costs a scoring forward.
 
     Args:
         advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
@@ -139,7 +142,7 @@ def tis(
     return advantages * ratio.clamp(max=cap)
 
 
-@transform("mis")
+@transform("mis", correction=True)
 def mis(  # noqa: PLR0913 - four columns and three keys, each with its name
     advantages: Tensor,
     old_logprobs: Tensor,
@@ -153,6 +156,8 @@ def mis(  # noqa: PLR0913 - four columns and three keys, each with its name
     """Importance weight of the trainer's policy against the sampler's, dropped where they disagree too much.
 
     A_t * rho if low <= rho <= high else 0,  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
+
+    Made in the update at the end of a chain, as `tis` is.
 
     Args:
         advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.

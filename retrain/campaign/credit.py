@@ -106,7 +106,7 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
-    pipeline = Pipeline.resolve(loaded.components.stages(exact=True), loaded.components.signal, STORED)
+    pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, STORED)
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can tell")
     pipeline.build(loaded.config.resources | {"run_dir": run})

@@ -9,7 +9,7 @@ from typing import Any
 from retrain.algorithms.graph import Stage
 from retrain.algorithms.objective import Objective, source_of
 from retrain.config.document import Document
-from retrain.config.resolve import MISMATCH, Resolved
+from retrain.config.resolve import Resolved, is_correction
 from retrain.config.schema import Config
 from retrain.types import BUILTIN
 
@@ -33,7 +33,7 @@ def check_credit(
 
 
 def _check_mismatch(document: Document, resolved: Resolved) -> None:
-    names = [stage.name for stage in resolved.all("transform") if stage.name in MISMATCH]
+    names = [stage.name for stage in resolved.all("transform") if is_correction(stage)]
     if len(names) > 1:
         document.refuse(
             ("algorithm", "transform_mode"),

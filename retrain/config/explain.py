@@ -12,7 +12,7 @@ from retrain import registry
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.document import show
 from retrain.config.load import LoadedConfig
-from retrain.config.resolve import AUTO, MISMATCH, slots
+from retrain.config.resolve import AUTO, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.training.memory import ModelShape, estimate_memory
@@ -147,23 +147,25 @@ def _overlap(loaded: LoadedConfig) -> str | None:
 
 
 def _pipeline(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
-    pipeline = _planned(loaded, exact)
+    pipeline = _planned(loaded)
+    corrections = " and ".join(one.name for one in loaded.components.objective(exact is True).corrections)
     return {
         "stages": [
             {stage.kind: stage.name, "reads": list(stage.reads), "writes": stage.writes} for stage in pipeline.graph
         ],
         "columns_from_the_policy": sorted(pipeline.policy_columns),
-        "mismatch": {
-            True: "none: the sampler's log-probs are the trainer's own",
-            False: f"{MISMATCH[0]} is added if the chain has none of {', '.join(MISMATCH)}",
-            None: f"{MISMATCH[0]} is added unless the engine's log-probs are the trainer's own",
-        }[exact],
+        "correction_in_the_update": corrections + _condition(loaded, exact) if corrections else None,
     }
 
 
-def _planned(loaded: LoadedConfig, exact: bool | None) -> Pipeline:
-    stages = loaded.components.stages(exact is not False, loaded.objective.signals)
-    return Pipeline.resolve(stages, loaded.components.signal)
+def _condition(loaded: LoadedConfig, exact: bool | None) -> str:
+    """What a correction that nobody named depends on, while the engine is not known."""
+    named = bool(loaded.objective.corrections)
+    return "" if named or exact is not None else ", unless the engine's log-probs are the trainer's own"
+
+
+def _planned(loaded: LoadedConfig) -> Pipeline:
+    return Pipeline.resolve(loaded.components.stages(loaded.objective.signals), loaded.components.signal)
 
 
 def _loss(loaded: LoadedConfig) -> dict[str, Any]:
@@ -199,9 +201,9 @@ def _expert(loaded: LoadedConfig, sampled: int, written: int) -> str | None:
 
 def _forwards(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
     """How often the model sees the whole batch in one step, apart from sampling it."""
-    training, objective = loaded.config.training, loaded.objective
+    training, objective = loaded.config.training, loaded.components.objective(exact is True)
     several = training.epochs * training.minibatches > 1
-    scoring = bool(_planned(loaded, exact).policy_columns) or (several and "old_logprobs" in objective.reads)
+    scoring = bool(_planned(loaded).policy_columns) or (several and "old_logprobs" in objective.reads)
     beside = _beside(loaded)
     trained = {"other_models": beside.count("trained")} if "trained" in beside else {}
     return {
@@ -213,7 +215,7 @@ def _forwards(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
 
 def _beside(loaded: LoadedConfig) -> list[str]:
     """Models that signals in use hold, as their trait `models` says: "frozen" or "trained"."""
-    stages = _planned(loaded, True).graph
+    stages = _planned(loaded).graph
     return [kind for stage in stages for kind in stage.bound.component.traits.get("models", ())]
 
 

@@ -64,7 +64,7 @@ class LoadedConfig:
     @property
     def objective(self) -> Objective:
         """What an update minimizes."""
-        return Objective(self.components.all("loss"), self.components.one("reduction"))
+        return self.components.objective(exact=True)
 
     @property
     def division(self) -> tuple[int, int]:
@@ -187,12 +187,12 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> None:
             path = ("rewards", index, "name")
             fields_read(reward)
         path = ("loss",)
-        objective = Objective(resolved.all("loss"), resolved.one("reduction"))
+        objective = resolved.objective(exact=False)
         check_expert(config, document, resolved.all("loss"))
         path = ("planning", "detector")
         check_own_detector(document, config.plugins.search_paths)
         path = ("algorithm", "transform_mode")
-        pipeline = Pipeline.resolve(resolved.stages(exact=False, also=objective.signals), resolved.signal)
+        pipeline = Pipeline.resolve(resolved.stages(objective.signals), resolved.signal)
         check_credit(config, document, resolved, objective, pipeline.graph)
         check_overlap(config, document, resolved, pipeline)
     except ComponentError as error:

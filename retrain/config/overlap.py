@@ -22,9 +22,6 @@ def check_overlap(config: Config, document: Document, resolved: Resolved, pipeli
             check_engine(engine.component)
         except ComponentError as error:
             document.refuse(_KEY, error.problem, error.fix)
-    if resolved.optional("algorithm") is not None:
-        problem = "algorithm_mode stands in place of the transforms, tis among them, that correct for old weights"
-        document.refuse(_KEY, problem, "use overlap = 0, or advantage_mode and transform_mode")
     if config.reward_pool.workers == 0:
         problem = "with [reward_pool] workers = 0 rewards run beside the trainer and share its generators and signals"
         document.refuse(_KEY, problem, "use overlap = 0, or a worker")

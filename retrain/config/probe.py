@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
 from retrain.errors import ComponentError, RetrainError
@@ -55,8 +54,8 @@ def synthetic_batch(group_size: int, max_tokens: int) -> Batch:
 def _credit_and_loss(loaded: LoadedConfig) -> str:
     training, components = loaded.config.training, loaded.components
     batch = synthetic_batch(training.group_size, training.max_tokens)
-    objective = Objective(components.all("loss"), components.one("reduction"))
-    stages = components.stages(exact=False, also=objective.signals)
+    objective = components.objective(exact=False)
+    stages = components.stages(objective.signals)
     planned = Pipeline.resolve(stages, components.signal)
     needs_model = [
         stage.name

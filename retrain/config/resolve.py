@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retrain import registry
+from retrain.algorithms.objective import Objective
 from retrain.algorithms.pipeline import Stages
 from retrain.algorithms.plain import Hyper
 from retrain.algorithms.transforms import transform_chain
@@ -25,8 +26,13 @@ AUTO = "auto"
 """`[rollout] engine` when the model decides."""
 
 
-MISMATCH = ("tis", "mis")
-"""Transforms that correct for a sampler whose log-probs are not the trainer's own; the first is the default."""
+CORRECTION = "tis"
+"""What corrects for a sampler whose log-probs are not the trainer's own, unless the chain has a correction."""
+
+
+def is_correction(stage: Bound) -> bool:
+    """It weighs advantages by how far the sampler is from the trainer: a transform with the trait `correction`."""
+    return bool(stage.component.traits.get("correction"))
 
 
 @dataclass(frozen=True)
@@ -67,21 +73,34 @@ class Resolved:
         """As `one`; None where the configuration leaves it open: algorithm, and engine = "auto"."""
         return next(iter(self.all(kind)), None)
 
-    def stages(self, exact: bool, also: Collection[str] = ()) -> Stages:
-        """The credit pipeline's components.
+    def objective(self, exact: bool) -> Objective:
+        """What an update minimizes.
 
         Args:
             exact: the engine's log-probs are the trainer's own; where they are not, the difference is
                 corrected by truncated importance weights, unless the chain does so already.
+        """
+        chain = self.all("transform")
+        corrections = chain[len(self._credit_chain()) :]
+        if not exact and not any(map(is_correction, chain)):
+            default = self.named("transform", CORRECTION)
+            corrections = (default,) if default else ()
+        return Objective(self.all("loss"), self.one("reduction"), corrections)
+
+    def _credit_chain(self) -> tuple[Bound, ...]:
+        """The chain without the corrections at its end: the update makes those, from a forward that it needs anyway."""
+        chain = self.all("transform")
+        return chain[: max((place for place, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
+
+    def stages(self, also: Collection[str] = ()) -> Stages:
+        """The credit pipeline's components.
+
+        Args:
             also: columns to compute besides those that are logged always.
         """
-        transforms = self.all("transform")
-        if not exact and not any(stage.name in MISMATCH for stage in transforms):
-            correction = self.named("transform", MISMATCH[0])
-            transforms += (correction,) if correction else ()
         return Stages(
             self.one("advantage"),
-            transforms,
+            self._credit_chain(),
             self.optional("algorithm"),
             self.one("uncertainty"),
             self.one("filter"),

@@ -210,8 +210,8 @@ def choose(loaded: LoadedConfig, model: Any) -> Bound:
 def credit(loaded: LoadedConfig, exact: bool) -> tuple[Pipeline, Objective]:
     """The credit pipeline and the objective, with the signals that each of them reads."""
     components = loaded.components
-    objective = loaded.objective
-    return Pipeline.resolve(components.stages(exact, objective.signals), components.signal), objective
+    objective = components.objective(exact)
+    return Pipeline.resolve(components.stages(objective.signals), components.signal), objective
 
 
 def reward_pool(loaded: LoadedConfig) -> RewardPool:

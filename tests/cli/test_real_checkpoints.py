@@ -118,7 +118,7 @@ def test_what_the_embedded_engine_cannot_serve_is_sampled_by_transformers(folder
     explained = json.loads(cli("explain", "run.toml", "--json").stdout)
     assert explained["engine"]["name"] == "transformers"
     assert why in explained["engine"]["why"]
-    assert explained["pipeline"]["mismatch"].startswith("tis is added")
+    assert explained["pipeline"]["correction_in_the_update"] == "tis"
 
 
 def test_a_served_directory_is_explained_as_such(folder, cli):
@@ -126,7 +126,7 @@ def test_a_served_directory_is_explained_as_such(folder, cli):
     (folder / "run.toml").write_text(TOML.format(warmup=0))
     explained = json.loads(cli("explain", "run.toml", "--json").stdout)
     assert explained["engine"]["name"] == "torch"
-    assert explained["pipeline"]["mismatch"].startswith("none")
+    assert explained["pipeline"]["correction_in_the_update"] is None
 
 
 def test_generation_settings_that_contradict_each_other_do_not_cost_the_model(folder, train):

@@ -50,16 +50,19 @@ def test_more_than_one_round_of_sampling_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "mismatch"),
+    ("text", "name", "correction"),
     [
-        ('[rollout]\nengine = "transformers"', "transformers", "tis is added"),
-        ('[model]\npath = "some/model"', "auto", "unless the engine"),
+        ("", "torch", None),
+        ('[rollout]\nengine = "transformers"', "transformers", "tis"),
+        ('[model]\npath = "some/model"', "auto", "tis, unless the engine's log-probs are the trainer's own"),
+        ('[model]\npath = "some/model"\n[algorithm]\ntransform_mode = ["gtpo", "mis"]', "auto", "mis"),
     ],
 )
-def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, mismatch):
+def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, correction):
     found = facts(tmp_path, text)
     assert found["engine"]["name"] == name
-    assert mismatch in found["pipeline"]["mismatch"]
+    assert found["pipeline"]["correction_in_the_update"] == correction
+    assert found["pipeline"]["columns_from_the_policy"] == []
 
 
 def test_the_builtin_model_has_the_shape_that_explain_says():
@@ -129,11 +132,16 @@ def test_render_writes_one_line_per_row():
     assert text.splitlines() == ["top: 1,200", "table", "  a key", "    1", "    2", "  rows", "    x: p = 1", "    s"]
 
 
-def test_sampling_ahead_is_said_with_its_correction_and_its_scoring_pass(tmp_path):
+def test_sampling_ahead_is_said_with_its_correction_which_needs_no_scoring_pass(tmp_path):
     found = facts(tmp_path, "[rollout]\noverlap = 1\n")
     assert "one step stale" in found["overlap"]
-    assert "tis" in [stage.get("transform") for stage in found["pipeline"]["stages"]]
+    assert found["pipeline"]["correction_in_the_update"] == "tis"
+    assert found["forwards_per_step"]["scoring"] == 0
+    assert facts(tmp_path, "")["overlap"] is None
+
+
+def test_a_correction_that_later_stages_build_on_needs_a_scoring_pass(tmp_path):
+    found = facts(tmp_path, '[algorithm]\ntransform_mode = ["tis", "whiten"]\n')
+    assert [stage["transform"] for stage in found["pipeline"]["stages"] if "transform" in stage] == ["tis", "whiten"]
+    assert found["pipeline"]["columns_from_the_policy"] == ["old_logprobs"]
     assert found["forwards_per_step"]["scoring"] == 1
-    plain = facts(tmp_path, "")
-    assert plain["overlap"] is None
-    assert plain["forwards_per_step"]["scoring"] == 0

@@ -239,11 +239,17 @@ def test_documented_chains_expand_to_their_stages(tmp_path):
 
 def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
     def names(text, exact):
-        return [stage.name for stage in loaded(tmp_path, text).components.stages(exact).transforms]
+        """(stages before the update, corrections in it)"""
+        components = loaded(tmp_path, text).components
+        corrections = [one.name for one in components.objective(exact).corrections]
+        return [one.name for one in components.stages().transforms], corrections
 
-    assert names("", exact=True) == []
-    assert names("", exact=False) == ["tis"]
-    assert names("[algorithm]\ntransform_mode = ['mis']", exact=False) == ["mis"]
+    assert names("", exact=True) == ([], [])
+    assert names("", exact=False) == ([], ["tis"])
+    named = "[algorithm]\ntransform_mode = ['gtpo', 'mis']"
+    assert names(named, exact=False) == names(named, exact=True) == (["gtpo"], ["mis"])
+    within = "[algorithm]\ntransform_mode = ['tis', 'gtpo']"
+    assert names(within, exact=False) == (["tis", "gtpo"], [])
 
 
 def test_a_signal_without_a_parameter_it_needs_names_its_table(tmp_path, monkeypatch):

@@ -35,7 +35,6 @@ def file(tmp_path, monkeypatch):
         (["rollout.engine=transformers"], 'engine "transformers" shares generators'),
         (["reward_pool.workers=0"], "workers = 0"),
         (["rollout.resample=uninformative"], "reads what the policy scores"),
-        (["algorithm.algorithm_mode=plugins_for_overlap.own"], "in place of the transforms"),
         (["algorithm.filter=plugins_for_overlap.Remembering"], "what it remembers would depend on timing"),
     ],
 )
@@ -48,10 +47,17 @@ def test_what_would_share_state_with_the_trainer_is_refused(file, options, reaso
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["algorithm.transform_mode=mis"], ["algorithm.filter=accuracy_band", "rollout.resample=uninformative"]],
+    [
+        [],
+        ["algorithm.transform_mode=mis"],
+        ["algorithm.algorithm_mode=plugins_for_overlap.own"],
+        ["algorithm.filter=accuracy_band", "rollout.resample=uninformative"],
+    ],
 )
 def test_what_leaves_the_trainer_alone_is_not(file, options):
-    assert load(file, options).config.rollout.overlap == 1
+    loaded = load(file, options)
+    assert loaded.config.rollout.overlap == 1
+    assert len(loaded.components.objective(exact=False).corrections) == 1
 
 
 def test_only_engines_that_say_so_sample_beside_the_trainer():

@@ -69,8 +69,9 @@ def test_on_policy_the_surrogate_is_minus_the_mean_advantage(train, combination)
     assert step["policy/clip_fraction"] == step["policy/approx_kl"] == 0
     mean = step["advantage/mean"]
     tokens = step["tokens/sampled"]
+    near = 1e-3 if "rollout.engine=transformers" in combination[5] else 1e-5  # tis weighs advantages in the update
     if combination[3] == "token_mean" and step["groups/informative"] == 1:
-        assert step["loss/ppo_clip"] == pytest.approx(-mean, abs=1e-5)
+        assert step["loss/ppo_clip"] == pytest.approx(-mean, abs=near)
     if combination[3] == "dr_grpo":
         rows_and_budget = step["rollout/completions"] * 16
-        assert step["loss/ppo_clip"] == pytest.approx(-mean * tokens / rows_and_budget, abs=1e-5)
+        assert step["loss/ppo_clip"] == pytest.approx(-mean * tokens / rows_and_budget, abs=near)

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.algorithms.objective import Objective
+from retrain.registry import find
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import make_batch, make_model, make_objective
@@ -62,6 +64,26 @@ def test_update_does_not_depend_on_micro_batches_or_row_order(seed, budget, redu
     scale = max(float(g.abs().max()) for g in one.values())
     for name, gradient in one.items():
         torch.testing.assert_close(other[name], gradient, rtol=1e-5, atol=1e-5 * max(1.0, scale))
+
+
+@pytest.mark.parametrize("name", ["tis", "mis"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("steps", [{}, {"epochs": 2, "minibatches": 2}], ids=["one step", "several"])
+def test_a_correction_in_the_update_is_the_transform_on_a_scored_batch(name, level, steps):
+    batch = make_batch(dead=2)
+    own = policy().logprobs(batch)["old_logprobs"]
+    drift = 0.2 * torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
+    batch = batch.replace(sampler_logprobs=own + drift.where(batch.response_mask, 0.0))
+    correction = find("transform", name).bind({"level": level})
+    scored = batch.replace(**policy().logprobs(batch))
+    before = batch.replace(advantages=correction(*(scored.column(column) for column in correction.reads)))
+    assert not torch.allclose(before.advantages, batch.advantages, rtol=0.02)
+    terms = make_objective("ppo_clip")
+    expected = policy(**steps).update(before, terms)
+    within = Objective(terms.terms, terms.reduction, [correction])
+    found = policy(micro_batch_tokens=20, **steps).update(batch, within)
+    for metric in ("loss/total", "grad/norm"):  # means over forwarded rows may differ: those that mis drops are too
+        assert found[metric] == pytest.approx(expected[metric], rel=1e-4, abs=1e-6), metric
 
 
 def test_rows_without_advantage_are_not_forwarded_but_counted():
