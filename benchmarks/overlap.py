@@ -1,9 +1,10 @@
-"""A step with `[rollout] overlap` 0 and 1, one thread for the trainer and one for the sampler, on two cores.
+"""A step with `[rollout] overlap` 0 and 1 on two cores, from the same warm-started weights.
 
-The two alternate, each in a fresh process from the same warm-started weights; a ratio pairs the medians of one
-repetition. With the builtin model's defaults sampling takes about half as long as credit and update together, and
-the weights that correct for staleness need a scoring forward of their own.
-The load of the machine is printed beside the figures: each of the two needs a core of its own.
+The systems take turns, each in a fresh process; a ratio pairs the medians of one repetition. Without overlap there is
+one thread, or two for every matrix product: what else a second core could do. With overlap trainer and sampler
+have a thread each. Two settings: the default, where sampling takes a third to a half of the training's time, and one
+where it takes about as long, because a prompt whose completions are all right or all wrong is replaced by another.
+The load of the machine is printed beside the figures: each of the two threads needs a core of its own.
 
     python benchmarks/overlap.py --steps 12 --repetitions 6
 """
@@ -17,17 +18,35 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from step import SETTLING, Retrain, Stopwatch, prepare
 
-PHASES = ("time/step_s", "time/rollout_s", "time/wait_s", "time/credit_s", "time/update_s")
-EXTRA = {0: "", 1: "rollout = { overlap = 1 }"}
+PHASES = ("time/step_s", "time/rollout_s", "time/wait_s", "time/credit_s", "time/update_s", "time/sync_s")
+MISMATCH = ("mismatch/kl", "mismatch/logp_diff_mean", "rollout/staleness")
+SETTINGS = {
+    "default": ("", ""),
+    "dynamic": (
+        'algorithm = { filter = "accuracy_band" }\naccuracy_band = { low = 0.25, high = 0.75 }',
+        'resample = "uninformative", max_resample = 2',
+    ),
+}
 
 
-def one(model: Path, dtype: str, steps: int, overlap: int) -> list[dict[str, float]]:
-    """Seconds of every step of a run, by phase, and its tokens."""
+class System(NamedTuple):
+    """A way to use two cores: threads of the process, and steps that sampling is ahead."""
+
+    threads: int
+    overlap: int
+
+
+SYSTEMS = {"one thread": System(1, 0), "two threads": System(2, 0), "overlap": System(1, 1)}
+
+
+def one(model: Path, dtype: str, steps: int, system: System, setting: str) -> list[dict[str, float]]:
+    """Seconds of every step of a run, by phase, and how stale its batch is."""
     from retrain.config.load import load
     from retrain.run.session import Resume, run
 
@@ -35,65 +54,81 @@ def one(model: Path, dtype: str, steps: int, overlap: int) -> list[dict[str, flo
 
     def observe(event: str, details: Any) -> None:
         if event == "step":
-            stopwatch.lap(**{name: details.get(name, 0.0) for name in (*PHASES, "tokens/response")})
+            stopwatch.lap(**{name: details.get(name, 0.0) for name in (*PHASES, *MISMATCH, "tokens/sampled")})
 
+    tables, rollout = SETTINGS[setting]
+    rollout = ", ".join(filter(None, (f"overlap = {system.overlap}", rollout)))
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "bench.toml"
-        config.write_text(f"{EXTRA[overlap]}\n{Retrain().toml(model, dtype, steps, folder)}")
+        text = Retrain().toml(model, dtype, steps, folder, system.threads)
+        config.write_text(f"{tables}\nrollout = {{ {rollout} }}\n{text}")
         run(load(config), Resume(), observe)
     return stopwatch.rows
 
 
-def measure(model: Path, dtype: str, steps: int, overlap: int) -> dict[str, float]:
+def measure(arguments: argparse.Namespace, model: Path, name: str, setting: str) -> dict[str, float]:
     """Medians of one repetition in its own process, without the first steps and the last, which samples nothing."""
-    command = [sys.executable, __file__, "--one", str(overlap), "--dtype", dtype, "--model", str(model)]
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, __file__, "--one", name, "--settings", setting, "--dtype", arguments.dtype]
+    threads = str(SYSTEMS[name].threads)
     done = subprocess.run(
-        [*command, "--steps", str(steps + SETTLING + 1)], env=os.environ | threads, capture_output=True, text=True
+        [*command, "--model", str(model), "--steps", str(arguments.steps + SETTLING + 1)],
+        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
-        sys.exit(f"overlap = {overlap} failed:\n{done.stderr[-3000:]}")
+        sys.exit(f"{name}, {setting} failed:\n{done.stderr[-3000:]}")
     rows = json.loads(done.stdout.splitlines()[-1])[SETTLING:-1]
-    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    return {phase: statistics.median(row[phase] for row in rows) for phase in rows[0]}
 
 
-def compare(arguments: argparse.Namespace, model: Path) -> None:
-    """Alternate, and print the phases and the ratio."""
-    found: dict[int, list[dict[str, float]]] = {0: [], 1: []}
+def compare(arguments: argparse.Namespace, model: Path, setting: str) -> None:
+    """Take turns, and print the phases and the ratios."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
     loads: list[float] = []
     for repetition in range(arguments.repetitions):
-        for overlap in (0, 1) if repetition % 2 == 0 else (1, 0):
-            found[overlap].append(measure(model, arguments.dtype, arguments.steps, overlap))
+        for name in SYSTEMS if repetition % 2 == 0 else reversed(SYSTEMS):
+            found[name].append(measure(arguments, model, name, setting))
             loads.append(os.getloadavg()[0])
-            text = {name: round(value, 3) for name, value in found[overlap][-1].items()}
-            print(f"overlap {overlap}", text, f"load {loads[-1]:.1f}", file=sys.stderr, flush=True)
-    names = list(found[0][0])
-    print(f"{'overlap':10}" + "".join(f"{name.removeprefix('time/'):>16}" for name in names))
-    for overlap, rows in found.items():
-        middle = [statistics.median(row[name] for row in rows) for name in names]
-        print(f"{overlap:<10}" + "".join(f"{value:16.3f}" for value in middle))
-    for clock in ("wall_s", "cpu_s"):
-        ratios = sorted(plain[clock] / ahead[clock] for plain, ahead in zip(found[0], found[1], strict=True))
-        print(
-            f"{arguments.dtype}, {clock}: overlap 0 / overlap 1 = {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f}, {len(ratios)} pairs)"
-        )
-    print(f"load of the machine: {min(loads):.1f} to {max(loads):.1f} with {os.cpu_count()} cores")
+            text = {phase: round(value, 3) for phase, value in found[name][-1].items()}
+            print(f"{setting}, {name}", text, f"load {loads[-1]:.1f}", file=sys.stderr, flush=True)
+    names = list(found["overlap"][0])
+    print(f"{setting:14}" + "".join(f"{name.rpartition('/')[2]:>15}" for name in names))
+    for name, rows in found.items():
+        middle = [statistics.median(row[phase] for row in rows) for phase in names]
+        print(f"{name:14}" + "".join(f"{value:15.4g}" for value in middle))
+    for name in ("one thread", "two threads"):
+        for clock in ("wall_s", "cpu_s"):
+            print(ratio(f"{setting}, {arguments.dtype}, {clock}", name, found[name], found["overlap"], clock))
+    print(f"load of the machine: {min(loads):.1f} to {max(loads):.1f} with {os.cpu_count()} cores\n")
+
+
+def ratio(
+    what: str, name: str, plain: Sequence[dict[str, float]], ahead: Sequence[dict[str, float]], clock: str
+) -> str:
+    """The median of the ratios of pairs, with the least and the greatest, in words."""
+    ratios = sorted(a[clock] / b[clock] for a, b in zip(plain, ahead, strict=True))
+    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}, {len(ratios)} pairs"
+    return f"{what}: {name} / overlap = {statistics.median(ratios):.2f} ({spread})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12, help="counted steps per repetition")
     parser.add_argument("--repetitions", type=int, default=6)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--model", type=Path, help="a model directory; default: a warm-started builtin:tiny")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", choices=SYSTEMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one is not None:
-        print(json.dumps(one(arguments.model, arguments.dtype, arguments.steps, arguments.one)))
+        rows = one(arguments.model, arguments.dtype, arguments.steps, SYSTEMS[arguments.one], *arguments.settings)
+        print(json.dumps(rows))
         return
     with tempfile.TemporaryDirectory() as folder:
-        compare(arguments, arguments.model or prepare(Path(folder)))
+        model = arguments.model or prepare(Path(folder))
+        for setting in arguments.settings:
+            compare(arguments, model, setting)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Retrain:
             run(load(config), Resume(), observe)
         return stopwatch.rows
 
-    def toml(self, model: Path, dtype: str, steps: int, folder: str) -> str:
+    def toml(self, model: Path, dtype: str, steps: int, folder: str, threads: int = 1) -> str:
         return f"""
             model = {{ path = "{model.resolve()}", dtype = "{dtype}" }}
             torch = {{ dtype = "{dtype}" }}
@@ -86,7 +86,7 @@ class Retrain:
             group_size = {COMPLETIONS}
             max_tokens = {MAX_TOKENS}
             temperature = 1.0
-            threads = 1
+            threads = {threads}
             device = "cpu"
         """
 
