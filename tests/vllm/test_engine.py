@@ -23,7 +23,14 @@ DENSE = [name for name in MODELS if name != "qwen3-moe"]
 ROUNDING = 2e-5
 
 
-@pytest.fixture(scope="module", params=DENSE)
+def pytest_generate_tests(metafunc):
+    """Every architecture for the tests of log-probs; one for what does not depend on it, on the engine that runs."""
+    if "served" in metafunc.fixturenames:
+        names = DENSE[:1] if "pair" in metafunc.fixturenames else DENSE
+        metafunc.parametrize("served", names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def served(request, tmp_path_factory):
     """(model, engine with its weights, what starting it left changed)."""
     model = tiny(request.param)
@@ -35,18 +42,10 @@ def served(request, tmp_path_factory):
     engine.close()
 
 
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory):
-    """(model, engine) for what does not depend on the architecture."""
-    model = tiny("qwen3")
-    engine = VllmEngine(model, 0, CPU, tmp_path_factory.mktemp("run"))
-    yield model, engine
-    engine.close()
-
-
 @pytest.fixture
-def pair(qwen3):
-    model, engine = qwen3
+def pair(served):
+    """(model, engine) for what does not depend on the architecture."""
+    model, engine, _ = served
     engine.load_weights(model.state_dict(), 7)
     return model, engine
 
@@ -274,6 +273,49 @@ def test_weights_that_are_not_numbers_are_an_error_and_spoil_nothing_after_them(
         engine.sample(PROMPTS, SAMPLING)
     engine.load_weights(model.state_dict(), 9)
     assert worst_error(model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) < ROUNDING
+
+
+class Dozing:
+    """Sleep as on a GPU, around a vLLM that has none: what is in memory is lost, and level 1 brings back a copy.
+
+    The copy is of the weights that were in force as vLLM fell asleep. What is loaded before it wakes is overwritten.
+    """
+
+    def __init__(self, llm, patch):
+        self._reload, self._weights, self._copy = llm.collective_rpc, [], None
+        for name, method in {"collective_rpc": self.load, "sleep": self.sleep, "wake_up": self.wake_up}.items():
+            patch.setattr(llm, name, method, raising=False)
+
+    def load(self, method, kwargs):
+        self._weights = [(name, value.clone()) for name, value in kwargs["weights_iterator"]]
+        self._reload(method, kwargs=kwargs)
+
+    def sleep(self, level):
+        assert self._copy is None, "asleep already"
+        self._copy = self._weights if level == 1 else []
+        lost = [(name, torch.full_like(value, torch.nan)) for name, value in self._weights]
+        self._reload("reload_weights", kwargs={"weights_iterator": lost})
+
+    def wake_up(self):
+        self._reload("reload_weights", kwargs={"weights_iterator": self._copy})
+        self._copy = None
+
+
+def test_weights_in_force_outlast_sleep_and_new_ones_are_loaded_into_an_engine_that_is_awake(pair, monkeypatch):
+    model, engine = pair
+    Dozing(engine._llm, monkeypatch)
+    engine.load_weights(model.state_dict(), 7)
+    monkeypatch.setattr(engine, "_sleeps", True)
+    for version in (7, 8, 9):
+        for _ in range(2):
+            rows = engine.sample(PROMPTS, SAMPLING)
+            assert worst_error(model, PROMPTS, rows, 1.0) < ROUNDING
+            assert {row.weights_version for row in flat(rows)} == {version}
+        model = moved(model)
+        engine.load_weights(model.state_dict(), version + 1)
+    engine.sample(PROMPTS, SAMPLING)
+    assert engine._asleep
+    engine._wake()
 
 
 def test_merged_adapters_are_what_is_sampled(pair):
