@@ -155,7 +155,7 @@ class RewardPool:
             failure: Reply | None = None
             if worker.connection in heard:
                 failure = worker.receive(replies)
-            elif time.monotonic() >= worker.deadline:
+            elif time.monotonic() >= worker.deadline and not worker.connection.poll():  # it may just have answered
                 failure = worker.overdue()
             if failure is None:
                 continue

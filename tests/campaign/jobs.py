@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import PATIENCE_S
+
 PLUGIN = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -18,14 +20,14 @@ def advantage(rewards):
 
 if "train" in sys.argv:  # not where somebody else only checks the configuration
     run = Path(sys.argv[sys.argv.index("train") + 1]).parent
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
     with open("ran.txt", "a") as file:
         file.write(f"{run.parent.name}/{run.name}\\n")
     codes = json.loads(Path("codes.json").read_text()).get(run.parent.name, [0])
     earlier = Path("ran.txt").read_text().split().count(f"{run.parent.name}/{run.name}") - 1
     code = codes[min(earlier, len(codes) - 1)]
     if code == "hang":
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
-        time.sleep(60)
+        time.sleep(6000)
     print(f"ends with {code}", flush=True)
     if code < 0:
         os.kill(os.getpid(), -code)
@@ -53,7 +55,9 @@ def command(*arguments: str) -> list[str]:
 
 def retrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Run the installed command to its end."""
-    return subprocess.run(command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=2 * PATIENCE_S
+    )
 
 
 def ran(folder: Path) -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,6 +12,26 @@ from retrain.campaign.lease import Lease, Watch, held
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "leases"
+
+
+class Clock:
+    """Seconds pass when the test says so."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def passes(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("retrain.campaign.lease.time", made)
+    return made
 
 
 def take(folder, lease_s=60.0, progress=None, watch=None):
@@ -58,42 +77,42 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(folder):
     assert take(folder, 1e6) is not None
 
 
-def test_a_silent_lease_of_another_machine_is_free_after_its_time_by_the_watchers_clock(folder):
+def test_a_silent_lease_of_another_machine_is_free_after_its_time_by_the_watchers_clock(folder, clock):
     _, path = foreign(folder)
     watch = Watch(folder, 0.3)
     assert take(folder, watch=watch) is None, "it may be alive: it has just been seen for the first time"
-    time.sleep(0.2)
+    clock.passes(0.2)
     path.write_text(path.read_text().replace('"beat": 1', '"beat": 2'))
-    time.sleep(0.2)
+    clock.passes(0.2)
     assert take(folder, watch=watch) is None, "it showed a sign of life"
-    time.sleep(0.4)
+    clock.passes(0.4)
     assert take(folder, watch=watch) is not None
 
 
-def test_a_frozen_worker_whose_run_goes_on_keeps_its_lease(folder, tmp_path):
+def test_a_frozen_worker_whose_run_goes_on_keeps_its_lease(folder, tmp_path, clock):
     foreign(folder)
     watch, progress = Watch(folder, 0.3), tmp_path / "metrics.jsonl"
     for step in range(4):
         progress.write_text("row\n" * step)
         assert take(folder, watch=watch, progress=progress) is None
-        time.sleep(0.2)
+        clock.passes(0.2)
 
 
-def test_of_two_that_take_over_at_once_one_succeeds(folder):
+def test_of_two_that_take_over_at_once_one_succeeds(folder, clock):
     foreign(folder)
     first, second = Watch(folder, 0.05), Watch(folder, 0.05)
     assert take(folder, watch=first) is None
     assert take(folder, watch=second) is None
-    time.sleep(0.1)
+    clock.passes(0.1)
     assert (take(folder, watch=first) is None) is False
     assert take(folder, watch=second) is None, "the lease it watched is not the newest any more"
 
 
-def test_a_beat_after_the_take_over_does_not_touch_the_new_lease(folder):
+def test_a_beat_after_the_take_over_does_not_touch_the_new_lease(folder, clock):
     lost, _ = foreign(folder)
     watch = Watch(folder, 0.05)
     take(folder, watch=watch)
-    time.sleep(0.1)
+    clock.passes(0.1)
     new = take(folder, watch=watch)
     before = (folder / "a/s0/2.json").read_text()
     lost.beat(crashes=9)
@@ -102,13 +121,13 @@ def test_a_beat_after_the_take_over_does_not_touch_the_new_lease(folder):
     assert not lost.owned()
 
 
-def test_a_file_that_is_half_written_counts_as_a_sign_of_life(folder):
+def test_a_file_that_is_half_written_counts_as_a_sign_of_life(folder, clock):
     _, path = foreign(folder)
     path.write_text('{"owner": {"ho')
     watch = Watch(folder, 0.2)
     assert take(folder, watch=watch) is None
     assert held(folder, "a/s0") is True
-    time.sleep(0.3)
+    clock.passes(0.3)
     assert take(folder, watch=watch) is not None, "and it is free when it stays so"
 
 

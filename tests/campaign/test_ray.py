@@ -11,7 +11,7 @@ from retrain.campaign.load import load_campaign
 from retrain.campaign.ray_task import work
 from retrain.errors import ConfigError
 from tests.campaign.jobs import outcomes, ran, write
-from tests.campaign.test_work import until
+from tests.waiting import until
 
 
 @pytest.fixture

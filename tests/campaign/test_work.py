@@ -4,20 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
 from retrain.campaign.process import crashed
 from retrain.campaign.work import gpus, machine_slots
 from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, retrain, write
-
-
-def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+from tests.waiting import alive, ends, until
 
 
 def start(folder, *arguments):
@@ -70,13 +63,12 @@ def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
 def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_path, number, code):
     write(tmp_path, {"a": ["hang", 0], "b": [0]}, slots=1)
     process = start(tmp_path, "campaign", "sweep.toml", "--plain")
-    until(lambda: ran(tmp_path))
-    time.sleep(0.3)
+    until(lambda: ran(tmp_path), process)
     children = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True).stdout
     assert len(children.split()) == 1
     process.send_signal(number)
-    assert process.wait(timeout=60) == code, process.stdout.read()
-    assert not [pid for pid in children.split() if os.path.exists(f"/proc/{pid}")]
+    assert ends(process) == code, process.stdout.read()
+    assert not [pid for pid in children.split() if alive(int(pid))]
     assert outcomes(tmp_path) == {}
     result = retrain(tmp_path, "campaign", "sweep.toml", "--plain")
     assert result.returncode == 0, result.stderr
@@ -87,12 +79,12 @@ def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_p
 def test_dir_waits_for_workers(tmp_path):
     write(tmp_path, {"a": [0], "b": [0]}, executor="dir", slots=1)
     driver = start(tmp_path, "campaign", "sweep.toml", "--plain")
-    until(lambda: (tmp_path / "runs/sweep/plan.json").exists())
+    until(lambda: (tmp_path / "runs/sweep/plan.json").exists(), driver)
     one = retrain(tmp_path, "worker", "runs/sweep", "--limit", "1", "--plain")
     assert one.returncode == 0
     assert len(ran(tmp_path)) == 1
     assert retrain(tmp_path, "worker", "runs/sweep", "--plain").returncode == 0
-    assert driver.wait(timeout=60) == 0
+    assert ends(driver) == 0
     assert "waiting for workers: retrain worker runs/sweep" in driver.stdout.read()
     assert sorted(ran(tmp_path)) == ["a/s0", "b/s0"]
 
@@ -102,9 +94,9 @@ def test_a_worker_elsewhere_writes_to_the_folder_that_it_was_given(tmp_path):
     there = tmp_path / "there"
     there.mkdir()
     driver = start(tmp_path, "campaign", "sweep.toml", "--plain")
-    until(lambda: (tmp_path / "runs/sweep/plan.json").exists())
+    until(lambda: (tmp_path / "runs/sweep/plan.json").exists(), driver)
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(timeout=60) == 130
+    assert ends(driver) == 130
     for name in ("ending.py", "codes.json"):
         (there / name).write_text((tmp_path / name).read_text())
     (there / "codes.json").write_text('{"a": [0]}')

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.conftest import TOML
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +36,5 @@ def cli():
 
 def installed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     """Run the installed command in a process of its own."""
-    return subprocess.run(
-        [str(Path(sys.executable).parent / "retrain"), *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
-    )
+    command = [str(Path(sys.executable).parent / "retrain"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,13 @@ from retrain.engines.vllm_engine import engine_options, flags, request_fields
 from retrain.errors import EngineError, MissingExtraError
 from retrain.registry import find
 from retrain.types import Sampling
+from tests.waiting import alive, ends, until
 
 STAND_IN = """
 import multiprocessing, os, pathlib, signal, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from servers import Server
-helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"])
 pathlib.Path(sys.argv[2]).write_text(f"{os.getpid()} {helper.pid}")
 if sys.argv[4] == "polite":
     signal.signal(signal.SIGTERM, lambda *_: (helper.kill(), os._exit(0)))
@@ -27,7 +27,7 @@ server = Server.__new__(Server)
 server.port, server.version, server.label, server.dev = int(sys.argv[3]), "0.32.0", "default", True
 server.fault = ""
 server.start()
-time.sleep(300)
+time.sleep(6000)
 """
 SERVE = """
 import sys
@@ -62,16 +62,6 @@ def served(tmp_path):
         process.stdout.close()
 
 
-def gone(ids):
-    """Whether none of the processes is left within ten seconds."""
-    for _ in range(100):
-        states = [Path(f"/proc/{pid}/stat") for pid in ids]
-        if not any(state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z" for state in states):
-            return True
-        time.sleep(0.1)
-    return False
-
-
 @pytest.mark.parametrize(
     ("manner", "how", "code"),
     [
@@ -84,15 +74,15 @@ def gone(ids):
 def test_nothing_is_left_however_the_command_ends(served, manner, how, code):
     process, ids = served(manner)
     process.send_signal(how)
-    assert process.wait(60) == code
-    assert gone(ids)
+    assert ends(process) == code
+    until(lambda: not any(map(alive, ids)))
 
 
 def test_a_server_that_is_killed_is_an_error_and_leaves_no_helper(served):
     process, ids = served("polite")
     os.kill(ids[0], signal.SIGKILL)
-    assert process.wait(60) == 1
-    assert gone(ids)
+    assert ends(process) == 1
+    until(lambda: not any(map(alive, ids)))
 
 
 def test_a_server_that_does_not_start_is_an_error():

@@ -82,10 +82,12 @@ def _print_much():
 
 
 def _grandchild():
-    child = subprocess.Popen(["sleep", "600"])
-    with open(os.environ["PID_FILE"], "w") as file:
+    child = subprocess.Popen(["sleep", "6000"])
+    staged = os.environ["PID_FILE"] + ".new"
+    with open(staged, "w") as file:
         file.write(str(child.pid))
-    time.sleep(600)
+    os.rename(staged, os.environ["PID_FILE"])
+    time.sleep(6000)
 
 
 ACTIONS = {

@@ -16,11 +16,12 @@ import pytest
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound, find
 from retrain.rewards.pool import RewardPool
+from tests.waiting import alive, until
 
 HERE = Path(__file__).parent
+LIMIT_S = 4.0
+"""For rewards that hang: what does not hang stays below it on a machine however busy."""
 FAILURES = {
-    "hang": "timeout",
-    "power": "timeout",
     "segfault": "crashed",
     "exit": "crashed",
     "kill": "crashed",
@@ -45,7 +46,7 @@ def bound(name, **params):
 def pool(*rewards, **settings):
     entries = [(reward, 1.0) if not isinstance(reward, tuple) else reward for reward in rewards]
     return RewardPool(
-        entries, search_paths=[HERE], **{"timeout_s": 0.5, "memory_mb": 1024, "max_failed": 1.0} | settings
+        entries, search_paths=[HERE], **{"timeout_s": 600.0, "memory_mb": 1024, "max_failed": 1.0} | settings
     )
 
 
@@ -53,27 +54,11 @@ def items(*completions, answer="right"):
     return [{"completion": text, "answer": answer} for text in completions]
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_failure_costs_its_own_item_only(workers):
     completions = [text for failure in FAILURES for text in ("right", failure, "wrong")]
     with pool(bound("by_text"), workers=workers) as scorer:
-        started = time.monotonic()
         scores = scorer.score(items(*completions))
-        assert time.monotonic() - started < 25
         again = scorer.score(items("right", "wrong"))
     for text, score in zip(completions, scores, strict=True):
         if text in FAILURES:
@@ -88,7 +73,6 @@ def test_every_failure_costs_its_own_item_only(workers):
 def test_details_name_the_function_and_what_happened():
     with pool(bound("by_text")) as scorer:
         detail = {t: s.detail for t, s in zip(FAILURES, scorer.score(items(*FAILURES)), strict=True)}
-    assert detail["hang"] == "misbehaving.by_text took longer than 0.5 s"
     assert detail["segfault"] == "misbehaving.by_text ended its process (killed by SIGSEGV)"
     assert detail["exit"] == "misbehaving.by_text ended its process (exit code 3)"
     assert detail["raise"] == "misbehaving.by_text raised ZeroDivisionError: division by zero"
@@ -99,39 +83,36 @@ def test_details_name_the_function_and_what_happened():
 
 
 def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
-    with pool(bound("by_text"), timeout_s=10.0) as scorer:
+    with pool(bound("by_text")) as scorer:
         assert [s.value for s in scorer.score(items("print", "interrupt", "bool", "right"))] == [1.0] * 4
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_hang_is_killed_within_half_a_second_of_its_limit():
-    with pool(bound("by_text"), timeout_s=1.0) as scorer:
-        started = time.monotonic()
-        scorer.score(items("hang"))
-        assert 1.0 <= time.monotonic() - started < 1.0 + 0.5 + 1.0  # + a busy machine
+def test_a_hang_is_killed_and_costs_its_own_item_only():
+    completions = ["right", "hang", "wrong", "power", "right"]
+    with pool(bound("second"), bound("by_text"), timeout_s=LIMIT_S, workers=2) as scorer:
+        right, hang, wrong, power, last = scorer.score(items(*completions))
+    for late in (hang, power):
+        assert (late.value, late.correct, late.status) == (None, None, "timeout")
+        assert late.detail == "misbehaving.by_text took longer than 4 s"
+        assert late.parts == {"misbehaving.second": 2.0, "misbehaving.by_text": None}, "the other part is kept"
+    assert [score.value for score in (right, wrong, last)] == [3.0, 2.0, 3.0]
 
 
 def test_an_idle_worker_that_dies_is_replaced():
-    with pool(bound("by_text"), timeout_s=10.0) as scorer:
+    with pool(bound("by_text")) as scorer:
         first = int(scorer.score(items("pid"))[0].value)
         os.kill(first, signal.SIGKILL)
-        assert eventually(lambda: not alive(first))
+        until(lambda: not alive(first))
         score = scorer.score(items("pid"))[0]
         assert score.status == "ok"
         assert score.value != first
 
 
-def test_killing_a_worker_kills_what_it_started(tmp_path, monkeypatch):
-    monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
-    with pool(bound("by_text"), timeout_s=1.5) as scorer:
-        assert scorer.score(items("grandchild"))[0].status == "timeout"
-        assert eventually(lambda: not alive(int((tmp_path / "pid").read_text())))
-
-
 def test_workers_die_with_a_killed_parent(tmp_path):
     script = (
         "import sys; from tests_pool import pool, bound, items\n"
-        "scorer = pool(bound('by_text'), timeout_s=60.0)\n"
+        "scorer = pool(bound('by_text'))\n"
         "print(int(scorer.score(items('pid'))[0].value), flush=True)\n"
         "scorer.score(items('hang'))\n"
     )
@@ -142,18 +123,18 @@ def test_workers_die_with_a_killed_parent(tmp_path):
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, HERE.parent.parent)))},
     )
     worker = int(parent.stdout.readline())
     assert alive(worker)
     parent.kill()
     parent.wait()
-    assert eventually(lambda: not alive(worker))
+    until(lambda: not alive(worker))
 
 
 def test_workers_outlive_the_thread_that_first_asked():
     made = []
-    asking = threading.Thread(target=lambda: made.append(pool(bound("by_text"), timeout_s=10.0)))
+    asking = threading.Thread(target=lambda: made.append(pool(bound("by_text"))))
     asking.start()
     asking.join()
     with made[0] as scoring:
@@ -165,7 +146,7 @@ def test_workers_outlive_the_thread_that_first_asked():
 
 
 def test_close_ends_the_workers_and_score_starts_new_ones():
-    scorer = pool(bound("by_text"), timeout_s=10.0)
+    scorer = pool(bound("by_text"))
     pid = int(scorer.score(items("pid"))[0].value)
     scorer.close()
     assert not alive(pid)
@@ -174,20 +155,20 @@ def test_close_ends_the_workers_and_score_starts_new_ones():
 
 
 def test_workers_do_not_import_torch():
-    with pool(bound("torch_loaded"), bound("exact"), timeout_s=10.0) as scorer:
+    with pool(bound("torch_loaded"), bound("exact")) as scorer:
         assert scorer.score(items("x"))[0].parts["misbehaving.torch_loaded"] == 0.0
 
 
 def test_secrets_stay_out_of_workers(monkeypatch):
     for name in ("WANDB_API_KEY", "HF_TOKEN", "my_secret", "DB_PASSWORD", "PLAIN_SETTING"):
         monkeypatch.setenv(name, "canary")
-    with pool(bound("environment"), timeout_s=10.0) as scorer:
+    with pool(bound("environment")) as scorer:
         names = ["WANDB_API_KEY", "HF_TOKEN", "my_secret", "DB_PASSWORD", "PLAIN_SETTING"]
         assert [s.value for s in scorer.score(items(*names, answer="canary"))] == [0, 0, 0, 0, 1]
 
 
 def test_weighted_sum_parts_and_correctness():
-    with pool((bound("half_hearted"), 2.0), (bound("by_text"), 0.5), timeout_s=10.0) as scorer:
+    with pool((bound("half_hearted"), 2.0), (bound("by_text"), 0.5)) as scorer:
         right, wrong = scorer.score(items("right", "wrong"))
     assert (right.value, wrong.value) == (1.0, 0.5)
     assert right.parts == {"misbehaving.half_hearted": 0.25, "misbehaving.by_text": 1.0}
@@ -195,18 +176,10 @@ def test_weighted_sum_parts_and_correctness():
 
 
 def test_a_reward_without_opinion_is_left_out_and_weight_zero_only_records():
-    with pool((bound("no_opinion"), 1.0), (bound("second"), 0.0), (bound("by_text"), 3.0), timeout_s=10.0) as scorer:
+    with pool((bound("no_opinion"), 1.0), (bound("second"), 0.0), (bound("by_text"), 3.0)) as scorer:
         score = scorer.score(items("right"))[0]
     assert (score.value, score.correct) == (3.0, True)
     assert score.parts == {"misbehaving.no_opinion": None, "misbehaving.second": 2.0, "misbehaving.by_text": 1.0}
-
-
-def test_one_failing_part_fails_the_item_and_keeps_the_other_parts():
-    with pool(bound("second"), bound("by_text"), timeout_s=0.5) as scorer:
-        hang, right = scorer.score(items("hang", "right"))
-    assert (hang.value, hang.status) == (None, "timeout")
-    assert hang.parts == {"misbehaving.second": 2.0, "misbehaving.by_text": None}
-    assert right.value == 3.0
 
 
 def test_all_fields_parameters_and_classes():
@@ -220,7 +193,7 @@ def test_all_fields_parameters_and_classes():
         "finish_reason": "stop",
     }
     rewards = [bound("everything"), bound("half_hearted", value=0.5), bound("with_default"), bound("Counting", start=6)]
-    with pool(*rewards, timeout_s=10.0) as scorer:
+    with pool(*rewards) as scorer:
         assert list(scorer.score([item])[0].parts.values()) == [0.75, 0.5, 3.0, 7.0]
         assert scorer.score([item])[0].parts["misbehaving.Counting"] == 8.0
 
@@ -239,7 +212,7 @@ def test_no_workers_means_right_here():
 
 
 def test_too_many_failures_stop_the_run_with_a_sample():
-    with pool(bound("always_raises"), max_failed=0.5, timeout_s=10.0) as scorer, pytest.raises(UserCodeError) as caught:
+    with pool(bound("always_raises"), max_failed=0.5) as scorer, pytest.raises(UserCodeError) as caught:
         scorer.score(items("some text"))
     message = str(caught.value)
     assert caught.value.exit_code == 1
@@ -250,7 +223,7 @@ def test_too_many_failures_stop_the_run_with_a_sample():
 
 
 def test_failures_below_the_ceiling_are_told_once_with_the_traceback(caplog):
-    with pool(bound("by_text"), max_failed=0.5, timeout_s=10.0) as scorer, caplog.at_level(logging.WARNING):
+    with pool(bound("by_text"), max_failed=0.5) as scorer, caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert scorer.score(items("raise", "right"))[0].status == "error"
     assert len(caplog.records) == 1
@@ -299,16 +272,24 @@ def test_a_reward_defined_inside_a_function_has_no_path():
         RewardPool([(reward, 1.0)])
 
 
-def test_an_interrupted_score_leaves_nothing_behind():
-    scorer = pool(bound("by_text"), timeout_s=30.0)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+def test_an_interrupted_score_leaves_nothing_behind_not_even_what_a_reward_has_started(tmp_path, monkeypatch):
+    file = tmp_path / "pid"
+    monkeypatch.setenv("PID_FILE", str(file))
+
+    def interrupt():
+        until(file.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    scorer = pool(bound("by_text"))
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        scorer.score(items("hang", "right"))
+        scorer.score(items("grandchild", "right"))
+    until(lambda: not alive(int(file.read_text())))
     assert [s.value for s in scorer.score(items("wrong", "right"))] == [0.0, 1.0]
     scorer.close()
 
 
 def test_the_weight_of_an_entry_is_not_a_parameter_of_its_function():
     reward = bound("half_hearted", value=0.5)
-    with pool((Bound(reward.component, {**reward.params, "weight": 2.0}), 2.0), timeout_s=10.0) as scorer:
+    with pool((Bound(reward.component, {**reward.params, "weight": 2.0}), 2.0)) as scorer:
         assert scorer.score(items("x"))[0].value == 1.0

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retrain.config.load import load
+from retrain.errors import Preempted
 from retrain.run.session import Resume, run
 
 TOML = """
@@ -68,6 +71,21 @@ def train(toml: Path, tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         loaded = load(toml, [f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", *overrides])
         return run(loaded, resume or Resume(), observe)
+
+    return go
+
+
+@pytest.fixture
+def stopped(train: Callable[..., Path]) -> Callable[..., None]:
+    """`stopped(*overrides, name=..., steps=...)`: train until SIGTERM comes in the last of these steps."""
+
+    def go(*overrides: str, name: str = "run", steps: int = 3) -> None:
+        def observe(event: str, details: Mapping[str, Any]) -> None:
+            if event == "step" and details["step"] == steps - 1:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(Preempted, match=f"after step {steps}"):
+            train(*overrides, name=name, observe=observe)
 
     return go
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from retrain.config.load import load
-from retrain.errors import ConfigError, DataError, Preempted
+from retrain.errors import ConfigError, DataError
 from retrain.run.build import build
 from retrain.run.collect import collate, collect
 from retrain.run.rundir import RunDirectory
@@ -14,7 +14,6 @@ from retrain.run.session import Resume
 from tests.make_checkpoint import make_checkpoint
 from tests.run.conftest import digest, rows
 from tests.run.test_collect import rollout
-from tests.run.test_loop import _StopAt
 
 
 def conversation(problem, answer):
@@ -81,13 +80,10 @@ def test_imitation_lowers_the_experts_loss(train, expert):
 @pytest.mark.parametrize(
     "options", [(), ("training.epochs=2", "training.minibatches=2", "algorithm.transform_mode=gtpo_sepa")]
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch, expert, options):
+def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, expert, options):
     options = (*expert[1], "mix.schedule=chord", "mix.warmup=2", "mix.decay=2", *options)
     whole = train(*options, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
-        with pytest.raises(Preempted):
-            train(*options, name="parts")
+    stopped(*options, name="parts")
     run = train(*options, name="parts", resume=Resume("auto"))
     assert digest(run) == digest(whole)
     assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")

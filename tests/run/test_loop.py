@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.errors import ConfigError, DivergedError, EngineError, Preempted, UserCodeError
+from retrain.errors import ConfigError, DivergedError, EngineError, UserCodeError
 from retrain.run import loop
 from retrain.run.session import Resume
 from tests.run.conftest import digest, rows
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(train):
 
 
 @pytest.mark.parametrize("transform", ["gtpo_sepa"])
-def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch, transform):
+def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, transform):
     options = (
         f"algorithm.transform_mode={transform}",
         "sepa.delay_steps=0",
@@ -64,32 +64,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch, transform
         "sepa.correct_rate_gate=0.0",
     )
     whole = train(*options, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
-        with pytest.raises(Preempted):
-            train(*options, name="parts")
+    stopped(*options, name="parts")
     run = train(*options, name="parts", resume=Resume("auto"))
     assert digest(run) == digest(whole)
     assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")
     assert rows(run / "eval.jsonl") == rows(whole / "eval.jsonl")
-
-
-class _StopAt:
-    """A `Stop` that is requested once a number of steps has been done."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    @property
-    def requested(self) -> str:
-        self.left -= 1
-        return "SIGTERM" if self.left < 0 else ""
 
 
 def test_an_existing_run_is_refused_resumed_or_replaced(train):
@@ -158,13 +137,10 @@ def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, t
     assert (run / "rollouts" / "diverged-000002.jsonl.gz").is_file()
 
 
-def test_a_plugin_that_draws_from_the_global_generators_is_resumed_bit_for_bit(train, plugin, monkeypatch):
+def test_a_plugin_that_draws_from_the_global_generators_is_resumed_bit_for_bit(train, plugin, stopped):
     option = 'algorithm.advantage_mode="mine_for_loop.lottery"'
     whole = train(option, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(2))
-        with pytest.raises(Preempted):
-            train(option, name="parts")
+    stopped(option, name="parts")
     assert digest(train(option, name="parts", resume=Resume("auto"))) == digest(whole)
 
 

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from retrain.engines.torch_engine import TorchEngine
-from retrain.errors import DivergedError, EngineError, Preempted, UserCodeError
+from retrain.errors import DivergedError, EngineError, UserCodeError
 from retrain.run import checkpoint
 from retrain.run.collect import collect
 from retrain.run.session import Resume
 from retrain.training.policy import TorchPolicy
 from tests.run.conftest import digest, rows
-from tests.run.test_loop import _StopAt
+from tests.waiting import until
 
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")
 AHEAD = (*EXACT, "rollout.overlap=1", "reward_pool.workers=1", "logging.rollouts_every=1")
@@ -82,15 +82,26 @@ def test_what_is_slower_changes_nothing(train, slowly):
     assert digest(quick) == digest(sampling) == digest(updating)
 
 
-def test_the_loop_waits_for_what_the_update_does_not_hide(train, slowly):
-    slowly(TorchEngine, "sample")
+def test_the_loop_waits_for_what_the_update_does_not_hide(train, monkeypatch, slowly):
+    sample, update, sampled, updated = TorchEngine.sample, TorchPolicy.update, [], []
+
+    def sampling(self, *args):
+        sampled.append(1)
+        return sample(self, *args)
+
+    def updating(self, *args):
+        if sampled:  # not in the warm start
+            updated.append(1)
+            until(lambda: len(sampled) > len(updated) or len(updated) == 4)  # the next batch is under way
+        return update(self, *args)
+
+    monkeypatch.setattr(TorchEngine, "sample", sampling)
+    monkeypatch.setattr(TorchPolicy, "update", updating)
     run = train(*AHEAD, "rollout.parity_every=0", "eval.problems=0")
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in found[:-1]:
-        assert row["time/rollout_s"] >= 0.15
-        assert row["time/overlap_s"] == pytest.approx(row["time/rollout_s"] - row["time/wait_s"])
-        assert row["time/step_s"] < row["time/rollout_s"] + row["time/wait_s"] + row["time/update_s"] + 1
-    assert found[1]["time/overlap_s"] > 0
+        assert row["time/overlap_s"] == pytest.approx(max(0.0, row["time/rollout_s"] - row["time/wait_s"]))
+    assert all(row["time/overlap_s"] > 0 for row in found[1:-1])
     assert "time/rollout_s" not in found[-1], "there is no batch behind the last"
 
 
@@ -104,15 +115,12 @@ METHODS = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_trains_on_the_batch_that_waited(train, monkeypatch, slowly, tmp_path, method):
+def test_a_resumed_run_trains_on_the_batch_that_waited(train, stopped, slowly, tmp_path, method):
     answers = [{"prompt": f"{n}+1?\n", "completion": f"so {n + 1}"} for n in range(5)]
     (tmp_path / "expert.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     options = (*AHEAD, *METHODS[method], *([f'expert.path="{tmp_path}/expert.jsonl"'] if method == "expert" else []))
     whole = train(*options, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
-        with pytest.raises(Preempted):
-            train(*options, name="parts")
+    stopped(*options, name="parts")
     newest = checkpoint.latest(tmp_path / "runs" / "parts" / "checkpoints", print)
     assert newest is not None
     assert checkpoint.load(newest)["ahead"]["step"] == checkpoint.step_of(newest) < 4
@@ -123,14 +131,11 @@ def test_a_resumed_run_trains_on_the_batch_that_waited(train, monkeypatch, slowl
     assert "ahead" not in checkpoint.load(run / "checkpoints" / "step-000004")
 
 
-def test_overlap_may_be_switched_off_at_a_resume_and_the_waiting_batch_is_sampled_again(train, monkeypatch, slowly):
-    with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
-        with pytest.raises(Preempted):
-            train(*AHEAD)
+def test_overlap_may_be_switched_off_at_a_resume_and_the_waiting_batch_is_sampled_again(train, stopped, slowly):
+    stopped(*AHEAD)
     plain = ("rollout.overlap=0", *(option for option in AHEAD if "overlap" not in option))
     run = train(*plain, resume=Resume("auto", allow_change=["rollout.overlap"]))
-    assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 0, 0]
+    assert [row["rollout/staleness"] for row in rows(run / "metrics.jsonl")] == [0, 1, 1, 0]
 
 
 def test_an_error_of_the_thread_ends_the_run_as_its_own_and_keeps_what_was_trained(

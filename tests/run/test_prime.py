@@ -4,12 +4,11 @@ from math import isfinite
 
 import pytest
 
-from retrain.errors import ComponentError, DivergedError, Preempted
+from retrain.errors import ComponentError, DivergedError
 from retrain.run.export import export
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
 from tests.run.conftest import digest, rows
-from tests.run.test_loop import _StopAt
 
 PRIME = (
     'algorithm.transform_mode=["process_rloo", "whiten"]',
@@ -30,14 +29,11 @@ def files(folder):
     [(), (*LORA, "prime.update=before", "prime.loss=dpo"), ("prime.reference=policy", "training.epochs=2")],
     ids=["full", "lora before dpo", "reference policy"],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(train, monkeypatch, options):
+def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, options):
     if "prime.update=before" in options:
         pytest.importorskip("peft")
     whole = train(*PRIME, *options, name="whole")
-    with monkeypatch.context() as patch:
-        patch.setattr("retrain.run.session.Stop", lambda: _StopAt(3))
-        with pytest.raises(Preempted):
-            train(*PRIME, *options, name="parts")
+    stopped(*PRIME, *options, name="parts")
     run = train(*PRIME, *options, name="parts", resume=Resume("auto"))
     assert digest(run) == digest(whole)
     steps = rows(whole / "metrics.jsonl")

@@ -170,7 +170,7 @@ def test_a_refused_resume_leaves_the_status_of_the_run(tmp_path):
 def test_a_second_process_is_refused_by_name_and_a_dead_one_is_replaced(tmp_path):
     source = (
         "import sys, time; from pathlib import Path; from retrain.run.lock import Lock;"
-        "Lock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
+        "Lock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(6000)"
     )
     path = tmp_path / "a"
     path.mkdir()

@@ -10,6 +10,7 @@ import pytest
 import retrain.tracking.trackers as trackers
 from retrain.errors import MissingExtraError
 from retrain.registry import find
+from tests.waiting import PATIENCE_S
 
 CANARY = "canary-4711"
 
@@ -57,7 +58,7 @@ def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path
         capture_output=True,
         text=True,
         env=env,
-        timeout=120,
+        timeout=PATIENCE_S,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -111,9 +112,8 @@ made.close()
 def test_trackio_stores_rows_on_this_machine(tmp_path):
     pytest.importorskip("trackio")
     env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", TRACKIO, str(tmp_path)], capture_output=True, text=True, env=env, timeout=120
-    )
+    command = [sys.executable, "-c", TRACKIO, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     data = b"".join(file.read_bytes() for file in (tmp_path / "store").rglob("*") if file.is_file())
     assert b"reward/mean" in data

@@ -1,11 +1,11 @@
 import json
 import multiprocessing
-import time
 
 import pytest
 import torch
 
 from retrain.training.cache import cache_root, cached, content_key, tensors_digest
+from tests.waiting import until
 
 FACTS = {"model": "tiny", "steps": 3}
 TENSORS = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor([1.5], dtype=torch.bfloat16)}
@@ -93,20 +93,22 @@ def test_entry_that_cannot_be_put_in_place_is_given_up(tmp_path):
     assert [path.name for path in entry().parent.iterdir() if path.name.startswith(".staged")] == []
 
 
-def slow_build(log):
+def build_until_another_waits(log):
+    waiting = log.with_suffix(".waiting")
+
     def build():
         with log.open("a") as file:
             file.write("built\n")
-        time.sleep(0.3)
+        until(waiting.exists)
         return TENSORS
 
-    cached("warmup", FACTS, build, waiting=lambda: log.with_suffix(".waiting").write_text(""))
+    cached("warmup", FACTS, build, waiting=lambda: waiting.write_text(""))
 
 
 def test_concurrent_processes_build_once(tmp_path):
     log = tmp_path / "log"
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=slow_build, args=(log,)) for _ in range(4)]
+    workers = [context.Process(target=build_until_another_waits, args=(log,)) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
