@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from safetensors import safe_open
 
-
 TRANSFER = {
     "/init_weight_transfer_engine": (("",), "ready"),
     "/start_weight_update": (("", "ready"), "open"),
