@@ -42,7 +42,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "runs": runs,
         "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
         "evaluation": f"{config.eval.problems} held-out problems every {config.eval.every} steps",
-        "executor": f"{loaded.executor.name}, {slots} at a time",
+        "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
         "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha, spread(loaded, accuracy)),
     }
     return facts | ({"time": _time(loaded, spent, math.ceil(runs / slots))} if probe else {})

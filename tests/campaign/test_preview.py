@@ -55,7 +55,7 @@ def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finis
 
 def test_counts_runs_and_steps_without_running_anything(loaded, tmp_path):
     facts = preview(loaded, probe=False)
-    assert (facts["runs"], facts["steps"], facts["executor"]) == (40, 160, "local, 2 at a time")
+    assert (facts["runs"], facts["steps"], facts["executor"]) == (40, 160, "local, 2 at a time on this machine")
     assert facts["conditions"]["maxrl+gtpo"] == {
         "algorithm.advantage_mode": "maxrl",
         "algorithm.transform_mode": "gtpo",
