@@ -77,12 +77,12 @@ class Server:
         adapter: folder of the adapter that it has loaded.
     """
 
-    def __init__(self):
+    def __init__(self, port=0):
         self.config = {"weight_transfer_config": None, "lora_config": None}
         self.update, self.names, self.adapter = "", set(), ""
         self.fault, self.label, self.version, self.asked, self.loaded, self.dev = "", "default", "0.32.0", 0, 0, True
         self.http, self.seen, self.hook, self.paused = None, [], lambda path: None, False
-        self.start(0)
+        self.start(port)
 
     @property
     def url(self):

@@ -23,10 +23,7 @@ helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(6000)"
 pathlib.Path(sys.argv[2]).write_text(f"{os.getpid()} {helper.pid}")
 if sys.argv[4] == "polite":
     signal.signal(signal.SIGTERM, lambda *_: (helper.kill(), os._exit(0)))
-server = Server.__new__(Server)
-server.port, server.version, server.label, server.dev = int(sys.argv[3]), "0.32.0", "default", True
-server.fault = ""
-server.start()
+server = Server(int(sys.argv[3]))
 time.sleep(6000)
 """
 SERVE = """
@@ -75,6 +72,15 @@ def test_nothing_is_left_however_the_command_ends(served, manner, how, code):
     process, ids = served(manner)
     process.send_signal(how)
     assert ends(process) == code
+    until(lambda: not any(map(alive, ids)))
+
+
+def test_nothing_is_left_when_command_and_server_are_killed_at_once(served):
+    process, ids = served("polite")
+    os.kill(ids[0], signal.SIGSTOP)  # so that it cannot follow the command by itself
+    process.kill()
+    os.kill(ids[0], signal.SIGKILL)
+    assert ends(process) == -signal.SIGKILL
     until(lambda: not any(map(alive, ids)))
 
 
