@@ -30,7 +30,7 @@ _CPU_VARIABLES = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 _GRACE_S = 20.0
-_WATCHER = 'read _ || { kill -TERM -- "-$0"; sleep 5; kill -KILL -- "-$0"; }'
+_WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
 """Ends a process group at the end of the standard input, unless a line comes first."""
 _PR_SET_PDEATHSIG = 1
 
