@@ -1,5 +1,6 @@
 """Runs whose sampling servers die, lag behind or lie: what they train on, how they end, and how they go on."""
 
+import itertools
 import json
 
 import pytest
@@ -31,11 +32,10 @@ def options(servers):
 
 def after(server, path, count, then):
     """Have the server do something before it answers the request number `count` to a path."""
-    left = [count]
+    number = itertools.count(1)  # requests come in several threads
 
     def hook(asked):
-        left[0] -= asked == path
-        if asked == path and left[0] == 0:
+        if asked == path and next(number) == count:
             then()
             raise ConnectionError
 
