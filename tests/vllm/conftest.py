@@ -1,5 +1,7 @@
 """One vLLM engine at a time: each is closed before the next starts."""
 
+import gc
+
 import pytest
 
 from retrain.config.load import load
@@ -13,6 +15,15 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def frozen():
+    """Starting an engine collects garbage several times, half a second each with all that is imported here.
+
+    What is frozen is not looked through; vLLM thaws it when an engine ends.
+    """
+    gc.freeze()
 
 
 @pytest.fixture
