@@ -43,11 +43,11 @@ _ADVICE = (
 class VllmEngine:
     """Samples with vLLM, in this process, from weights that are replaced in place after every step.
 
-    vLLM reads the model's architecture from a configuration in `run_dir/vllm`; weights come from `load_weights`
-    alone, so that none is ever sampled from that is not the trainer's. Log-probs are those of the distribution that
-    was sampled from, in float32: tempered, truncated by top_k and top_p. At temperature 0 tokens are greedy and
-    log-probs those of temperature 1. Every call starts with an empty prefix cache, so what it returns depends on
-    the weights, the prompts and the seed, and not on what was sampled before.
+    vLLM reads the model's architecture from a configuration in `run_dir/vllm`; weights come from `load_weights` and
+    `load_adapter` alone, so that none is ever sampled from that is not the trainer's. Log-probs are those of the
+    distribution that was sampled from, in float32: tempered, truncated by top_k and top_p. At temperature 0 tokens
+    are greedy and log-probs those of temperature 1. Every call starts with an empty prefix cache, so what it returns
+    depends on the weights, the prompts and the seed, and not on what was sampled before.
 
     Args:
         model: a transformers causal LM; its configuration, and the names and shapes of its weights.
