@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from retrain.engines import http
-from retrain.engines.vllm_engine import engine_options, flags
+from retrain.engines.vllm_engine import adapter_options, engine_options, flags
 from retrain.errors import EngineError, MissingExtraError
 
 ENGINE = "vllm"
@@ -68,7 +68,7 @@ def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dic
     if transfer == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of GPU memory come as pickles
     if rank is not None:
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room(rank)}
+        options |= adapter_options(rank)
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return options, variables
 
@@ -154,11 +154,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _room(rank: int) -> int:
-    """The least rank not below this one that vLLM makes room for."""
-    return next((room for room in (8, 16, 32, 64, 128, 256, 320, 512) if room >= rank), rank)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -226,6 +226,64 @@ def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_r
 
 
 @pytest.fixture
+def adapting(servers, model, tmp_path):
+    """A client that hands over adapters, and the adapter's folder."""
+    for server in servers:
+        server.config["lora_config"] = {"max_lora_rank": 8}
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    return client(servers, model, tmp_path, lora="adapter"), folder
+
+
+def test_the_base_is_sent_once_and_then_adapters_alone(servers, model, adapting):
+    engine, folder = adapting
+    assert engine.takes_adapters
+    engine.load_weights(model.state_dict(), 3)
+    for version in (3, 4, 5):
+        servers[0].seen.clear()
+        engine.load_adapter(folder, version)
+        assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {version}
+    asked = ["/pause", "/v1/load_lora_adapter", *SYNC[2:], *["/inference/v1/generate"] * 2]
+    assert servers[0].seen == asked
+    assert [server.loaded for server in servers] == [1, 1]
+    assert servers[0].adapter == str(folder)
+    assert not VllmServerEngine(model, folder, urls=[servers[0].url]).takes_adapters
+
+
+def test_a_server_started_anew_gets_base_and_adapter_before_it_samples(servers, model, adapting):
+    """It refuses requests for an adapter that it does not know; a sync finds its weights to be none of ours."""
+    engine, folder = adapting
+    engine.load_weights(model.state_dict(), 3)
+    engine.load_adapter(folder, 4)
+    servers[0].kill()
+    servers[0].start()
+    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {4}
+    assert (servers[0].loaded, servers[0].adapter) == (1, "")
+    engine.load_adapter(folder, 5)
+    engine.sample(PROMPTS, SAMPLING)
+    assert (servers[0].loaded, servers[0].adapter) == (2, str(folder))
+    servers[1].kill()
+    servers[1].start()
+    engine.load_adapter(folder, 6)
+    assert (servers[1].loaded, servers[1].adapter) == (2, str(folder)), "also when no request has noticed"
+
+
+def test_a_server_that_does_not_take_the_adapter_is_left_out(servers, model, adapting):
+    engine, folder = adapting
+    engine.load_weights(model.state_dict(), 3)
+    servers[1].fault = "/v1/load_lora_adapter"
+    engine.load_adapter(folder, 4)
+    engine.sample(PROMPTS, SAMPLING)
+    assert [server.asked for server in servers] == [4, 0]
+    assert engine.metrics()["sampler/servers"] == 1
+
+
+def test_a_server_started_without_adapters_shows_at_the_start(servers, model, tmp_path):
+    with pytest.raises(EngineError, match=r'it was started without lora = "adapter"; start it with'):
+        client(servers, model, tmp_path, lora="adapter")
+
+
+@pytest.fixture
 def process():
     """(a server in a process of its own, its address)."""
     with subprocess.Popen(
