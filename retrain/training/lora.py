@@ -119,7 +119,8 @@ def save(wrapper: Any, path: Path, base: str) -> None:
     """Write the policy's adapter in peft's format, for the base model at `base` (unless empty)."""
     if base:
         wrapper.peft_config[POLICY].base_model_name_or_path = base
-    wrapper.save_pretrained(path, selected_adapters=[POLICY])
+    # The embeddings are frozen; left to itself, peft asks the hub every time whether they have been resized.
+    wrapper.save_pretrained(path, selected_adapters=[POLICY], save_embedding_layers=False)
 
 
 @contextmanager
