@@ -119,6 +119,7 @@ class NativeTransfer:
         """Copy the weights on their GPU, in their precision."""
         import torch
 
+        self._weights = {}  # no room for three
         self._weights = {name: value.detach().clone().contiguous() for name, value in weights.items()}
         if self._place.type == "cuda":
             torch.cuda.synchronize(self._place)  # they are read from other threads and streams
@@ -129,7 +130,7 @@ class NativeTransfer:
             try:
                 if url not in self._links:
                     self._links[url] = within(self._seconds, lambda: self._meet(url))
-                within(self._seconds, self._links[url][0].send_weights)
+                within(self._seconds, lambda: self._send(url))
             except http.FAILURES:
                 self.drop(url)
                 raise
@@ -147,10 +148,7 @@ class NativeTransfer:
 
     def _meet(self, url: str) -> tuple[Any, _Client]:
         """Connect with a server, whatever an earlier trainer may have left half-done there."""
-        if self._place.type == "cuda":
-            import torch
-
-            torch.cuda.set_device(self._place)  # every thread has its own
+        self._enter()
         client = _Client(url, self._seconds)
         client.reset()
         workers = int(http.call(f"{url}/get_world_size", None, self._seconds)["world_size"])
@@ -158,6 +156,17 @@ class NativeTransfer:
             self._meeting(self._engine, url, workers), client=client, source=self._source()
         )
         return met, client
+
+    def _send(self, url: str) -> None:
+        self._enter()
+        self._links[url][0].send_weights()
+
+    def _enter(self) -> None:
+        """Make the trainer's GPU that of the running thread: every thread has its own."""
+        import torch
+
+        if self._place.type == "cuda":
+            torch.cuda.set_device(self._place)
 
     def _source(self) -> Any:
         """The weights of the last `take` as vLLM reads them: all of the state dict, tied entries as well."""

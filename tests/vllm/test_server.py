@@ -1,7 +1,11 @@
-"""Real vLLM servers, as `retrain serve` starts them: what they compute, and what happens when they die."""
+"""Real vLLM servers, as `retrain serve` starts them: what they compute, how weights reach them, and how they die.
+
+Two servers serve every test; one that a test has killed is started again by the next that needs it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -15,55 +19,88 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
-from retrain.engines import VllmServerEngine
+from retrain.cli.main import app
+from retrain.engines import VllmServerEngine, http, vllm_transfer
+from retrain.engines.vllm_transfer import _Client
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Sampling
+from tests.run.conftest import TOML as RUN
 from tests.run.conftest import rows
+from tests.vllm import cpu_transfer
 from tests.vllm.models import PROMPTS, saved, worst_error
 
 pytestmark = pytest.mark.vllm
 SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
-TOML = '[model]\npath = "{folder}"\n\n[vllm]\nmax_model_len = 512\nkv_cache_mb = 64\nurls = ["{url}"]\n'
+LONG = replace(SAMPLING, max_tokens=300, stop_ids=())
+TOML = """
+[model]
+path = "{folder}"
+
+[model.lora]
+r = 4
+
+[vllm]
+max_model_len = 512
+kv_cache_mb = 64
+urls = ["{url}"]
+{more}
+"""
+ROOT = Path(__file__).parents[2]
 
 
 class Serving:
     """`retrain serve` in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, more: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
         self.toml = folder / f"run{self.url[-5:]}.toml"
-        self.toml.write_text(TOML.format(folder=folder, url=self.url))
+        self.toml.write_text(TOML.format(folder=folder, url=self.url, more=more))
+        (folder / f"plugin{self.url[-5:]}").mkdir()
+        self.plugin = cpu_transfer.plugin(folder / f"plugin{self.url[-5:]}")
         self.start()
 
     def start(self) -> None:
-        self.log = self.toml.with_suffix(".log").open("w")
-        command = [sys.executable, "-m", "retrain.cli.main", "serve", str(self.toml)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        """Start it; what an earlier process of it said is lost."""
+        with self.toml.with_suffix(".log").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "retrain.cli.main", "serve", str(self.toml)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{self.plugin}"},
+            )
+        self.ready = False
 
     def wait(self) -> Serving:
-        """Until it has said its address."""
+        """Until it has said its address; a server that has ended is started again."""
+        if self.process.poll() is not None:
+            self.process.stdout.close()
+            self.start()
         said = []
-        for line in self.process.stdout:
-            said.append(line)
-            if line.startswith("urls"):
-                assert self.url in line
-                return self
-        pytest.fail("".join(said) + self.toml.with_suffix(".log").read_text()[-3000:])
+        while not self.ready:
+            said.append(self.process.stdout.readline())
+            if not said[-1]:
+                pytest.fail("".join(said) + self.toml.with_suffix(".log").read_text()[-3000:])
+            self.ready = said[-1].startswith("urls")
+        assert not said or self.url in said[-1]
+        return self
 
     @property
     def group(self) -> int:
-        """The process group of vLLM's processes."""
-        [child] = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(child)
+        """The process group of vLLM's processes: its leader is the child that is no shell."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return next(int(child) for child in children if "vllm" in Path(f"/proc/{child}/cmdline").read_text())
 
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
         self.process.wait(60)
         self.process.stdout.close()
-        self.log.close()
 
 
 def gone(group: int) -> bool:
@@ -83,12 +120,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def servers(folder):
-    """Two servers, started at the same time."""
-    pair = [Serving(folder), Serving(folder)]
-    yield [server.wait() for server in pair]
-    for server in pair:
+def pair(folder):
+    """Two servers, started at the same time: the first for `nccl`, the second for `ipc` and adapters."""
+    started = [
+        Serving(folder, 'transfer = "nccl"'),
+        Serving(folder, 'transfer = "ipc"\nlora = "adapter"'),
+    ]
+    yield started
+    for server in started:
         server.end()
+
+
+@pytest.fixture
+def servers(pair):
+    """Both servers, and both are up."""
+    return [server.wait() for server in pair]
 
 
 @pytest.fixture
@@ -96,12 +142,23 @@ def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """vLLM's transfers between GPUs work without them in this process, too."""
+    cpu_transfer.register(monkeypatch.setattr)
+    monkeypatch.setattr(vllm_transfer, "DEVICES", {"cpu"})
+
+
+def change(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+
+
 def test_logprobs_are_the_trainers_after_every_sync(servers, model, tmp_path):
     engine = VllmServerEngine(model, tmp_path, urls=[server.url for server in servers])
     for version, temperature in enumerate((0.0, 0.6, 1.0, 1.2)):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
+        change(model)
         engine.load_weights(model.state_dict(), version)
         groups = engine.sample(PROMPTS, replace(SAMPLING, temperature=temperature))
         assert worst_error(model, PROMPTS, groups, temperature) < 2e-5
@@ -109,43 +166,157 @@ def test_logprobs_are_the_trainers_after_every_sync(servers, model, tmp_path):
     assert engine.metrics() == {"sampler/reissued": 0, "sampler/refused": 0, "sampler/servers": 2}
 
 
-def test_a_run_trains_with_the_file_that_the_server_was_started_with(servers, folder, train):
-    urls = ", ".join(f'"{server.url}"' for server in servers)
-    options = ("rollout.engine=vllm-server", f"vllm.urls=[{urls}]", f'model.path="{folder}"', "warmup.steps=0")
-    run = train(*options, "vllm.dtype=float32", "training.lr=1e-3")
-    metrics = rows(run / "metrics.jsonl")
-    assert len(metrics) == 4
-    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
-    assert all(row["sampler/servers"] == 2 for row in metrics)
+@pytest.mark.parametrize(("index", "transfer"), [(0, "nccl"), (1, "ipc")])
+def test_logprobs_are_the_trainers_after_every_transfer_of_vllms_own(servers, model, tmp_path, on_cpu, index, transfer):
+    """A trainer may break off in the middle of an update, with one of three matrices that are loaded together."""
+    url = servers[index].url
+    engine = VllmServerEngine(model, tmp_path, urls=[url], transfer=transfer, request_timeout_s=60.0)
+    for version in (1, 2, 3):
+        change(model)
+        if version == 2:
+            engine.close()
+            break_off(_Client(url, 20.0), transfer, model.state_dict()[QUERIES])
+        engine.load_weights(model.state_dict(), version)
+        groups = engine.sample(PROMPTS, SAMPLING)
+        assert worst_error(model, PROMPTS, groups, 1.0) < 2e-5
+        assert {row.weights_version for group in groups for row in group} == {version}
+    assert not (tmp_path / "vllm" / "model.safetensors").exists()
+    engine.close()
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-def test_what_a_server_leaves_undone_the_other_does(servers, model, tmp_path, how):
-    """The second server is frozen or killed in the middle of a batch; afterwards it is back, or its process is gone."""
-    engine = VllmServerEngine(model, tmp_path, urls=[server.url for server in servers], request_timeout_s=20.0)
+QUERIES = "model.layers.0.self_attn.q_proj.weight"
+
+
+def break_off(client, transfer, queries):
+    """Begin an update; memory can be shared for a part of it, and a broadcast cannot be broken off without a hang."""
+    client.start_weight_update()
+    if transfer == "ipc":
+        meta = {"names": [QUERIES], "dtype_names": ["float32"], "shapes": [list(queries.shape)]}
+        client.update_weights({**meta, "ipc_handles": [{"cpu": cpu_transfer.share(queries * 0.0)[1]}]})
+
+
+def with_adapter(folder):
+    """A policy that trains an adapter, and a function that changes the adapter."""
+    policy = TorchPolicy(
+        AutoModelForCausalLM.from_pretrained(folder),
+        PolicySettings(lora=LoraSettings(r=4, target_modules="all-linear")),
+    )
+
+    def go():
+        with torch.no_grad():
+            for name, parameter in policy.adapter.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+
+    return policy, go
+
+
+def test_adapters_replace_each_other_and_a_server_started_anew_gets_base_and_adapter(servers, folder, tmp_path, on_cpu):
+    """The server is killed in the middle of a batch, with the command that started it; no process of it is left."""
+    server = servers[1]
+    policy, change_adapter = with_adapter(folder)
+    engine = VllmServerEngine(
+        policy.model, tmp_path, urls=[server.url], lora="adapter", transfer="ipc", restart_timeout_s=300.0
+    )
+    change(policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model)
+    engine.load_weights(policy.weights(adapters=False), 0)
+    for version in (0, 1, 2):
+        change_adapter()
+        policy.save_adapter(tmp_path / "adapter")
+        engine.load_adapter(tmp_path / "adapter", version)
+        groups = engine.sample(PROMPTS, SAMPLING)
+        assert worst_error(policy.model, PROMPTS, groups, 1.0) < 2e-5
+        assert {row.weights_version for group in groups for row in group} == {version}
+    group = server.group
+
+    def both():
+        os.kill(group, signal.SIGKILL)
+        server.process.kill()
+        server.process.wait()
+        assert gone(group)
+        server.wait()
+
+    killer = threading.Timer(0.3, both)
+    killer.start()
+    groups = [engine.sample(PROMPTS, LONG) for _ in range(4)]
+    killer.join()
+    assert all(worst_error(policy.model, PROMPTS, sampled, 1.0) < 1e-4 for sampled in groups)
+    assert engine.metrics()["sampler/reissued"] > 0
+    engine.close()
+
+
+def test_the_work_of_a_frozen_server_is_done_by_the_other(servers, model, tmp_path):
+    limit = 10.0
+    engine = VllmServerEngine(model, tmp_path, urls=[one.url for one in servers], request_timeout_s=limit)
     engine.load_weights(model.state_dict(), 7)
     group = servers[1].group
-    threading.Timer(0.3, os.killpg, [group, how]).start()
-    groups = [engine.sample(PROMPTS, replace(SAMPLING, max_tokens=300, stop_ids=())) for _ in range(4)]
+    threading.Timer(0.3, os.killpg, [group, signal.SIGSTOP]).start()
+    began = time.monotonic()
+    groups = [engine.sample(PROMPTS, LONG) for _ in range(4)]
+    assert time.monotonic() - began < 3 * limit, "one request waits to its limit, not every one"
     assert all(worst_error(model, PROMPTS, sampled, 1.0) < 1e-4 for sampled in groups)
     assert engine.metrics()["sampler/servers"] == 1
-    if how == signal.SIGSTOP:
-        os.killpg(group, signal.SIGCONT)
-    else:
-        assert servers[1].process.wait(60) == 5
-        assert gone(group)
-        servers[1].start()
-        servers[1].wait()
+    os.killpg(group, signal.SIGCONT)
     engine.load_weights(model.state_dict(), 8)
-    sampled = engine.sample(PROMPTS, SAMPLING)
-    assert worst_error(model, PROMPTS, sampled, 1.0) < 2e-5
+    assert worst_error(model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) < 2e-5
     assert engine.metrics()["sampler/servers"] == 2
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
-def test_no_process_is_left_when_the_command_is_stopped_or_killed(servers, how, code):
-    server = servers[0] if how == signal.SIGTERM else servers[1]
+def before(monkeypatch, url, path, count, then):
+    """Have something done before the request number `count` to that path of a server."""
+    call, left = http.call, [count]
+
+    def watched(asked, *rest):
+        left[0] -= asked.startswith(url + path)
+        if asked.startswith(url + path) and left[0] == 0:
+            then()
+        return call(asked, *rest)
+
+    monkeypatch.setattr(http, "call", watched)
+
+
+def options(servers, folder, tmp_path, name):
+    urls = json.dumps([server.url for server in servers])
+    where = (f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", f'model.path="{folder}"', "warmup.steps=0")
+    exact = ("model.dtype=float32", "vllm.dtype=float32", "rollout.parity_every=1", "training.lr=1e-3")
+    limits = ("vllm.request_timeout_s=60", "vllm.restart_timeout_s=1", "rollout.engine=vllm-server")
+    return [part for one in (f"vllm.urls={urls}", *where, *exact, *limits) for part in ("--set", one)]
+
+
+def train(tmp_path, arguments):
+    file = tmp_path / "run.toml"
+    file.write_text(RUN)
+    return CliRunner().invoke(app, ["train", str(file), "--plain", *arguments])
+
+
+def test_a_run_that_samples_ahead_goes_on_when_a_server_dies_in_the_middle_of_a_sync(
+    servers, folder, tmp_path, monkeypatch
+):
+    group = servers[1].group
+    before(monkeypatch, servers[1].url, "/collective_rpc", 3, lambda: os.killpg(group, signal.SIGKILL))
+    ended = train(tmp_path, [*options(servers, folder, tmp_path, "ahead"), "--set", "rollout.overlap=1"])
+    assert ended.exit_code == 0, ended.output
+    metrics = rows(tmp_path / "runs" / "ahead" / "metrics.jsonl")
+    assert [row["rollout/staleness"] for row in metrics] == [0, 1, 1, 1]
+    assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
+    assert {row["sampler/servers"] for row in metrics} == {2, 1}
+    assert servers[1].process.wait(60) == 5
+    assert gone(group)
+
+
+def test_without_a_server_the_run_ends_with_exit_5_and_a_checkpoint(pair, folder, tmp_path, monkeypatch):
+    """The last server is told to stop in the middle of training."""
+    server = pair[0].wait()
     group = server.group
-    server.process.send_signal(how)
-    assert server.process.wait(60) == code
+
+    def stop():
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+
+    before(monkeypatch, server.url, "/collective_rpc", 3, stop)
+    ended = train(tmp_path, options([server], folder, tmp_path, "alone"))
+    assert ended.exit_code == 5, ended.output
+    assert "no vLLM server is left" in ended.output
+    run = tmp_path / "runs" / "alone"
+    assert [one.name for one in (run / "checkpoints").iterdir()] == [f"step-{len(rows(run / 'metrics.jsonl')):06d}"]
     assert gone(group)
