@@ -100,7 +100,9 @@ class VllmServerEngine:
         self._lock = threading.Lock()
         self.tolerance = tolerance_of("float32" if dtype == "float32" else "bfloat16")
         self.version: int | None = None
-        self._why = {url: why for url in self._urls if (why := self._greet(url))}
+        with ThreadPoolExecutor(len(self._urls)) as pool:
+            greeted = zip(self._urls, pool.map(self._greet, self._urls), strict=True)
+            self._why = {url: why for url, why in greeted if why}
         if len(self._why) == len(set(self._urls)):
             raise EngineError(self._reasons())
 

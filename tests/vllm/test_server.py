@@ -246,7 +246,7 @@ def test_adapters_replace_each_other_and_a_server_started_anew_gets_base_and_ada
 
 
 def test_the_work_of_a_frozen_server_is_done_by_the_other(servers, model, tmp_path):
-    limit = 10.0
+    limit = 8.0
     engine = VllmServerEngine(model, tmp_path, urls=[one.url for one in servers], request_timeout_s=limit)
     engine.load_weights(model.state_dict(), 7)
     group = servers[1].group
@@ -294,7 +294,8 @@ def test_a_run_that_samples_ahead_goes_on_when_a_server_dies_in_the_middle_of_a_
 ):
     group = servers[1].group
     before(monkeypatch, servers[1].url, "/collective_rpc", 3, lambda: os.killpg(group, signal.SIGKILL))
-    ended = train(tmp_path, [*options(servers, folder, tmp_path, "ahead"), "--set", "rollout.overlap=1"])
+    ahead = ("--set", "rollout.overlap=1", "--set", "reward_pool.workers=1")
+    ended = train(tmp_path, [*options(servers, folder, tmp_path, "ahead"), *ahead])
     assert ended.exit_code == 0, ended.output
     metrics = rows(tmp_path / "runs" / "ahead" / "metrics.jsonl")
     assert [row["rollout/staleness"] for row in metrics] == [0, 1, 1, 1]
