@@ -78,14 +78,7 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         filter=find("filter", "none").bind(),
         hyper=Hyper(gtpo_beta, hicra_alpha),
     )
-    given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
-    pipeline = Pipeline.resolve(stages, lambda name: None, given)
-    if pipeline.policy_columns:
-        raise ComponentError(
-            f"{transform_mode!r} reads {', '.join(sorted(pipeline.policy_columns))}, which log-probs do not tell",
-            "train with it from a TOML file: there the policy is asked",
-        )
-    credited, metrics = pipeline.credit(batch)
+    credited, metrics = _pipeline(stages, transform_mode).credit(batch)
     metrics |= planning_ratio(credited.column("planning_mask"), batch.response_mask)
     metrics |= entropy_metrics(credited.column("uncertainty"), credited.column("planning_mask"), batch.response_mask)
     own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
@@ -103,6 +96,18 @@ def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> N
     for i, (row, flags) in enumerate(zip(logprobs, planning, strict=True)):
         if len(row) != len(flags):
             raise ValueError(f"planning_masks_G[{i}] has {len(flags)} entries for {len(row)} log-probs")
+
+
+def _pipeline(stages: Stages, transform_mode: str | Sequence[str]) -> Pipeline:
+    """The pipeline on what is given; ComponentError if a transform of the mode asks the policy for more."""
+    given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
+    pipeline = Pipeline.resolve(stages, lambda name: None, given)
+    if pipeline.policy_columns:
+        raise ComponentError(
+            f"{transform_mode!r} reads {', '.join(sorted(pipeline.policy_columns))}, which log-probs do not tell",
+            "train with it from a TOML file: there the policy is asked",
+        )
+    return pipeline
 
 
 def _transforms(
@@ -141,22 +146,10 @@ def _batch(
     """One group as a batch of responses without prompts; the sampler counts as the trainer's own forward."""
     import torch
 
-    width = max(1, *(len(row) for row in logprobs))
-    mask = torch.tensor([[t < len(row) for t in range(width)] for row in logprobs])
-    values = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in logprobs], dtype=torch.float64)
-    flags = torch.tensor([[*row, *[0] * (width - len(row))] for row in planning]).bool()
-    group = torch.zeros(len(rewards), dtype=torch.long)
-    reward = torch.tensor(list(rewards), dtype=torch.float64)
-    return Batch(
-        input_ids=torch.zeros_like(mask, dtype=torch.long),
-        attention_mask=mask,
-        response_mask=mask,
-        sampler_logprobs=values,
-        rewards=reward,
-        correct=reward > 0.5 if correct is None else torch.tensor(list(correct)),
-        lengths=mask.sum(-1) if lengths is None else torch.tensor(list(lengths)),
-        group_ids=group,
-        is_expert=group.bool(),
-        advantages=torch.zeros_like(values),
-        extra={"planning_mask": flags, "old_logprobs": values},
-    )
+    from retrain.algorithms.responses import padded, response_batch
+
+    judged = [reward > 0.5 for reward in rewards] if correct is None else correct
+    batch = response_batch(logprobs, rewards, judged, [0] * len(rewards), torch.float64)
+    flags = padded(planning, batch.response_mask, torch.bool)
+    batch = batch.replace(planning_mask=flags, old_logprobs=batch.sampler_logprobs)
+    return batch if lengths is None else batch.replace(lengths=torch.tensor(list(lengths)))

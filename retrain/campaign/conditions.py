@@ -120,9 +120,11 @@ def _axes(settings: Campaign, source: Document) -> Iterator[list[tuple[Path, Any
         if not isinstance(values, list) or not values:
             source.refuse(at, "an axis is a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
             continue
-        for value in values:
+        for index, value in enumerate(values):
             _check_owned(path, value, settings, source, at)
-        yield [(path, value, (*at, index)) for index, value in enumerate(values)]
+            if value in values[:index]:
+                source.refuse((*at, index), f"{_short(value)} is listed twice", "remove one of the two")
+        yield [(path, value, (*at, index)) for index, value in enumerate(values) if value not in values[:index]]
 
 
 def _check_owned(path: Path, value: Any, settings: Campaign, source: Document, at: Path) -> None:

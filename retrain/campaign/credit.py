@@ -120,29 +120,15 @@ def _batch(rows: Sequence[Row], step: int, sepa_lambda: float, max_tokens: int) 
     """Completions without their prompts, which no credit reads, as a batch."""
     import torch
 
-    from retrain.types import Batch
+    from retrain.algorithms.responses import padded, response_batch
 
-    lengths = [len(row["tokens"]) for row in rows]
-    shape = (len(rows), max(lengths))
-    ids, planning = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
-    mask, logprobs = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
-    for i, row in enumerate(rows):
-        mask[i, : lengths[i]] = True
-        ids[i, : lengths[i]] = torch.tensor(row["completion_ids"])
-        logprobs[i, : lengths[i]] = torch.tensor(row["sampler_logprobs"])
-        planning[i, : lengths[i]] = torch.tensor(row.get("planning") or [0] * lengths[i]).bool()
-    return Batch(
-        input_ids=ids,
-        attention_mask=mask,
-        response_mask=mask,
-        sampler_logprobs=logprobs,
-        rewards=torch.tensor([float(row["reward"]) for row in rows]),
-        correct=torch.tensor([bool(row["correct"]) for row in rows]),
-        lengths=torch.tensor(lengths),
-        group_ids=torch.tensor([int(row["group"]) for row in rows]),
-        is_expert=torch.zeros(len(rows), dtype=torch.bool),
-        advantages=torch.zeros(shape),
+    rewards, correct, groups = ([row[name] for row in rows] for name in ("reward", "correct", "group"))
+    batch = response_batch([row["sampler_logprobs"] for row in rows], rewards, correct, groups, torch.float32)
+    planning = [row.get("planning") or [] for row in rows]
+    return batch.replace(
+        input_ids=padded([row["completion_ids"] for row in rows], batch.response_mask, torch.long),
+        planning_mask=padded(planning, batch.response_mask, torch.bool),
+        sepa_lambda=sepa_lambda,
         step=step,
         max_tokens=max_tokens,
-        extra={"planning_mask": planning, "sepa_lambda": sepa_lambda},
     )

@@ -162,6 +162,7 @@ def _base(settings: Campaign, source: Document) -> Document:
     base = Document(source.file, source.text) if path is None else read(path)
     if SECTION in base.data:
         source.refuse((SECTION, "base"), f"{path} is a campaign itself", "give the file of a run")
+        del base.data[SECTION]  # it is told once, and not of every condition
     tables = {component.table for component in registry.components("executor")}
     for name, value in source.data.items():
         if name != SECTION and name not in tables:

@@ -45,7 +45,10 @@ def verify(
 
 
 def credit(  # noqa: PLR0913 - one option each
-    file: Annotated[Path, typer.Argument(help="JSON lines: group, reward or correct, length.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help=".jsonl, .jsonl.gz or .parquet: group, reward or correct, length.", show_default=False),
+    ],
     modes: Annotated[list[str] | None, typer.Option("--mode", help="An advantage. Repeatable.")] = None,
     transforms: Annotated[
         list[str] | None, typer.Option("--transform", help="Token transforms, by name or A,B. Repeatable.")

@@ -49,26 +49,23 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
     from retrain.algorithms.extraction import extract as extract_grams
     from retrain.run import grams
 
+    _check(files, task, n_min, n_max)
+    shape = (n_min, n_max, min_df, max_per_doc_rate, max_grams, lowercase)
+    recipe = Recipe(*shape, clusters, top_percentile, seed, embedder)
+    solutions, sources = grams.gather(files or (), grams.Reading(column, reward_column, min_reward), task, count, seed)
+    found = extract_grams(solutions, recipe)
+    covered = grams.coverage(found.grams, solutions)
+    written = json.dumps(grams.document(found, recipe, covered, sources), indent=1, ensure_ascii=False)
+    grams.write(out, written + "\n")
+    if plot is not None:
+        grams.write(plot, grams.plot(found))
+    chart = f" and a chart to {plot}" if plot else ""
+    print(written if as_json else f"{grams.report(found, covered)}\nwrote {len(found.grams)} grams to {out}{chart}")
+
+
+def _check(files: list[Path] | None, task: str | None, n_min: int, n_max: int) -> None:
+    """What no single option can tell."""
     if bool(files) == bool(task):
         raise typer.BadParameter("give files, or --task NAME", param_hint="FILES")
     if n_min > n_max:
         raise typer.BadParameter(f"{n_min} is above --n-max {n_max}", param_hint="--n-min")
-    shape = (n_min, n_max, min_df, max_per_doc_rate, max_grams, lowercase)
-    recipe = Recipe(*shape, clusters, top_percentile, seed, embedder)
-    if task:
-        solutions, sources = grams.task_solutions(task, count, seed), [f"task {task}"]
-    else:
-        paths = files or []
-        solutions = grams.read_solutions(paths, grams.Reading(column, reward_column, min_reward))
-        sources = [path.name for path in paths]
-    found = extract_grams(solutions, recipe)
-    covered = grams.coverage(found.grams, solutions)
-    written = grams.document(found, recipe, covered, sources)
-    grams.write(out, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
-    if plot is not None:
-        grams.write(plot, grams.plot(found))
-    if as_json:
-        print(json.dumps(written, indent=1, ensure_ascii=False))
-    else:
-        print(grams.report(found, covered))
-        print(f"wrote {len(found.grams)} grams to {out}" + (f" and a chart to {plot}" if plot else ""))

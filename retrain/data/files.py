@@ -95,7 +95,7 @@ class Jsonl(FileTask):
                     if not complete:
                         yield f"{path}:{number}", BadRow(f"the line is longer than {_LONGEST:,} bytes")
                     elif line.strip():
-                        yield f"{path}:{number}", _parse(line, first=number == 1)
+                        yield f"{path}:{number}", parse_line(line, first=number == 1)
         except OSError as error:
             raise _unreadable(path, error) from error
 
@@ -124,7 +124,8 @@ class Parquet(FileTask):
             raise _unreadable(path, error) from error
 
 
-def _parse(line: bytes, *, first: bool) -> Any:
+def parse_line(line: bytes, *, first: bool) -> Any:
+    """A line of JSON, or the BadRow that it is; only the first may begin with a byte order mark."""
     try:
         text = line.decode("utf-8-sig" if first else "utf-8")
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)

@@ -11,6 +11,7 @@ import torch
 
 from retrain.algorithms.pipeline import Pipeline, Stages
 from retrain.algorithms.plain import Hyper
+from retrain.algorithms.responses import padded, response_batch
 from retrain.algorithms.transforms import transform_chain
 from retrain.data.rows import BadRow
 from retrain.errors import ComponentError, DataError
@@ -76,7 +77,7 @@ class Credit:
 
 
 def read_completions(path: str) -> list[Completion]:
-    """Completions from JSON lines: a row each, or a row per group with lists.
+    """Completions from a file of rows: one each, or one per group with lists.
 
     A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` (or `sampler_logprobs`, as the rollouts
     of a run have) and `tokens`. A group's row has lists instead: `rewards` or `correct`, `lengths`, `logprobs`,
@@ -212,9 +213,12 @@ def _logprobs(row: Record, name: str) -> tuple[float, ...]:
 
 def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
     try:
-        return tuple(map(float, values))
+        found = tuple(map(float, values))
     except OverflowError:  # integers have no bound
         raise BadRow(f"{name}: too large for a number") from None
+    if strange := [value for value in found if not math.isfinite(value)]:  # a .parquet may hold them
+        raise BadRow(f"{name}: {strange[0]} is no finite number")
+    return found
 
 
 class _Pieces:
@@ -240,28 +244,17 @@ class _Pieces:
 def _batch(completions: Sequence[Completion]) -> tuple[Batch, _Pieces]:
     """The completions as responses without prompts, in float64; without log-probs each is one token wide."""
     pieces, numbers = _Pieces(), dict[str, int]()
-    width = max(1, *(len(c.logprobs or ()) for c in completions))
-    sizes = [1 if c.logprobs is None else len(c.logprobs) for c in completions]
-    mask = torch.tensor([[t < size for t in range(width)] for size in sizes])
-    values = torch.zeros(mask.shape, dtype=torch.float64)
-    ids = torch.zeros(mask.shape, dtype=torch.long)
-    for row, one in enumerate(completions):
-        values[row, : len(one.logprobs or ())] = torch.tensor(one.logprobs or (), dtype=torch.float64)
-        ids[row, : len(one.tokens or ())] = torch.tensor([pieces.add(text) for text in one.tokens or ()]).long()
-    group_ids = torch.tensor([numbers.setdefault(one.group, len(numbers)) for one in completions])
-    return Batch(
-        input_ids=ids,
-        attention_mask=mask,
-        response_mask=mask,
-        sampler_logprobs=values,
-        rewards=torch.tensor([one.reward for one in completions], dtype=torch.float64),
-        correct=torch.tensor([one.correct for one in completions]),
+    groups = [numbers.setdefault(one.group, len(numbers)) for one in completions]
+    rewards, correct = [one.reward for one in completions], [one.correct for one in completions]
+    logprobs = [(0.0,) if one.logprobs is None else one.logprobs for one in completions]
+    batch = response_batch(logprobs, rewards, correct, groups, torch.float64)
+    ids = [[pieces.add(text) for text in one.tokens or ()] for one in completions]
+    if completions[0].logprobs is not None:
+        batch = batch.replace(input_ids=padded(ids, batch.response_mask, torch.long))
+    return batch.replace(
         lengths=torch.tensor([one.length for one in completions]),
-        group_ids=group_ids,
-        is_expert=torch.zeros_like(group_ids, dtype=torch.bool),
-        advantages=torch.zeros_like(values),
         max_tokens=max(one.length for one in completions),
-        extra={"old_logprobs": values},
+        old_logprobs=batch.sampler_logprobs,
     ), pieces
 
 

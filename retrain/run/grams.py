@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -13,10 +11,10 @@ from typing import Any
 from retrain import __version__
 from retrain.algorithms.extraction import Extraction, Recipe
 from retrain.algorithms.grams import GramPattern, normalize
-from retrain.data.files import Jsonl, Parquet
 from retrain.data.rows import BadRow
 from retrain.errors import DataError, StorageError
 from retrain.registry import find
+from retrain.run.records import rows_of
 from retrain.run.svg import number, ticks
 
 COLUMNS = ("solution", "text", "completion")
@@ -43,13 +41,22 @@ class Reading:
     min_reward: float | None = None
 
 
+def gather(
+    files: Sequence[Path], reading: Reading, task: str | None, count: int, seed: int
+) -> tuple[list[str], list[str]]:
+    """Solutions and where they are from: `count` of a task, or those of the files without one."""
+    if task:
+        return task_solutions(task, count, seed), [f"task {task}"]
+    return read_solutions(files, reading), [path.name for path in files]
+
+
 def read_solutions(files: Sequence[Path], reading: Reading) -> list[str]:
     """Successful solutions in the order of the files: .jsonl, .jsonl.gz, .parquet, or a run's directory.
 
     Raises:
         DataError: a row that cannot be used, with its place, or no successful solution at all.
     """
-    rows = [(place, row) for file in files for path in _expand(file) for place, row in _rows(path)]
+    rows = [(place, row) for file in files for path in _expand(file) for place, row in rows_of(path)]
     solutions = [text for place, row in rows if (text := _solution(place, row, reading)) is not None]
     if not solutions:
         raise DataError(f"none of {len(rows)} rows in {', '.join(map(str, files))} is a successful solution")
@@ -138,24 +145,6 @@ def _expand(file: Path) -> list[Path]:
     if not stored:
         raise DataError(f"{file}: a directory without rollouts/*.jsonl.gz; give a run's directory or a file")
     return stored
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    if path.suffix == ".parquet":
-        yield from Parquet.rows(str(path))
-    elif path.suffix == ".gz":
-        yield from _packed_rows(path)
-    else:
-        yield from Jsonl.rows(str(path))
-
-
-def _packed_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for index, line in enumerate(lines, 1):
-                yield f"{path}:{index}", json.loads(line)
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}; give a .jsonl.gz file that a run wrote") from None
 
 
 def _solution(place: str, row: Any, reading: Reading) -> str | None:

@@ -1,11 +1,14 @@
-"""JSON lines that a command reads: every row is checked, and all mistakes are told together."""
+"""Rows of a file that a command reads: every one is checked, and all mistakes are told together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from retrain.data.files import Jsonl
+from retrain.data.files import Jsonl, Parquet, parse_line
 from retrain.data.rows import BadRow
 from retrain.errors import DataError
 
@@ -16,7 +19,7 @@ _SHOWN = 20
 
 
 def read_records(path: str, parse: Callable[[str, Record], Parsed]) -> list[Parsed]:
-    """Every row of a file of JSON lines, parsed.
+    """Every row of a file, parsed.
 
     Args:
         path: of the file.
@@ -26,7 +29,7 @@ def read_records(path: str, parse: Callable[[str, Record], Parsed]) -> list[Pars
     """
     parsed: list[Parsed] = []
     bad: list[str] = []
-    for place, row in Jsonl.rows(path):
+    for place, row in rows_of(Path(path)):
         try:
             if isinstance(row, BadRow):
                 raise row
@@ -39,6 +42,29 @@ def read_records(path: str, parse: Callable[[str, Record], Parsed]) -> list[Pars
     if not parsed:
         raise DataError(f"{path}: no rows; it needs at least one")
     return parsed
+
+
+def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """(`file:line`, row as read or a BadRow) of .jsonl, .jsonl.gz as a run writes it, or .parquet.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    if path.suffix == ".parquet":
+        yield from Parquet.rows(str(path))
+    elif path.suffix == ".gz":
+        yield from _packed_rows(path)
+    else:
+        yield from Jsonl.rows(str(path))
+
+
+def _packed_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        with gzip.open(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                yield f"{path}:{number}", parse_line(line, first=number == 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read: {error}; give a .jsonl.gz file that a run wrote") from None
 
 
 def refuse(bad: Sequence[str], path: str, fix: str = "mend or remove them") -> None:

@@ -338,9 +338,16 @@ def test_a_file_in_the_place_of_the_directory_is_a_storage_error(campaign, tmp_p
     assert (tmp_path / "runs/sweep").read_text() == "mine"
 
 
+def test_a_value_that_an_axis_lists_twice_is_told_once(problems):
+    axes = '[campaign]\n[campaign.grid]\n"optimizer.lr" = [1e-4, 2e-4, 1e-4]\n"training.group_size" = [4, 8]\n'
+    [said] = problems(axes)
+    assert said == "3:31 [campaign.grid] optimizer.lr[2]: 0.0001 is listed twice; remove one of the two"
+
+
 def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
     (tmp_path / "other.toml").write_text("[campaign]\nseeds = 2\n")
-    assert "is a campaign itself" in "\n".join(problems('[campaign]\nbase = "other.toml"\n'))
+    said = problems('[campaign]\nbase = "other.toml"\n')
+    assert [text.partition("other.toml is ")[2] for text in said] == ["a campaign itself; give the file of a run"]
     with pytest.raises(ConfigError, match="makes this a campaign, not a run; retrain campaign"):
         load(tmp_path / "other.toml")
     (tmp_path / "broken.toml").write_text("[campaign")

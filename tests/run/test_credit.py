@@ -1,4 +1,6 @@
+import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,40 @@ def test_rollouts_of_a_run_are_read_as_they_are(tmp_path):
     }
     (one,) = read_completions(write(tmp_path, row))
     assert (one.group, one.reward, one.correct, one.length, one.logprobs) == ("0", 0.5, True, 2, (-1.0, -2.0))
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
+def test_packed_rows_are_read_and_numbers_without_a_value_refused(tmp_path, kind):
+    path = tmp_path / f"rows.{kind}"
+
+    def pack(*rows):
+        if kind == "parquet":
+            arrow = pytest.importorskip("pyarrow")
+            pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(list(rows)), path)
+        else:
+            path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+        return str(path)
+
+    row = {"group": 1, "reward": 0.5, "logprobs": [-1.0, -2.0]}
+    (one,) = read_completions(pack(row))
+    assert (one.group, one.reward, one.logprobs) == ("1", 0.5, (-1.0, -2.0))
+    path_of_bad = pack(row, row | {"reward": math.nan}, row | {"logprobs": [-1.0, -math.inf]})
+    with pytest.raises(DataError) as caught:
+        read_completions(path_of_bad)
+    nan, inf, total = str(caught.value).splitlines()
+    assert nan.startswith(f"{path}:2: ")
+    assert "NaN is no JSON value" in nan or "reward: nan is no finite number" in nan
+    assert inf.startswith(f"{path}:3: ")
+    assert "-Infinity is no JSON value" in inf or "logprobs: -inf is no finite number" in inf
+    assert "2 bad rows" in total
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="cannot be read"):
+        read_completions(str(path))
+
+
+def test_texts_without_logprobs_need_no_place_in_the_batch(tmp_path):
+    rows = [{"group": 1, "reward": reward, "length": 2, "tokens": ["a", "b"]} for reward in (0, 1)]
+    assert compare(read_completions(write(tmp_path, *rows)), ["rloo"])[0].advantages == [-1.0, 1.0]
 
 
 def test_logprobs_in_some_rows_only_are_refused(tmp_path):
