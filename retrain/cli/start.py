@@ -136,7 +136,8 @@ def _packages() -> dict[str, str]:
 
 
 def _extras() -> dict[str, str]:
-    return {extra: ", ".join(_version(name) for name in names) for extra, names in EXTRAS.items()}
+    """A version for every distribution of the extra; "not installed" once, if none of them is."""
+    return {extra: ", ".join(dict.fromkeys(map(_version, names))) for extra, names in EXTRAS.items()}
 
 
 def _engines() -> dict[str, str]:
