@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -103,7 +104,7 @@ class NativeTransfer:
                 'use transfer = "file"'
             )
         self._place, self._seconds = place, seconds
-        self._links: dict[str, tuple[Any, _Client]] = {}
+        self._links: dict[str, _Link] = {}
         self._one_at_a_time = threading.Lock()
         try:
             with Isolation(_VARIABLES)():
@@ -127,10 +128,9 @@ class NativeTransfer:
     def give(self, url: str) -> None:
         """Send a server the weights, after meeting it if this is the first time or the last one failed."""
         with self._one_at_a_time:  # groups that share a GPU could wait for each other
+            link = self._links.setdefault(url, _Link(_Client(url, self._seconds)))
             try:
-                if url not in self._links:
-                    self._links[url] = within(self._seconds, lambda: self._meet(url))
-                within(self._seconds, lambda: self._send(url))
+                within(self._seconds, lambda: self._send(url, link))
             except http.FAILURES:
                 self.drop(url)
                 raise
@@ -140,26 +140,26 @@ class NativeTransfer:
 
     def drop(self, url: str) -> None:
         """Abort the group of a server."""
-        engine, client = self._links.pop(url, (None, None))
-        if client is not None and engine is not None:
-            client.closed = True
+        if (link := self._links.pop(url, None)) is None:
+            return
+        link.client.closed = True
+        if link.engine is not None:
             with suppress(Exception):
-                within(_SHUTDOWN_S, engine.shutdown)
+                within(_SHUTDOWN_S, link.engine.shutdown)
 
-    def _meet(self, url: str) -> tuple[Any, _Client]:
-        """Connect with a server, whatever an earlier trainer may have left half-done there."""
+    def _send(self, url: str, link: _Link) -> None:
         self._enter()
-        client = _Client(url, self._seconds)
+        if link.engine is None:
+            link.engine = self._meet(url, link.client)
+        link.engine.send_weights()
+
+    def _meet(self, url: str, client: _Client) -> Any:
+        """vLLM's end of a new group with a server, whatever an earlier trainer may have left half-done there."""
         client.reset()
         workers = int(http.call(f"{url}/get_world_size", None, self._seconds)["world_size"])
-        met = self._library.WeightTransferTrainerFactory.trainer_init(
-            self._meeting(self._engine, url, workers), client=client, source=self._source()
-        )
-        return met, client
-
-    def _send(self, url: str) -> None:
-        self._enter()
-        self._links[url][0].send_weights()
+        met = self._meeting(self._engine, url, workers)
+        factory = self._library.WeightTransferTrainerFactory
+        return factory.trainer_init(met, client=client, source=self._source())
 
     def _enter(self) -> None:
         """Make the trainer's GPU that of the running thread: every thread has its own."""
@@ -218,6 +218,14 @@ class _Client:
         if self.closed:
             raise ConnectionError("the transfer has been given up")
         http.call(f"{self._url}/{path}", body, self._seconds)
+
+
+@dataclass
+class _Link:
+    """A server, and the trainer's end of the group with it once they have met."""
+
+    client: _Client
+    engine: Any = None
 
 
 def within(seconds: float, function: Callable[[], _T]) -> _T:

@@ -146,23 +146,25 @@ def test_a_peer_that_never_joins_costs_the_time_limit_and_the_server(library, se
     assert servers[0].update == "ready", "an update that was left open has been ended first"
 
 
-def test_a_thread_that_was_left_behind_asks_nothing_any_more(library, servers, model, tmp_path):
+@pytest.mark.parametrize("moment", ["meet", "send"])
+def test_a_thread_that_was_left_behind_asks_nothing_any_more(library, servers, model, tmp_path, monkeypatch, moment):
     engine = client(servers[:1], model, tmp_path)
     stopped, released = threading.Event(), threading.Event()
-    metadata = library.send
 
-    def send(client, source):
-        client.start_weight_update()
+    def late(*_, client, **__):
         released.wait()
         try:
             client.update_weights({"names": ["late"]})
         except ConnectionError:
             stopped.set()
 
-    library.send = send
-    with pytest.raises(EngineError):
-        engine.load_weights(model.state_dict(), 7)
-    library.send = metadata
+    with monkeypatch.context() as slow:
+        if moment == "meet":
+            slow.setattr(library, "trainer_init", late)
+        else:
+            slow.setattr(library, "send", lambda client, source: late(client=client))
+        with pytest.raises(EngineError):
+            engine.load_weights(model.state_dict(), 7)
     engine.load_weights(model.state_dict(), 8)
     released.set()
     assert stopped.wait(10)
