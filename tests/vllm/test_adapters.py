@@ -201,6 +201,19 @@ def test_a_base_alone_is_not_sampled_from_and_a_new_one_takes_its_adapter(served
 
 
 @ONE
+def test_an_adapter_is_loaded_into_an_engine_that_is_awake(served, tmp_path, monkeypatch):
+    """What is loaded while vLLM sleeps on a GPU would be overwritten as it wakes."""
+    policy, engine = served
+    order, add = [], engine._llm.llm_engine.add_lora
+    monkeypatch.setattr(engine._llm, "wake_up", lambda: order.append("wake up"))
+    monkeypatch.setattr(engine._llm.llm_engine, "add_lora", lambda request: order.append("load") or add(request))
+    monkeypatch.setattr(engine, "_asleep", True)
+    give(policy, engine, tmp_path, 1)
+    assert order == ["wake up", "load"]
+    assert right(policy, engine, 1)
+
+
+@ONE
 def test_an_adapter_without_a_base_is_refused(served, tmp_path):
     policy, engine = served
     policy.save_adapter(tmp_path)
