@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, write
+from tests.faults.gate import gated
 from tests.run.conftest import TOML, digest, rows
+from tests.waiting import alive, ends, until
 
 pytestmark = pytest.mark.faults
 
@@ -18,7 +19,7 @@ SWEEP = """
 [campaign]
 seeds = 2
 slots = 2
-lease_s = 6.0
+lease_s = 10.0
 executor = "EXECUTOR"
 [[campaign.conditions]]
 advantage_mode = "grpo"
@@ -30,7 +31,7 @@ CELLS = [f"{condition}/s{seed}" for condition in ("grpo", "maxrl+gtpo") for seed
 
 
 def sweep(folder: Path, executor: str = "local") -> None:
-    run = TOML.replace("workers = 0", "workers = 1").replace("max_steps = 4", "max_steps = 30")
+    run = gated(folder, TOML).replace("max_steps = 4", "max_steps = 30")
     text = run.replace("[checkpoint]\nevery = 2", "[checkpoint]\nevery = 1").replace(
         "every = 2\nproblems", "every = 15\nproblems"
     )
@@ -47,24 +48,16 @@ def campaign(folder: Path) -> subprocess.Popen:
     return start(folder, "campaign", "sweep.toml")
 
 
-def until(condition, process=None, seconds=240.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        assert process is None or process.poll() is None, "it ended too early"
-        time.sleep(0.02)
-
-
 def under_way(folder: Path) -> dict[str, int]:
-    """Process of every run that holds its lock and has made some steps."""
+    """Process of every run that stands at the gate, or soon will."""
     found = {}
     for lock in (folder / "runs/sweep/cells").glob("*/*/lock"):
         metrics = lock.parent / "metrics.jsonl"
         try:
             owner = json.loads(lock.read_text())
-        except ValueError:
+        except (OSError, ValueError):
             continue
-        if metrics.exists() and 3 <= metrics.read_text().count("\n") < 25:
+        if alive(owner["pid"]) and metrics.exists() and metrics.read_text().count("\n") >= 3:
             found[f"{lock.parent.parent.name}/{lock.parent.name}"] = owner["pid"]
     return found
 
@@ -87,7 +80,8 @@ def quiet(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("campaigns") / "quiet"
     folder.mkdir()
     sweep(folder)
-    assert campaign(folder).wait(timeout=600) == 0, (folder / "out.txt").read_text()[-3000:]
+    (folder / "open").touch()
+    assert ends(campaign(folder)) == 0, (folder / "out.txt").read_text()[-3000:]
     return folder
 
 
@@ -113,10 +107,10 @@ def assert_same(folder: Path, quiet: Path) -> None:
 def test_a_killed_run_goes_on_from_its_checkpoint(folder, quiet):
     sweep(folder)
     driver = campaign(folder)
-    until(lambda: under_way(folder), driver)
-    cell, pid = next(iter(under_way(folder).items()))
+    cell, pid = next(iter(until(lambda: under_way(folder), driver).items()))
     os.kill(pid, signal.SIGKILL)
-    assert driver.wait(timeout=600) == 0
+    (folder / "open").touch()
+    assert ends(driver) == 0
     assert outcomes(folder)[cell]["attempts"] == 2
     assert "resumed after step" in (folder / "runs/sweep/cells" / cell / "log.txt").read_text()
     assert_same(folder, quiet)
@@ -128,11 +122,12 @@ def test_a_killed_driver_takes_its_runs_along_and_the_next_one_goes_on(folder, q
     until(lambda: under_way(folder), first)
     first.kill()
     first.wait()
+    (folder / "open").touch()
     second = campaign(folder)  # at once, while the runs of the first may still be saving
-    assert second.wait(timeout=600) == 0, (folder / "out.txt").read_text()[-3000:]
+    assert ends(second) == 0, (folder / "out.txt").read_text()[-3000:]
     assert_same(folder, quiet)
     third = campaign(folder)
-    assert third.wait(timeout=600) == 0
+    assert ends(third) == 0
     assert "4 of 4 runs have ended before" in (folder / "out.txt").read_text()
 
 
@@ -141,11 +136,12 @@ def test_a_killed_workers_runs_are_taken_over(folder, quiet):
     driver = campaign(folder)
     until(lambda: (folder / "runs/sweep/plan.json").exists(), driver)
     workers = [start(folder, "worker", "runs/sweep", "--slots", "1") for _ in range(2)]
-    until(lambda: under_way(folder))
+    until(lambda: len(under_way(folder)) == 2)
     workers[0].kill()
     workers[0].wait()
-    assert workers[1].wait(timeout=600) == 0
-    assert driver.wait(timeout=600) == 0
+    (folder / "open").touch()
+    assert ends(workers[1]) == 0
+    assert ends(driver) == 0
     assert_same(folder, quiet)
 
 
@@ -154,16 +150,16 @@ def test_a_frozen_worker_loses_its_run_and_does_not_write_its_outcome(folder, qu
     driver = campaign(folder)
     until(lambda: (folder / "runs/sweep/plan.json").exists(), driver)
     frozen = start(folder, "worker", "runs/sweep", "--slots", "1")
-    until(lambda: under_way(folder))
-    cell, pid = next(iter(under_way(folder).items()))
+    cell, pid = next(iter(until(lambda: under_way(folder), frozen).items()))
     os.kill(pid, signal.SIGSTOP)
     frozen.send_signal(signal.SIGSTOP)
+    (folder / "open").touch()
     worker = start(folder, "worker", "runs/sweep", "--slots", "1")
-    assert worker.wait(timeout=600) == 0
+    assert ends(worker) == 0
     outcome = outcomes(folder)[cell]
     frozen.send_signal(signal.SIGCONT)
-    assert frozen.wait(timeout=60) == 0
-    assert driver.wait(timeout=60) == 0
+    assert ends(frozen) == 0
+    assert ends(driver) == 0
     assert outcomes(folder)[cell] == outcome
     assert outcome["attempts"] == 2
     assert_same(folder, quiet)
@@ -174,8 +170,8 @@ def test_eight_workers_execute_each_of_sixty_jobs_once(tmp_path):
     driver = campaign(tmp_path)
     until(lambda: (tmp_path / "runs/sweep/plan.json").exists(), driver)
     workers = [start(tmp_path, "worker", "runs/sweep") for _ in range(8)]
-    assert [worker.wait(timeout=600) for worker in workers] == [0] * 8
-    assert driver.wait(timeout=60) == 0
+    assert [ends(worker) for worker in workers] == [0] * 8
+    assert ends(driver) == 0
     assert sorted(ran(tmp_path)) == sorted(f"job{index}/s0" for index in range(60))
     assert len(outcomes(tmp_path)) == 60
     assert {outcome["attempts"] for outcome in outcomes(tmp_path).values()} == {1}

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -16,7 +17,9 @@ import retrain.run.build  # noqa: F401 - with torch, before the processes are fo
 from retrain.config.load import load
 from retrain.run import checkpoint
 from retrain.run.session import Resume, run
+from tests.faults.gate import gated
 from tests.run.conftest import TOML, digest, rows
+from tests.waiting import PATIENCE_S, alive, ends, until
 
 pytestmark = pytest.mark.faults
 KILLS = 20
@@ -33,25 +36,26 @@ def start(folder, name, *more):
 
 def kill_until_done(folder, name, rng):
     """Start the run until it ends, killing it at random moments; returns the steps done at each kill."""
-    moments = []
+    moments, metrics = [], folder / "runs" / name / "metrics.jsonl"
     while True:
-        process = start(folder, name)
         # From the imports to well inside the steps and the saving of checkpoints.
-        deadline = time.monotonic() + rng.uniform(1.0, 6.0)
-        while time.monotonic() < deadline and process.poll() is None:
+        further = rng.choice([0, 1, 2, 3, 5, 8])
+        goal = steps_of(metrics) + further
+        process = start(folder, name)
+        while process.poll() is None and steps_of(metrics) < goal:
             time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.2 if further else 3.0))
         if process.poll() is not None:
             assert process.returncode == 0, (folder / f"{name}.log").read_text()[-2000:]
             return moments
         process.send_signal(signal.SIGKILL)
         process.wait()
-        metrics = folder / "runs" / name / "metrics.jsonl"
-        moments.append(metrics.read_text().count("\n") if metrics.exists() else 0)
+        moments.append(steps_of(metrics))
 
 
 def test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be(tmp_path):
     (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
-    assert start(tmp_path, "whole").wait(timeout=300) == 0
+    assert ends(start(tmp_path, "whole")) == 0
     whole, rng, moments = tmp_path / "runs" / "whole", random.Random(0), []
     while len(moments) < KILLS:
         name = f"killed-{len(moments)}"
@@ -114,21 +118,32 @@ def exported(folder):
     return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def forked(folder, name, options):
+def forked(folder, name, options, *fatal):
     """The run in a process of its own, which finds torch imported: that would take longer than the steps."""
-    process = multiprocessing.get_context("fork").Process(target=_train, args=(folder, name, options))
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(folder, name, options, *fatal))
     process.start()
     return process
 
 
-def _train(folder, name, options):
+def _train(folder, name, options, fatal=None, seconds=0.0):
+    """Train; a process that is killed some seconds after its fatal step has been told ends itself."""
+
+    def die():
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def observe(event, details):
+        print(event, details, file=log)
+        if event == "step" and details["step"] + 1 == fatal:
+            threading.Thread(target=die, daemon=True).start()
+
     os.chdir(folder)
     with (folder / f"{name}.log").open("a") as log:
-        run(load("run.toml", [f"logging.name={name}", *options]), Resume("auto"), lambda *said: print(*said, file=log))
+        run(load("run.toml", [f"logging.name={name}", *options]), Resume("auto"), observe)
 
 
 def finish(process):
-    process.join(timeout=300)
+    process.join(timeout=PATIENCE_S)
     assert process.exitcode == 0
 
 
@@ -136,12 +151,9 @@ def kill_in_steps(folder, name, options, rng):
     """Start the run and kill it once it has gone some steps further, at a random moment of the next; steps done."""
     metrics = folder / "runs" / name / "metrics.jsonl"
     goal = min(steps_of(metrics) + rng.randint(1, 2), STEPS - 1)
-    process = forked(folder, name, options)
-    while process.is_alive() and steps_of(metrics) < goal:
-        time.sleep(0.002)
-    time.sleep(rng.uniform(0.0, 0.2))
-    process.kill()
-    process.join()
+    process = forked(folder, name, options, goal, rng.uniform(0.0, 0.1))
+    process.join(timeout=PATIENCE_S)
+    assert process.exitcode in (-signal.SIGKILL, 0)
     return steps_of(metrics)
 
 
@@ -174,28 +186,27 @@ def test_the_state_of_every_method_survives_kills(tmp_path, method):
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_sigterm_saves_and_exits_75_and_the_resumed_run_is_the_same(tmp_path, overlap):
     options = f"rollout.overlap={overlap}"
-    (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
-    assert start(tmp_path, "whole", options).wait(timeout=300) == 0
+    (tmp_path / "run.toml").write_text(gated(tmp_path, TOML))
+    (tmp_path / "open").touch()
+    assert ends(start(tmp_path, "whole", options)) == 0
+    (tmp_path / "open").unlink()
     process = start(tmp_path, "stopped", options)
-    checkpoints = tmp_path / "runs" / "stopped" / "checkpoints"
-    while not (checkpoints / "step-000003").exists():
-        time.sleep(0.02)
+    until(lambda: steps_of(tmp_path / "runs" / "stopped" / "metrics.jsonl"), process)
     process.terminate()
-    assert process.wait(timeout=60) == 75
-    assert start(tmp_path, "stopped", options).wait(timeout=300) == 0
+    (tmp_path / "open").touch()
+    assert ends(process) == 75
+    assert ends(start(tmp_path, "stopped", options)) == 0
     assert digest(tmp_path / "runs" / "stopped") == digest(tmp_path / "runs" / "whole")
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_ctrl_c_leaves_no_process_behind_and_exits_130(tmp_path, overlap):
-    (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 2"))
+    (tmp_path / "run.toml").write_text(gated(tmp_path, TOML).replace("workers = 1", "workers = 2"))
     process = start(tmp_path, "interrupted", f"rollout.overlap={overlap}")
-    metrics = tmp_path / "runs" / "interrupted" / "metrics.jsonl"
-    while not metrics.exists():
-        time.sleep(0.02)
+    until(lambda: steps_of(tmp_path / "runs" / "interrupted" / "metrics.jsonl"), process)
     children = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True).stdout
     assert len(children.split()) >= 2
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    time.sleep(0.5)
-    assert not [pid for pid in children.split() if os.path.exists(f"/proc/{pid}")]
+    (tmp_path / "open").touch()
+    assert ends(process) == 130
+    until(lambda: not any(alive(int(pid)) for pid in children.split()))

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.campaign.jobs import command, outcomes
-from tests.faults.test_campaign import CELLS, assert_same, processes, sweep, under_way, until
+from tests.faults.test_campaign import CELLS, assert_same, processes, sweep, under_way
 from tests.ray.nodes import Nodes, environment
+from tests.waiting import ends, until
 
 pytestmark = pytest.mark.ray
 
@@ -63,7 +64,8 @@ def quiet(tmp_path_factory, cache) -> Path:
     """The campaign that nobody disturbed, without Ray."""
     folder = tmp_path_factory.mktemp("quiet")
     short(folder)
-    assert campaign(folder, RETRAIN_CACHE=cache).wait(timeout=300) == 0, told(folder)
+    (folder / "open").touch()
+    assert ends(campaign(folder, RETRAIN_CACHE=cache)) == 0, told(folder)
     return folder
 
 
@@ -75,10 +77,10 @@ def test_a_run_goes_on_elsewhere_when_its_node_dies(nodes, quiet, tmp_path):
         second = nodes.processes("second")
         return [cell for cell, pid in under_way(tmp_path).items() if pid in second]
 
-    until(theirs, driver)
-    [cell] = theirs()
+    [cell] = until(theirs, driver)
     nodes.kill("second")
-    assert driver.wait(timeout=300) == 0, told(tmp_path)
+    (tmp_path / "open").touch()
+    assert ends(driver) == 0, told(tmp_path)
     assert outcomes(tmp_path)[cell]["attempts"] == 2
     assert "resumed after step" in (tmp_path / "runs/sweep/cells" / cell / "log.txt").read_text()
     assert f"{cell}  lost" in told(tmp_path)
@@ -91,14 +93,16 @@ def test_runs_end_with_a_killed_driver_and_save_for_a_stopped_one(nodes, quiet, 
     write(tmp_path, nodes.address)
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75), (signal.SIGINT, 130)):
         driver = campaign(tmp_path)
-        until(lambda: under_way(tmp_path), driver)
-        cell = next(iter(under_way(tmp_path)))
+        cell = next(iter(until(lambda: under_way(tmp_path), driver)))
         driver.send_signal(number)
-        assert driver.wait(timeout=60) == code, told(tmp_path)
+        (tmp_path / "ajar").touch()
+        assert ends(driver) == code, told(tmp_path)
         until(lambda: not processes(tmp_path))
+        (tmp_path / "ajar").unlink()
     assert f"{cell}  stopped" in told(tmp_path)
     short(tmp_path)  # any other executor goes on with it
-    assert campaign(tmp_path, RETRAIN_CACHE=cache).wait(timeout=300) == 0, told(tmp_path)
+    (tmp_path / "open").touch()
+    assert ends(campaign(tmp_path, RETRAIN_CACHE=cache)) == 0, told(tmp_path)
     assert outcomes(tmp_path)[cell]["attempts"] > 1
     assert_same(tmp_path, quiet)
 
@@ -113,7 +117,7 @@ def test_runs_end_with_a_killed_driver_and_save_for_a_stopped_one(nodes, quiet, 
 )
 def test_without_the_token_nothing_is_run(nodes, tmp_path, variables, message):
     write(tmp_path, nodes.address)
-    assert campaign(tmp_path, **variables).wait(timeout=60) == 2
+    assert ends(campaign(tmp_path, **variables)) == 2
     assert message in told(tmp_path)
     assert outcomes(tmp_path) == {}
 
@@ -123,9 +127,9 @@ def test_a_cluster_that_asks_for_no_token_is_refused(tmp_path):
     try:
         open_to_all.start("open")
         write(tmp_path, open_to_all.address)
-        assert campaign(tmp_path).wait(timeout=60) == 2
+        assert ends(campaign(tmp_path)) == 2
     finally:
         open_to_all.stop()
     assert "the cluster asks for no token" in told(tmp_path)
-    assert campaign(tmp_path).wait(timeout=60) == 2
+    assert ends(campaign(tmp_path)) == 2
     assert "no cluster answers" in told(tmp_path)
