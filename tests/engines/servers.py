@@ -146,7 +146,7 @@ class Server:
     def generate(self, body):
         """An answer, or one with the fault that is switched on."""
         if self.fault == "hang":
-            time.sleep(1.5)
+            threading.Event().wait()
         if self.fault in ("drop", "refuse"):
             return None if self.fault == "drop" else 400
         label = "older" if self.fault == "stale" else self.label

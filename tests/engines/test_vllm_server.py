@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from retrain.errors import EngineError
 from retrain.types import Sampling
 from tests.engines.models import flat, tiny
 from tests.engines.servers import Server
+from tests.waiting import PATIENCE_S
 
 SAMPLING = Sampling(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
 PROMPTS = [[5, 9, 11], [7], [3, 4], [13, 2]]
@@ -38,7 +38,7 @@ def model():
 
 
 def client(servers, model, tmp_path, **options):
-    options = {"request_timeout_s": 0.5, "restart_timeout_s": 0.1} | options
+    options = {"request_timeout_s": PATIENCE_S, "restart_timeout_s": 0.1} | options
     return VllmServerEngine(model, tmp_path, urls=[f"{server.url}/" for server in servers], **options)
 
 
@@ -59,13 +59,14 @@ def test_greedy_completions_are_sampled_once_and_repeated(servers, model, tmp_pa
     assert [len(group) for group in engine.sample(PROMPTS, greedy)] == [3, 3, 3, 3]
 
 
-ANSWERS = ("hang", "trickle", "drop", "stale", "mixed", "short", "brief", "long", "few", "/inference/v1/generate")
+LATE = ("hang", "trickle")
+ANSWERS = (*LATE, "drop", "stale", "mixed", "short", "brief", "long", "few", "/inference/v1/generate")
 SYNC = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume")
 
 
 @pytest.mark.parametrize("fault", ANSWERS)
 def test_what_one_server_fails_at_the_other_does(servers, model, tmp_path, fault):
-    engine = client(servers, model, tmp_path)
+    engine = client(servers, model, tmp_path, **({"request_timeout_s": 4.0} if fault in LATE else {}))
     engine.load_weights(model.state_dict(), 7)
     servers[0].fault = fault
     groups = engine.sample(PROMPTS, SAMPLING)
@@ -94,7 +95,7 @@ def test_a_server_whose_sync_fails_is_left_out(servers, model, tmp_path, fault):
 
 
 def test_a_server_that_was_started_again_is_given_the_current_weights(servers, model, tmp_path):
-    engine = client(servers[:1], model, tmp_path, restart_timeout_s=10.0)
+    engine = client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
     threading.Timer(0.5, servers[0].start, [servers[0].port]).start()
@@ -216,13 +217,12 @@ def test_a_server_started_anew_without_the_clients_knowledge_is_not_believed(ser
 
 
 def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_returns(servers, model, tmp_path):
-    engine = client(servers[:1], model, tmp_path, restart_timeout_s=1.0)
+    engine = client(servers[:1], model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
-    began = time.monotonic()
     with pytest.raises(EngineError, match="no vLLM server is left"):
         engine.sample(PROMPTS * 16, SAMPLING)
-    assert time.monotonic() - began < 20, "64 requests of a second each would take a minute"
+    assert engine._revivals == 1
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_the_work_of_a_server_process_that_is_killed_or_frozen_is_done_by_the_ot
     servers, process, model, tmp_path, how
 ):
     started, url = process
-    engine = VllmServerEngine(model, tmp_path, urls=[url, servers[0].url], request_timeout_s=1.0)
+    engine = VllmServerEngine(model, tmp_path, urls=[url, servers[0].url], request_timeout_s=5.0)
     engine.load_weights(model.state_dict(), 7)
     assert len(engine.sample(PROMPTS, SAMPLING)) == 4
     # The other answers once this one is gone: both have requests when that happens.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -17,6 +16,7 @@ from retrain.errors import EngineError, MissingExtraError
 from retrain.types import Sampling
 from tests.engines.models import flat, tiny
 from tests.engines.servers import Server
+from tests.waiting import PATIENCE_S
 
 SAMPLING = Sampling(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
 PROMPTS = [[5, 9, 11], [7], [3, 4], [13, 2]]
@@ -97,7 +97,7 @@ def model():
 
 
 def client(servers, model, tmp_path, **options):
-    options = {"request_timeout_s": 0.5, "restart_timeout_s": 0.1, "transfer": "nccl"} | options
+    options = {"request_timeout_s": PATIENCE_S, "restart_timeout_s": 0.1, "transfer": "nccl"} | options
     return VllmServerEngine(model, tmp_path, urls=[server.url for server in servers], **options)
 
 
@@ -120,7 +120,7 @@ def test_a_server_is_met_once_and_given_all_of_the_state_dict_at_every_sync(libr
 
 def test_a_server_that_comes_back_is_met_anew_and_given_the_weights_of_the_last_sync(library, servers, model, tmp_path):
     """By then the trainer has changed its own."""
-    engine = client(servers[:1], model, tmp_path, restart_timeout_s=10.0)
+    engine = client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
     engine.load_weights(model.state_dict(), 7)
     first = library.sent[0]["lm_head.weight"].clone()
     with torch.no_grad():
@@ -135,12 +135,10 @@ def test_a_server_that_comes_back_is_met_anew_and_given_the_weights_of_the_last_
 
 @pytest.mark.parametrize("stuck", ["meet", "send"])
 def test_a_peer_that_never_joins_costs_the_time_limit_and_the_server(library, servers, model, tmp_path, stuck):
-    engine = client(servers[:1], model, tmp_path)
+    engine = client(servers[:1], model, tmp_path, request_timeout_s=2.0)
     library.stuck = stuck
-    began = time.monotonic()
-    with pytest.raises(EngineError, match=r"no vLLM server is left; .*not done within 0.5 seconds"):
+    with pytest.raises(EngineError, match=r"no vLLM server is left; .*not done within 2 seconds"):
         engine.load_weights(model.state_dict(), 7)
-    assert time.monotonic() - began < 10
     library.stuck = ""
     engine.load_weights(model.state_dict(), 8)
     assert servers[0].update == "ready", "an update that was left open has been ended first"
@@ -148,7 +146,7 @@ def test_a_peer_that_never_joins_costs_the_time_limit_and_the_server(library, se
 
 @pytest.mark.parametrize("moment", ["meet", "send"])
 def test_a_thread_that_was_left_behind_asks_nothing_any_more(library, servers, model, tmp_path, monkeypatch, moment):
-    engine = client(servers[:1], model, tmp_path)
+    engine = client(servers[:1], model, tmp_path, request_timeout_s=2.0)
     stopped, released = threading.Event(), threading.Event()
 
     def late(*_, client, **__):
@@ -167,7 +165,7 @@ def test_a_thread_that_was_left_behind_asks_nothing_any_more(library, servers, m
             engine.load_weights(model.state_dict(), 7)
     engine.load_weights(model.state_dict(), 8)
     released.set()
-    assert stopped.wait(10)
+    assert stopped.wait(PATIENCE_S)
     assert "late" not in servers[0].names
 
 
