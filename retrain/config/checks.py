@@ -25,7 +25,7 @@ def check(config: Config, document: Document) -> None:
     _check_model(config, document)
     _check_paths(config, document)
     check_planning(document)
-    _check_servers(config, document)
+    _check_vllm(config, document)
     _check_algorithm(config, document)
 
 
@@ -112,10 +112,14 @@ def _check_paths(config: Config, document: Document) -> None:
             )
 
 
-def _check_servers(config: Config, document: Document) -> None:
+def _check_vllm(config: Config, document: Document) -> None:
     table = document.data.get("vllm")
-    urls = table.get("urls") if isinstance(table, dict) else None
-    if not isinstance(table, dict) or not isinstance(urls, list):
+    if not isinstance(table, dict):
+        return
+    if table.get("lora") == "adapter" and config.model.lora is None:
+        document.refuse(("vllm", "lora"), "this run trains all weights: there is no adapter", "set [model.lora]")
+    urls = table.get("urls")
+    if not isinstance(urls, list):
         return
     if config.rollout.engine == "vllm":
         problem = 'engine = "vllm" samples in the trainer\'s process and asks no server'

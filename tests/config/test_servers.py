@@ -56,3 +56,11 @@ def test_addresses_of_servers_that_nobody_asks_are_a_warning(tmp_path, monkeypat
     lines = ('[rollout]\nengine = "vllm"', "[vllm]", 'urls = ["http://127.0.0.1:8000"]')
     [warning] = problems(tmp_path, *lines).warnings
     assert 'use engine = "vllm-server"' in str(warning)
+
+
+def test_an_adapter_by_itself_needs_adapters(tmp_path):
+    lines = (SERVER, "[vllm]", 'urls = ["http://127.0.0.1:8000"]', 'lora = "adapter"')
+    [problem] = problems(tmp_path, *lines)
+    assert problem.startswith(f"{tmp_path}/run.toml:5:")
+    assert "there is no adapter; set [model.lora]" in problem
+    assert problems(tmp_path, *lines, "[model.lora]").warnings == ()
