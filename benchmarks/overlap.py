@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from step import SETTLING, Retrain, Stopwatch, prepare
 
 PHASES = ("time/step_s", "time/rollout_s", "time/wait_s", "time/credit_s", "time/update_s", "time/sync_s")
+TOKENS = "tokens/sampled"
 MISMATCH = ("mismatch/kl", "mismatch/logp_diff_mean", "rollout/staleness")
 SETTINGS = {
     "default": ("", ""),
@@ -54,7 +55,7 @@ def one(model: Path, dtype: str, steps: int, system: System, setting: str) -> li
 
     def observe(event: str, details: Any) -> None:
         if event == "step":
-            stopwatch.lap(**{name: details.get(name, 0.0) for name in (*PHASES, *MISMATCH, "tokens/sampled")})
+            stopwatch.lap(**{name: details.get(name, 0.0) for name in (*PHASES, *MISMATCH, TOKENS)})
 
     tables, rollout = SETTINGS[setting]
     rollout = ", ".join(filter(None, (f"overlap = {system.overlap}", rollout)))
@@ -107,9 +108,11 @@ def ratio(
     what: str, name: str, plain: Sequence[dict[str, float]], ahead: Sequence[dict[str, float]], clock: str
 ) -> str:
     """The median of the ratios of pairs, with the least and the greatest, in words."""
-    ratios = sorted(a[clock] / b[clock] for a, b in zip(plain, ahead, strict=True))
+    pairs = list(zip(plain, ahead, strict=True))
+    ratios = sorted(a[clock] / b[clock] for a, b in pairs)
+    by_token = statistics.median(a[clock] * b[TOKENS] / (b[clock] * a[TOKENS]) for a, b in pairs)
     spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}, {len(ratios)} pairs"
-    return f"{what}: {name} / overlap = {statistics.median(ratios):.2f} ({spread})"
+    return f"{what}: {name} / overlap = {statistics.median(ratios):.2f} ({spread}); per sampled token {by_token:.2f}"
 
 
 def main() -> None:
