@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from retrain.types import Batch
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def response_batch(
@@ -25,6 +26,8 @@ def response_batch(
         rewards, correct, groups: one per response.
         dtype: of log-probs, rewards and advantages.
     """
+    import torch
+
     sizes = torch.tensor([len(row) for row in logprobs])
     mask = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
     values, group_ids = padded(logprobs, mask, dtype), torch.tensor(list(groups))
@@ -44,6 +47,8 @@ def response_batch(
 
 def padded(rows: Sequence[Sequence[Any]], mask: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, T]: one list per response, and zeros behind it, in the shape of the batch's mask."""
+    import torch
+
     values = torch.zeros(mask.shape, dtype=dtype)
     for row, given in enumerate(rows):
         values[row, : len(given)] = torch.tensor(given, dtype=dtype)

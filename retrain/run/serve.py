@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from retrain.config.load import LoadedConfig
 from retrain.engines.vllm_process import ENGINE, check_installed, command, weight_options
 from retrain.engines.vllm_process import serve as run_server
-from retrain.errors import ComponentError, EngineError
+from retrain.errors import EngineError
 from retrain.types import BUILTIN
 
 _PORT = 8000
@@ -57,12 +57,8 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
 def _weights(loaded: LoadedConfig) -> tuple[str, int | None]:
     """How weights reach the server, and the rank of the adapter that comes by itself, if one does."""
     table: dict[str, Any] = loaded.tables.get(ENGINE, {})
-    adapter = loaded.config.model.lora
-    if table.get("lora") != "adapter":
-        return table.get("transfer", "file"), None
-    if adapter is None:
-        raise ComponentError('[vllm] lora = "adapter", but the run trains all weights', "set [model.lora]")
-    return table.get("transfer", "file"), adapter.r
+    adapter = loaded.config.model.lora if table.get("lora") == "adapter" else None
+    return table.get("transfer", "file"), None if adapter is None else adapter.r
 
 
 def _model(loaded: LoadedConfig, folder: Path) -> str:

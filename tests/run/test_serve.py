@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from retrain.config.load import load
-from retrain.errors import ComponentError, EngineError
+from retrain.errors import EngineError
 from retrain.run import serve as module
 from retrain.run.serve import free_port, serve
 
@@ -36,11 +36,6 @@ def test_a_server_is_started_for_the_way_that_weights_take(started):
     arguments, _, _, _, variables = started('[model.lora]\nr = 12\n[vllm]\ntransfer = "ipc"\nlora = "adapter"\n')
     assert {'--weight-transfer-config={"backend": "ipc"}', "--enable-lora", "--max-lora-rank=16"} <= set(arguments)
     assert variables == {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-
-
-def test_adapters_without_adapters_are_refused(started):
-    with pytest.raises(ComponentError, match=r"trains all weights; set \[model.lora\]"):
-        started('[vllm]\nlora = "adapter"\n')
 
 
 def test_every_server_takes_the_first_address_that_nobody_has(started):
