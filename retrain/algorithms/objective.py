@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from retrain.algorithms.pipeline import check_shape
 from retrain.errors import ComponentError
 from retrain.registry import Bound
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
@@ -26,7 +27,7 @@ class Objective:
     Args:
         terms, reduction: bound loss terms, and how they are reduced.
         corrections: transforms that weigh the advantages by `old_logprobs` against `sampler_logprobs`, in order; a
-            row's result depends on that row alone, and an advantage of 0 stays 0.
+            row's result depends on that row alone, and an advantage of 0 stays 0. They report no metrics.
 
     Attributes:
         terms: the loss terms in use; those of weight 0 are dropped.
@@ -92,7 +93,9 @@ class Objective:
         total: Any = 0.0
         metrics: dict[str, Any] = {}
         for correction in self.corrections:
-            columns = {**columns, "advantages": correction(*(columns[name] for name in correction.reads))}
+            advantages = correction(*(columns[name] for name in correction.reads))
+            check_shape("transform", correction.name, advantages, columns["advantages"].shape)
+            columns = {**columns, "advantages": advantages}
         for term in self.terms:
             result = term(*(columns[name] for name in term.reads))
             values, extra = result if isinstance(result, tuple) else (result, {})

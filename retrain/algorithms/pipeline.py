@@ -206,12 +206,17 @@ def _check(stage: Stage, value: Any, columns: Mapping[str, Any]) -> None:
         return
     mask: Tensor = columns["response_mask"]
     shape = mask.shape[:1] if stage.writes == "episode" else mask.shape
-    found = getattr(value, "shape", type(value).__name__)
-    if found != shape:
-        raise UserCodeError(f'{stage.kind} "{stage.name}" returned {_shown(found)}, not a tensor of {_shown(shape)}')
+    check_shape(stage.kind, stage.name, value, shape)
     finite = value.isfinite()
     if not bool((finite if stage.writes == "episode" else finite | ~mask).all()):
         raise UserCodeError(f'{stage.kind} "{stage.name}" returned a NaN or infinite advantage')
+
+
+def check_shape(kind: str, name: str, value: Any, shape: Any) -> None:
+    """UserCodeError if what a component returned is not a tensor of this shape."""
+    found = getattr(value, "shape", type(value).__name__)
+    if found != shape:
+        raise UserCodeError(f'{kind} "{name}" returned {_shown(found)}, not a tensor of {_shown(shape)}')
 
 
 def _shown(shape: Any) -> str:

@@ -11,6 +11,7 @@ from retrain.algorithms.objective import Objective, source_of
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved, is_correction
 from retrain.config.schema import Config
+from retrain.registry import Bound
 from retrain.types import BUILTIN
 
 _PROCESS_REWARDS = "process_rewards"
@@ -33,13 +34,28 @@ def check_credit(
 
 
 def _check_mismatch(document: Document, resolved: Resolved) -> None:
-    names = [stage.name for stage in resolved.all("transform") if is_correction(stage)]
-    if len(names) > 1:
+    corrections = [stage for stage in resolved.all("transform") if is_correction(stage)]
+    path = ("algorithm", "transform_mode")
+    for stage in corrections:
+        if why := _no_correction(stage):
+            document.refuse(path, f'"{stage.name}" says correction=True and {why}', "drop correction=True, or mend it")
+    if len(corrections) > 1:
         document.refuse(
-            ("algorithm", "transform_mode"),
-            f"{' and '.join(names)} correct for the sampler, and one correction undoes the need of the other",
+            path,
+            f"{' and '.join(stage.name for stage in corrections)} correct for the sampler, and one correction undoes "
+            "the need of the other",
             "keep one",
         )
+
+
+def _no_correction(stage: Bound) -> str:
+    """Why a transform cannot be made in the update; nothing if it can."""
+    component = stage.component
+    if component.stateful or component.contract != "columns":
+        return "is no function of columns"
+    if component.traits.get("writes", "advantages") != "advantages":
+        return f"changes {component.traits['writes']}, not advantages"
+    return "reads logprobs, which would be trained through it: read old_logprobs" if "logprobs" in stage.reads else ""
 
 
 def _check_filter(config: Config, document: Document, resolved: Resolved) -> None:

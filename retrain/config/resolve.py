@@ -80,16 +80,21 @@ class Resolved:
             exact: the engine's log-probs are the trainer's own; where they are not, the difference is
                 corrected by truncated importance weights, unless the chain does so already.
         """
-        chain = self.all("transform")
+        chain = self._chain
         corrections = chain[len(self._credit_chain()) :]
         if not exact and not any(map(is_correction, chain)):
             default = self.named("transform", CORRECTION)
             corrections = (default,) if default else ()
         return Objective(self.all("loss"), self.one("reduction"), corrections)
 
+    @property
+    def _chain(self) -> tuple[Bound, ...]:
+        """The transforms in use: an algorithm stands in their place."""
+        return () if self.optional("algorithm") else self.all("transform")
+
     def _credit_chain(self) -> tuple[Bound, ...]:
         """The chain without the corrections at its end: the update makes those, from a forward that it needs anyway."""
-        chain = self.all("transform")
+        chain = self._chain
         return chain[: max((place for place, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
 
     def stages(self, also: Collection[str] = ()) -> Stages:

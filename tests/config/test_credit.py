@@ -13,6 +13,22 @@ class Twice:
     def __call__(self, advantages):
         return advantages
 """
+CORRECTIONS = """
+from retrain import transform
+
+@transform("remembering", correction=True)
+class Remembering:
+    def __call__(self, advantages, old_logprobs):
+        return advantages
+
+@transform("elsewhere", correction=True, writes="uncertainty")
+def elsewhere(uncertainty, old_logprobs):
+    return uncertainty
+
+@transform("trained", correction=True)
+def trained(advantages, logprobs):
+    return advantages
+"""
 INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a pooling that nobody reads", ('algorithm.transform_mode=["sepa"]',),
      ("[algorithm] transform_mode", '"sepa" changes uncertainty', "put it before a stage that reads uncertainty")),
@@ -20,6 +36,12 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
      ("[algorithm] transform_mode", "no stage behind it reads that", "or remove it")),
     ("two corrections of the sampler", ('algorithm.transform_mode=["tis", "mis"]',),
      ("[algorithm] transform_mode", "tis and mis correct for the sampler", "keep one")),
+    ("a correction with a memory", ("algorithm.transform_mode=corrections.Remembering",),
+     ("[algorithm] transform_mode", "correction=True and is no function of columns", "drop correction=True")),
+    ("a correction of something else", ('algorithm.transform_mode=["corrections.elsewhere", "gtpo"]',),
+     ("[algorithm] transform_mode", "changes uncertainty, not advantages", "drop correction=True")),
+    ("a correction that is trained", ("algorithm.transform_mode=corrections.trained",),
+     ("[algorithm] transform_mode", "reads logprobs", "read old_logprobs")),
     ("a stateful stage twice", ('algorithm.transform_mode=["state.Twice", "state.Twice"]',),
      ("[algorithm] transform_mode", 'keep state are called "state.Twice"', "use it once")),
     ("a signal as a stage", ('algorithm.transform_mode=["process_rewards"]',),
@@ -93,6 +115,7 @@ def loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "expert.jsonl").write_text('{"prompt": "1+1?", "completion": "so 2"}\n')
     (tmp_path / "state.py").write_text(STATEFUL)
+    (tmp_path / "corrections.py").write_text(CORRECTIONS)
     (tmp_path / "missing.py").write_text(
         "from retrain import transform\n@transform('of_nobody')\ndef stage(proces_rewards):\n    return 0\n"
     )

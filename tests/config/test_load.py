@@ -248,6 +248,9 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
     assert names("", exact=False) == ([], ["tis"])
     named = "[algorithm]\ntransform_mode = ['gtpo', 'mis']"
     assert names(named, exact=False) == names(named, exact=True) == (["gtpo"], ["mis"])
+    whole = "[algorithm]\nalgorithm_mode = 'plugins.my_algorithm.my_algorithm'\ntransform_mode = ['tis', 'gtpo']"
+    assert names(whole, exact=True) == ([], []), "an algorithm stands in place of the chain"
+    assert names(whole, exact=False) == ([], ["tis"])
     within = "[algorithm]\ntransform_mode = ['tis', 'gtpo']"
     assert names(within, exact=False) == (["tis", "gtpo"], [])
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.algorithms.objective import Objective
-from retrain.registry import find
+from retrain.errors import UserCodeError
+from retrain.registry import Component, find
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import make_batch, make_model, make_objective
@@ -84,6 +85,16 @@ def test_a_correction_in_the_update_is_the_transform_on_a_scored_batch(name, lev
     found = policy(micro_batch_tokens=20, **steps).update(batch, within)
     for metric in ("loss/total", "grad/norm"):  # means over forwarded rows may differ: those that mis drops are too
         assert found[metric] == pytest.approx(expected[metric], rel=1e-4, abs=1e-6), metric
+
+
+def test_a_correction_that_returns_no_advantages_is_told_by_name():
+    def wrong(advantages, old_logprobs):
+        return advantages.sum(-1)
+
+    correction = Component("transform", "wrong", wrong, "wrong").bind({})
+    terms = make_objective("ppo_clip")
+    with pytest.raises(UserCodeError, match=r'transform "wrong" returned \[\d+\], not a tensor of \[\d+, \d+\]'):
+        policy().update(make_batch(), Objective(terms.terms, terms.reduction, [correction]))
 
 
 def test_rows_without_advantage_are_not_forwarded_but_counted():
