@@ -8,8 +8,7 @@ from retrain.config.document import Document
 from retrain.config.planning import check_planning
 from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
-from retrain.engines.http import is_loopback
-from retrain.engines.vllm_server import REMOTE
+from retrain.engines.http import address_mistakes
 from retrain.types import BUILTIN
 
 _LARGE_LR = 5e-5
@@ -124,9 +123,9 @@ def _check_vllm(config: Config, document: Document) -> None:
     if config.rollout.engine == "vllm":
         problem = 'engine = "vllm" samples in the trainer\'s process and asks no server'
         document.warn(("vllm", "urls"), problem, 'use engine = "vllm-server", or remove urls')
-    for index, url in enumerate(urls):
-        if isinstance(url, str) and "://" in url and not is_loopback(url) and table.get("allow_remote") is not True:
-            document.refuse(("vllm", "urls", index), *REMOTE)
+    if all(isinstance(url, str) for url in urls):
+        for index, problem, fix in address_mistakes(urls, table.get("allow_remote") is True):
+            document.refuse(("vllm", "urls", index), problem, fix)
 
 
 def _check_algorithm(config: Config, document: Document) -> None:

@@ -1,19 +1,23 @@
-"""JSON over HTTP, with a deadline for the whole of a call."""
+"""JSON over HTTP, with a deadline for the whole of a call, which can be broken off."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import socket
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
 FAILURES = (OSError, HTTPException, ValueError, KeyError, TypeError)
 """What a dead, hanging or confused server shows as."""
+_CONNECT_S = 10.0
+"""A machine that does not take a connection within this time is gone."""
+_ADDRESS = re.compile(r"(?P<scheme>https?)://(\[[^\[\]/?#@\s]+\]|[^\[\]/?#@\s:]+)(:(?P<port>[0-9]{1,5}))?/?")
 
 
 class HttpError(OSError):
@@ -28,35 +32,81 @@ class HttpError(OSError):
         super().__init__(f"HTTP {code}: {text}")
 
 
-def call(url: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
+class Calls:
+    """Calls of several threads to servers, all of which any thread can break off.
+
+    Args:
+        seconds: the deadline of a call that has none of its own.
+
+    Attributes:
+        over: they have been broken off; there are none any more.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.over = threading.Event()
+        self._under_way: set[socket.socket] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Any:
+        """`call`, as one of these."""
+        return call(url, body, self.seconds if seconds is None else seconds, self)
+
+    def break_off(self) -> None:
+        """End every call under way under whoever waits for it, and refuse those to come."""
+        self.over.set()
+        with self._lock:
+            for connected in self._under_way:
+                _cut(connected)
+
+    @contextmanager
+    def under_way(self, connected: socket.socket) -> Generator[None]:
+        """While the block runs, the connection is one of those that are broken off."""
+        with self._lock:
+            self._under_way.add(connected)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.discard(connected)
+
+
+def call(url: str, body: Mapping[str, Any] | None, seconds: float, calls: Calls | None = None) -> Any:
     """GET, or POST of a JSON body; the answer's JSON, or its text where it does not say that it is JSON.
 
     No proxy of the environment is asked, no redirect followed.
 
     Args:
-        seconds: until the whole answer must have arrived: a server that sends a byte now and then is late as well.
+        seconds: until the whole answer must have arrived, counted from here: a server that sends a byte now and
+            then is late as well.
+        calls: those that this one is broken off with.
     Raises:
         HttpError: the status is not 200. Any other of FAILURES: there is no answer, or broken JSON in it.
     """
-    address = urlsplit(url)
-    kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
-    connection = kind(address.hostname or "", address.port, timeout=seconds)
+    parts = urlsplit(url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=min(seconds, _CONNECT_S))
     late = threading.Event()
+    # The connection itself lets go of its socket before the answer has been read.
+    sockets: list[socket.socket] = []
+    watch = threading.Timer(seconds, _late, [sockets, late])
+    watch.daemon = True
+    watch.start()
     try:
-        connection.connect()
-        watch = threading.Timer(seconds, _cut, [connection.sock, late])
-        watch.daemon = True
-        watch.start()
-        try:
-            code, content, text = _exchange(connection, url.partition(address.netloc)[2] or "/", body)
-        finally:
-            watch.cancel()
+        with closing(connection):
+            connection.connect()
+            sockets.append(connection.sock)
+            connection.sock.settimeout(seconds)
+            with calls.under_way(connection.sock) if calls else nullcontext():
+                if late.is_set() or (calls and calls.over.is_set()):
+                    raise ConnectionAbortedError("broken off")
+                code, content, text = _exchange(connection, url.partition(parts.netloc)[2] or "/", body)
     except FAILURES as error:
         if late.is_set() or isinstance(error, TimeoutError):
             raise TimeoutError(f"no answer within {seconds:g} seconds") from None
         raise
     finally:
-        connection.close()
+        watch.cancel()
     if code != 200:
         raise HttpError(code, text[:500].decode(errors="replace"))
     return json.loads(text) if content.startswith("application/json") else text.decode(errors="replace")
@@ -72,17 +122,57 @@ def _exchange(connection: HTTPConnection, path: str, body: Mapping[str, Any] | N
     return response.status, response.getheader("Content-Type", ""), response.read()
 
 
-def _cut(connected: socket.socket, late: threading.Event) -> None:
-    """End a connection under whoever waits for it."""
+def _late(sockets: list[socket.socket], late: threading.Event) -> None:
     late.set()
+    for connected in sockets:
+        _cut(connected)
+
+
+def _cut(connected: socket.socket) -> None:
+    """End a connection under whoever waits for it."""
     with suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
 
 
-def is_loopback(url: str) -> bool:
-    """Whether nobody but this machine can reach the address."""
-    host = urlsplit(url).hostname or ""
+def address_mistakes(urls: Sequence[str], allow_remote: bool) -> Iterator[tuple[int, str, str]]:
+    """(index, problem, fix) of every address of servers that is none, is there twice, or is not to be used."""
+    known: dict[tuple[str, int], str] = {}
+    for index, url in enumerate(urls):
+        place = _place(url)
+        if place is None:
+            yield index, f'"{url}" is no address of a server', 'write it as "http://127.0.0.1:8000"'
+        elif not allow_remote and not is_loopback(url):
+            problem = (
+                "can be reached from other machines, and a server's endpoints that load weights ask for no password"
+            )
+            yield index, f"{url} {problem}", "use 127.0.0.1, or set allow_remote = true if the network is private"
+        elif place in known:
+            yield index, f'"{url}" and "{known[place]}" are one server', "remove one of the two"
+        else:
+            known[place] = url
+
+
+def _place(url: str) -> tuple[str, int] | None:
+    """(host, port) that an address names; None if it is not that of a server."""
+    found = _ADDRESS.fullmatch(url)
+    if found is None or not 0 < (port := int(found["port"] or (443 if found["scheme"] == "https" else 80))) < 2**16:
+        return None
     try:
-        return ipaddress.ip_address(host).is_loopback
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # no address of IPv6 in its brackets
+        return None
+    return "127.0.0.1" if host == "localhost" else host, port
+
+
+def address(host: str, port: int) -> str:
+    """That of a server which listens there."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether nobody but this machine can reach the address; what is no address is not."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return False

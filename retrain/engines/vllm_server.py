@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
@@ -28,12 +28,8 @@ _PROBE_S = 10.0
 """A server that does not say its version within this time is not given weights: it is frozen, or gone."""
 _ADAPTER = "adapter"
 """What the servers call the adapter."""
-_Url = Annotated[str, Field(pattern=r"^https?://[^/?#@]+/?$")]
-REMOTE = (
-    "can be reached from other machines, and a server's endpoints that load weights ask for no password",
-    "use 127.0.0.1, or set allow_remote = true if the network is private",
-)
-"""Problem and fix of such an address."""
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @engine("vllm-server", table="vllm", concurrent=True)
@@ -71,7 +67,7 @@ class VllmServerEngine:
         model: Any,
         run_dir: Path,
         *,
-        urls: Annotated[list[_Url], Field(min_length=1)],
+        urls: Annotated[list[str], Field(min_length=1)],
         allow_remote: bool = False,
         request_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         restart_timeout_s: Annotated[float, Field(gt=0)] = 120.0,
@@ -80,14 +76,15 @@ class VllmServerEngine:
         lora: Literal["merged", "adapter"] = "merged",
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
-        if not allow_remote and (remote := [url for url in urls if not http.is_loopback(url)]):
-            raise EngineError(f"[vllm] urls: {remote[0]} {REMOTE[0]}; {REMOTE[1]}")
+        for _, problem, fix in http.address_mistakes(urls, allow_remote):
+            raise EngineError(f"[vllm] urls: {problem}; {fix}")
         self._urls = [url.rstrip("/") for url in urls]
-        self._timeout, self._restart, self._retries = request_timeout_s, restart_timeout_s, retries
+        self._call = http.Calls(request_timeout_s)
+        self._restart, self._retries = restart_timeout_s, retries
         self._expected = full_shapes(base_model(model))
         self._folder = Path(write_config(base_model(model), run_dir / "vllm")).resolve()
         place = next(model.parameters()).device
-        self._transfer = vllm_transfer.transfer(transfer, self._folder, place, request_timeout_s)
+        self._transfer = vllm_transfer.transfer(transfer, self._folder, place, self._call)
         self._flags = {"transfer": transfer, "lora": lora}
         self.takes_adapters = lora == "adapter"
         self._base, self._label = "", ""
@@ -100,10 +97,9 @@ class VllmServerEngine:
         self._lock = threading.Lock()
         self.tolerance = tolerance_of("float32" if dtype == "float32" else "bfloat16")
         self.version: int | None = None
-        with ThreadPoolExecutor(len(self._urls)) as pool:
-            greeted = zip(self._urls, pool.map(self._greet, self._urls), strict=True)
-            self._why = {url: why for url, why in greeted if why}
-        if len(self._why) == len(set(self._urls)):
+        greeted = zip(self._urls, self._together(self._greet, self._urls, len(self._urls)), strict=True)
+        self._why = {url: why for url, why in greeted if why}
+        if len(self._why) == len(self._urls):
             raise EngineError(self._reasons())
 
     def describe(self) -> str:
@@ -152,8 +148,20 @@ class VllmServerEngine:
             for prompt, fields in zip(prompts, request_fields(len(prompts), sampling), strict=True)
         ]
         self._failure = None
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda index: self._request(index, bodies[index], sampling), range(len(bodies))))
+        return self._together(lambda index: self._request(index, bodies[index], sampling), range(len(bodies)), _AT_ONCE)
+
+    def _together(self, function: Callable[[_T], _R], items: Sequence[_T], threads: int) -> list[_R]:
+        """The function of every item, in threads; Ctrl-C, and whatever else interrupts the wait, breaks them off."""
+        pool = ThreadPoolExecutor(threads)
+        try:
+            futures = [pool.submit(function, item) for item in items]
+            wait(futures)
+        except BaseException:
+            self._call.break_off()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return [future.result() for future in futures]
 
     def close(self) -> None:
         """End what connects the trainer with the servers; they go on."""
@@ -175,7 +183,7 @@ class VllmServerEngine:
         for attempt in range(self._retries + 1):
             url, revivals = self._choose(index, attempt)
             try:
-                answer = self._call(url, "/inference/v1/generate", body)
+                answer = self._call(url + "/inference/v1/generate", body)
             except http.FAILURES as error:
                 # A server that was started anew does not know the adapter: 404.
                 if isinstance(error, http.HttpError) and error.code < 500 and error.code != 404:
@@ -210,8 +218,7 @@ class VllmServerEngine:
         return rows
 
     def _sync_all(self) -> None:
-        with ThreadPoolExecutor(len(self._urls)) as pool:
-            loaded = list(pool.map(self._sync, self._urls))
+        loaded = self._together(self._sync, self._urls, len(self._urls))
         self._healthy = [url for url, good in zip(self._urls, loaded, strict=True) if good]
 
     def _sync(self, url: str) -> bool:
@@ -221,16 +228,16 @@ class VllmServerEngine:
             if started_anew := self._probe(url) != label:
                 self._transfer.drop(url)
             # What may still be sampled there was given up by an earlier call.
-            self._call(url, "/pause?mode=abort", {})
+            self._call(url + "/pause?mode=abort", {})
             if started_anew or loads != self._loads:
                 self._transfer.give(url)
             if self._adapter is not None:
                 adapter = {"lora_name": _ADAPTER, "lora_path": str(self._adapter), "load_inplace": True}
-                self._call(url, "/v1/load_lora_adapter", adapter)
-            if not self._call(url, "/reset_prefix_cache", {})["success"]:
+                self._call(url + "/v1/load_lora_adapter", adapter)
+            if not self._call(url + "/reset_prefix_cache", {})["success"]:
                 raise ValueError("it did not empty its prefix cache")
-            self._call(url, "/update_weight_version", {"new_version": self._label})
-            self._call(url, "/resume", {})
+            self._call(url + "/update_weight_version", {"new_version": self._label})
+            self._call(url + "/resume", {})
         except http.FAILURES as error:
             self._why[url] = _cause(error)
             self._transfer.drop(url)
@@ -244,6 +251,8 @@ class VllmServerEngine:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
+            if self._call.over.is_set():
+                raise EngineError("sampling has been broken off")
             self._reissued += attempt > 0
             if not self._healthy:
                 self._revive()
@@ -269,8 +278,8 @@ class VllmServerEngine:
             self._sync_all()
             if not self._healthy and time.monotonic() > until:
                 self._give_up(f"no vLLM server is left; {self._reasons()}")
-            if not self._healthy:
-                time.sleep(min(1.0, self._restart))
+            if not self._healthy and self._call.over.wait(min(1.0, self._restart)):
+                self._give_up("sampling has been broken off")
 
     def _reasons(self) -> str:
         return "; ".join(f"{url}: {why}" for url, why in self._why.items())
@@ -288,25 +297,22 @@ class VllmServerEngine:
 
     def _probe(self, url: str) -> str:
         """The label of the weights that a server has. It comes from the process that samples, which may hang alone."""
-        seconds = min(_PROBE_S, self._timeout)
-        found = str(http.call(f"{url}/version", None, seconds)["version"])
+        seconds = min(_PROBE_S, self._call.seconds)
+        found = str(self._call(f"{url}/version", None, seconds)["version"])
         if not found.startswith(_VERSIONS):
             raise ValueError(f"it is vLLM {found}; versions 0.32 and 0.33 are known to work")
-        return str(http.call(f"{url}/weight_info", None, seconds)["weight_version"])
+        return str(self._call(f"{url}/weight_info", None, seconds)["weight_version"])
 
     def _check_flags(self, url: str) -> None:
         """ValueError for a server that was started without what this run needs of it."""
         if self._flags == {"transfer": "file", "lora": "merged"}:
             return
-        config = self._call(url, "/server_info?config_format=json")["vllm_config"]
+        config = self._call(url + "/server_info?config_format=json")["vllm_config"]
         backend = (config["weight_transfer_config"] or {"backend": "file"})["backend"]
         if self._flags["transfer"] not in ("file", backend):
             raise ValueError(f'it was started with transfer = "{backend}", not "{self._flags["transfer"]}"')
         if self.takes_adapters and not config["lora_config"]:
             raise ValueError('it was started without lora = "adapter"')
-
-    def _call(self, url: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return http.call(url + path, body, self._timeout)
 
 
 def _ended(ids: Sequence[int], reason: str, sampling: Sampling) -> bool:

@@ -8,8 +8,9 @@ import importlib.util
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,22 +49,22 @@ class Transfer(Protocol):
         ...
 
 
-def transfer(name: Name, folder: Path, place: device, seconds: float) -> Transfer:
+def transfer(name: Name, folder: Path, place: device, calls: http.Calls) -> Transfer:
     """The transfer of that name.
 
     Args:
         folder: where a file of weights is written.
         place: where the trainer's weights are.
-        seconds: for all that one server takes to load weights.
+        calls: to the servers; their deadline is that for all that one server takes to load weights.
     """
-    return FileTransfer(folder, seconds) if name == "file" else NativeTransfer(name, place, seconds)
+    return FileTransfer(folder, calls) if name == "file" else NativeTransfer(name, place, calls)
 
 
 class FileTransfer:
     """Writes the weights once, for every server to read."""
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self._folder, self._seconds = folder, seconds
+    def __init__(self, folder: Path, calls: http.Calls) -> None:
+        self._folder, self._call = folder, calls
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
         """Write the file, and only then put it in the place of the last one."""
@@ -77,7 +78,7 @@ class FileTransfer:
     def give(self, url: str) -> None:
         """Have a server read it."""
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
-        http.call(f"{url}/collective_rpc", load, self._seconds)
+        self._call(f"{url}/collective_rpc", load)
 
     def drop(self, url: str) -> None:
         """Nothing connects them."""
@@ -95,7 +96,7 @@ class NativeTransfer:
         EngineError: the trainer's weights are not on a GPU, or vLLM cannot be imported.
     """
 
-    def __init__(self, name: Name, place: device, seconds: float) -> None:
+    def __init__(self, name: Name, place: device, calls: http.Calls) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise MissingExtraError("vllm", "vllm")
         if place.type not in DEVICES:
@@ -103,7 +104,7 @@ class NativeTransfer:
                 f'[vllm] transfer = "{name}" hands weights from GPU to GPU, and the trainer is on {place.type}; '
                 'use transfer = "file"'
             )
-        self._place, self._seconds = place, seconds
+        self._place, self._call = place, calls
         self._links: dict[str, _Link] = {}
         self._one_at_a_time = threading.Lock()
         try:
@@ -128,9 +129,9 @@ class NativeTransfer:
     def give(self, url: str) -> None:
         """Send a server the weights, after meeting it if this is the first time or the last one failed."""
         with self._one_at_a_time:  # groups that share a GPU could wait for each other
-            link = self._links.setdefault(url, _Link(_Client(url, self._seconds)))
+            link = self._links.setdefault(url, _Link(_Client(url, self._call)))
             try:
-                within(self._seconds, lambda: self._send(url, link))
+                within(self._call.seconds, lambda: self._send(url, link), self._call.over)
             except http.FAILURES:
                 self.drop(url)
                 raise
@@ -156,7 +157,7 @@ class NativeTransfer:
     def _meet(self, url: str, client: _Client) -> Any:
         """vLLM's end of a new group with a server, whatever an earlier trainer may have left half-done there."""
         client.reset()
-        workers = int(http.call(f"{url}/get_world_size", None, self._seconds)["world_size"])
+        workers = int(self._call(f"{url}/get_world_size")["world_size"])
         met = self._meeting(self._engine, url, workers)
         factory = self._library.WeightTransferTrainerFactory
         return factory.trainer_init(met, client=client, source=self._source())
@@ -189,8 +190,8 @@ class _Client:
         closed: nothing is asked any more: a thread that was left behind must not disturb the next transfer.
     """
 
-    def __init__(self, url: str, seconds: float) -> None:
-        self._url, self._seconds, self.closed = url, seconds, False
+    def __init__(self, url: str, calls: http.Calls) -> None:
+        self._url, self._call, self.closed = url, calls, False
 
     def reset(self) -> None:
         """End an update that was broken off: the layers it had begun would take the next weights for its own."""
@@ -217,7 +218,7 @@ class _Client:
     def _post(self, path: str, body: Mapping[str, Any]) -> None:
         if self.closed:
             raise ConnectionError("the transfer has been given up")
-        http.call(f"{self._url}/{path}", body, self._seconds)
+        self._call(f"{self._url}/{path}", body)
 
 
 @dataclass
@@ -228,8 +229,12 @@ class _Link:
     engine: Any = None
 
 
-def within(seconds: float, function: Callable[[], _T]) -> _T:
-    """The result of a function, or TimeoutError; a thread that is late is left behind."""
+def within(seconds: float, function: Callable[[], _T], over: threading.Event | None = None) -> _T:
+    """The result of a function, or TimeoutError; a thread that is late is left behind.
+
+    Args:
+        over: once it is set nobody waits for the function any longer.
+    """
     answer: Future[_T] = Future()
 
     def go() -> None:
@@ -239,10 +244,14 @@ def within(seconds: float, function: Callable[[], _T]) -> _T:
             answer.set_exception(error)
 
     threading.Thread(target=go, daemon=True).start()
-    try:
-        return answer.result(seconds)
-    except TimeoutError:
-        raise TimeoutError(f"not done within {seconds:g} seconds") from None
+    until = time.monotonic() + seconds
+    while not (over is not None and over.is_set()):
+        left = until - time.monotonic()
+        if answer in wait([answer], max(0.0, min(1.0, left))).done:
+            return answer.result()
+        if left <= 0:
+            raise TimeoutError(f"not done within {seconds:g} seconds")
+    raise ConnectionAbortedError("broken off")
 
 
 def _nccl(engine: Any, url: str, workers: int) -> Any:

@@ -31,10 +31,33 @@ def test_servers_need_addresses(tmp_path):
     assert "vllm.urls" in problem.replace("[vllm] urls", "vllm.urls")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:8000/v1"])
-def test_what_is_no_address_is_refused_with_its_place(tmp_path, url):
-    found = problems(tmp_path, SERVER, "[vllm]", f'urls = ["{url}"]')
-    assert found[0].startswith(f"{tmp_path}/run.toml:4:")
+NO_ADDRESSES = (
+    *("127.0.0.1:8000", "http://127.0.0.1:8000/v1", "ftp://127.0.0.1:8000", "http://:8000", ""),
+    *("http://[::1:8711", "http://[nonsense]:8711", "http://::1:8711", "http://127.0.0.1:99999", "http://127.0.0.1:0"),
+    *("http://127.0.0.1:abc", "http://127.0.0.1:", " http://127.0.0.1:8000", "http://127.0.0.1 :8000"),
+)
+
+
+@pytest.mark.parametrize("engine", ["vllm-server", "torch"])
+@pytest.mark.parametrize("url", NO_ADDRESSES)
+def test_what_is_no_address_is_refused_with_its_place(tmp_path, url, engine):
+    """Also in a file of which only `retrain serve` reads the addresses."""
+    [problem] = problems(tmp_path, f'[rollout]\nengine = "{engine}"', "[vllm]", f'urls = ["{url}"]')
+    assert problem.startswith(f"{tmp_path}/run.toml:4:")
+    assert f'"{url}" is no address of a server; write it as "http://127.0.0.1:8000"' in problem
+
+
+@pytest.mark.parametrize("twin", ["http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://localhost:8000"])
+def test_a_server_that_is_there_twice_is_refused(tmp_path, twin):
+    [problem] = problems(tmp_path, SERVER, "[vllm]", f'urls = ["http://127.0.0.1:8000", "{twin}"]')
+    assert "are one server; remove one of the two" in problem
+
+
+def test_servers_are_told_apart_by_host_and_port(tmp_path):
+    urls = (
+        '"http://127.0.0.1:8000", "http://127.0.0.1:8001", "http://[::1]:8000", "http://127.0.0.1", "https://localhost"'
+    )
+    assert problems(tmp_path, SERVER, "[vllm]", f"urls = [{urls}]").warnings == ()
 
 
 def test_addresses_that_other_machines_reach_need_a_word(tmp_path):

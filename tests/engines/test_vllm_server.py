@@ -18,7 +18,7 @@ from retrain.errors import EngineError
 from retrain.types import Sampling
 from tests.engines.models import flat, tiny
 from tests.engines.servers import Server
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 SAMPLING = Sampling(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
 PROMPTS = [[5, 9, 11], [7], [3, 4], [13, 2]]
@@ -223,6 +223,54 @@ def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_r
     with pytest.raises(EngineError, match="no vLLM server is left"):
         engine.sample(PROMPTS * 16, SAMPLING)
     assert engine._revivals == 1
+
+
+def interrupted(condition):
+    """Have Ctrl-C arrive in the main thread once the condition holds."""
+    hanging = threading.Thread(target=lambda: until(condition) and os.kill(os.getpid(), signal.SIGINT), daemon=True)
+    hanging.start()
+    return pytest.raises(KeyboardInterrupt)
+
+
+def left_behind():
+    return [one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")]
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_hangs(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].fault = "hang"
+    with interrupted(lambda: servers[0].asked == len(PROMPTS)):
+        engine.sample(PROMPTS, SAMPLING)
+    until(lambda: not left_behind())
+    assert servers[0].asked == len(PROMPTS), "nothing is asked again"
+
+
+@pytest.mark.parametrize("where", ["/collective_rpc", "/version"])
+def test_ctrl_c_does_not_wait_for_a_server_that_hangs_within_a_sync(servers, model, tmp_path, where):
+    engine = client(servers[:1], model, tmp_path)
+    reached = threading.Event()
+
+    def hang(path):
+        if path == where:
+            reached.set()
+            threading.Event().wait()
+
+    servers[0].hook = hang
+    with interrupted(reached.is_set):
+        engine.load_weights(model.state_dict(), 7)
+    until(lambda: not left_behind())
+
+
+def test_ctrl_c_ends_the_wait_for_servers_to_come_back(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].kill()
+    with interrupted(lambda: engine._revivals == 1):
+        engine.sample(PROMPTS, SAMPLING)
+    until(lambda: not left_behind())
+    with pytest.raises(EngineError, match="broken off"):
+        engine.sample(PROMPTS, SAMPLING)
 
 
 @pytest.fixture

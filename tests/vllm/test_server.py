@@ -177,7 +177,7 @@ def test_logprobs_are_the_trainers_after_every_transfer_of_vllms_own(servers, mo
         change(model)
         if version == 2:
             engine.close()
-            break_off(_Client(url, 20.0), transfer, model.state_dict()[QUERIES])
+            break_off(_Client(url, http.Calls(20.0)), transfer, model.state_dict()[QUERIES])
         engine.load_weights(model.state_dict(), version)
         groups = engine.sample(PROMPTS, SAMPLING)
         assert worst_error(model, PROMPTS, groups, 1.0) < 2e-5
