@@ -123,9 +123,9 @@ class TorchPolicy:
         """
         steps = [self._plan(batch, rows, objective) for rows in self._minibatches(batch)]
         with self._in_force():
-            if len(steps) * self.settings.epochs > 1:
+            if several := len(steps) * self.settings.epochs > 1:
                 steps = [self._with_old_logprobs(step) for step in steps]
-            reports = [self._take(step, objective) for _ in range(self.settings.epochs) for step in steps]
+            reports = [self._take(step, objective, several) for _ in range(self.settings.epochs) for step in steps]
         # Once the weights have moved, the distance to the sampler says nothing about the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 
@@ -178,26 +178,29 @@ class TorchPolicy:
                 table[index, :width] = self.forward.columns(rows)["logprobs"]
         return _Step(step.batch.replace(old_logprobs=table), step.weights, step.parts)
 
-    def _take(self, step: _Step, objective: Objective) -> Metrics:
-        """One optimizer step: gradients of all micro-batches, guard, clip, apply."""
+    def _take(self, step: _Step, objective: Objective, scored: bool) -> Metrics:
+        """One optimizer step: gradients of all micro-batches, guard, clip, apply.
+
+        Args:
+            scored: the batch has `old_logprobs`; otherwise they are the current ones.
+        """
         tally = _Tally()
         with lora.training(self.model, self._name):
             for index in step.parts:
                 rows = step.batch.rows(index)
                 width = rows.input_ids.shape[1]
                 with self.forward.attention(width):
-                    columns = self._loss_columns(rows, objective)
+                    columns = self._loss_columns(rows, objective, scored)
                     weights = {name: weight[index, :width] for name, weight in step.weights.items()}
                     loss, sums = objective(columns, weights)
                     loss.backward()
                 tally.add(rows, columns, sums | {"loss/total": loss.detach()})
         return tally.metrics() | self._apply(tally.loss, bool(step.parts))
 
-    def _loss_columns(self, rows: Batch, objective: Objective) -> dict[str, Any]:
-        scored = self.forward.columns(rows)
-        once = self.settings.epochs * self.settings.minibatches == 1
-        scored["old_logprobs"] = scored["logprobs"].detach() if once else rows.column("old_logprobs")
-        return {name: rows.column(name) for name in objective.reads - scored.keys()} | scored
+    def _loss_columns(self, rows: Batch, objective: Objective, scored: bool) -> dict[str, Any]:
+        current = self.forward.columns(rows)
+        current["old_logprobs"] = rows.column("old_logprobs") if scored else current["logprobs"].detach()
+        return {name: rows.column(name) for name in objective.reads - current.keys()} | current
 
     def _apply(self, loss: float, live: bool) -> Metrics:
         if not live:

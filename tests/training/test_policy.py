@@ -146,6 +146,14 @@ def test_minibatches_and_epochs_are_optimizer_steps():
     assert metrics["loss/total"] != 0
 
 
+def test_one_row_is_one_optimizer_step_whatever_the_minibatches():
+    row = make_batch().rows(torch.tensor([0]))
+    many, one = policy(minibatches=4), policy()
+    assert many.update(row, make_objective()) == one.update(row, make_objective())
+    assert many.step == 1
+    assert fingerprint(many.weights()) == fingerprint(one.weights())
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_non_finite_loss_leaves_weights_and_optimizer_alone(poison):
     trained, batch = policy(), make_batch()
