@@ -13,7 +13,7 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model, tolerance_of
 from retrain.engines.isolation import Isolation
-from retrain.errors import ComponentError, EngineError
+from retrain.errors import ComponentError, EngineError, writing
 from retrain.functional.seeds import derive_seed
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
@@ -362,11 +362,16 @@ def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def write_config(model: Any, folder: Path) -> str:
-    """Write the model's configuration for vLLM to read; returns the folder."""
+    """Write the model's configuration for vLLM to read; returns the folder.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
-    folder.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(folder)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save_pretrained(folder)
     return str(folder)
 
 

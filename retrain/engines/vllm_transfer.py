@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from retrain.engines import http
 from retrain.engines.isolation import Isolation
-from retrain.errors import EngineError, MissingExtraError
+from retrain.errors import EngineError, MissingExtraError, writing
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -67,13 +67,23 @@ class FileTransfer:
         self._folder, self._call = folder, calls
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the file, and only then put it in the place of the last one."""
+        """Write the file, and only then put it in the place of the last one.
+
+        Raises:
+            StorageError: it cannot be written; the last one stays, and nothing of this one.
+        """
         from safetensors.torch import save_file
 
         path = self._folder / "model.safetensors"
         written = path.with_suffix(".new")
-        save_file({name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}, written)
-        written.replace(path)
+        copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
+        with writing(path):
+            try:
+                save_file(copies, written)
+                written.replace(path)
+            except BaseException:
+                written.unlink(missing_ok=True)  # what is left of it takes the room that a checkpoint needs
+                raise
 
     def give(self, url: str) -> None:
         """Have a server read it."""

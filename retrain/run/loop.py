@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from retrain.errors import DivergedError, EngineError, Preempted
+from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, StorageError
 from retrain.functional.seeds import derive_seed
 from retrain.run.clock import Clock
 from retrain.run.collect import Collection, with_policy_columns
@@ -44,6 +44,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
         DivergedError: loss or gradients were non-finite three times in a row.
         EngineError: sampler and trainer disagree; or the sampler failed, and what was trained has been saved.
+        StorageError: the run directory cannot be written; what was trained has been saved if that was possible.
     """
     settings, nonfinite = parts.config.training, 0
     parts.sync(start)
@@ -78,13 +79,30 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
 
 @contextmanager
 def _saving(parts: Parts, collector: Collector, done: int, start: int) -> Generator[None]:
-    """A sampler that fails ends the run; the state after `done` steps is saved before."""
+    """A sampler that fails, or takes no weights because a file cannot be written, ends the run.
+
+    The state after `done` steps is saved before, if that is possible, and the error says so.
+    """
     try:
         yield
-    except EngineError:
-        if done > start:
-            parts.directory.save_checkpoint(done, collector.state_dict(done))
-        raise
+    except (EngineError, StorageError) as error:
+        if done == start:
+            raise
+        kind = EngineError if isinstance(error, EngineError) else StorageError
+        raise kind(f"{error}; {_rescue(parts, collector, done)}") from error
+
+
+def _rescue(parts: Parts, collector: Collector, done: int) -> str:
+    """Save the state after `done` steps and say where a resumed run goes on; what forbids it hides no other error."""
+    recorded = read_rows(parts.directory.path / "metrics.jsonl")
+    if not recorded or recorded[-1]["step"] != done - 1:
+        return f"step {done} is not saved, for its metrics could not be: --resume auto goes on before it"
+    try:
+        if parts.directory.save_checkpoint(done, collector.state_dict(done)):
+            return f"a checkpoint of step {done} is written: --resume auto goes on from there"
+    except RetrainError as error:
+        return f"nor is step {done} saved: {error}"
+    return f"nor is step {done} saved"
 
 
 def diverged(parts: Parts, collection: Collection, batch: Batch | None, bad: list[str]) -> DivergedError:

@@ -67,6 +67,7 @@ class Parts:
 
         Raises:
             EngineError: the sampler cannot load them.
+            StorageError: it takes them from a file, which cannot be written.
             ComponentError: it takes adapters, and the policy has none.
         """
         if not getattr(self.sampler, "takes_adapters", False):

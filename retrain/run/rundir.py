@@ -196,8 +196,12 @@ class RunDirectory:
             _write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
         return path
 
-    def save_checkpoint(self, done: int, state: State) -> None:
-        """Save the state after `done` steps; `on_save_error` decides whether a failure ends the run."""
+    def save_checkpoint(self, done: int, state: State) -> bool:
+        """Save the state after `done` steps; `on_save_error` decides whether a failure ends the run.
+
+        Returns:
+            whether it is saved.
+        """
         try:
             with _storage(f"flush {self.path}"):
                 for name in ("metrics.jsonl", "eval.jsonl"):
@@ -207,6 +211,8 @@ class RunDirectory:
             if self._settings.on_save_error == "stop":
                 raise
             self._say(str(error))
+            return False
+        return True
 
     def _say(self, text: str) -> None:
         self._observe("message", {"text": text, "level": "warning"})

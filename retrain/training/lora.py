@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrain.errors import ComponentError, MissingExtraError
+from retrain.errors import ComponentError, MissingExtraError, writing
 from retrain.training.settings import LoraSettings
 
 POLICY = "default"
@@ -116,11 +117,27 @@ def merged(model: Any, adapter: str | None) -> dict[str, Tensor]:
 
 
 def save(wrapper: Any, path: Path, base: str) -> None:
-    """Write the policy's adapter in peft's format, for the base model at `base` (unless empty)."""
+    """Write the policy's adapter in peft's format, for the base model at `base` (unless empty).
+
+    Every file is written beside the folder, and only then put in the place of the last one: who reads them
+    meanwhile finds no half of one.
+
+    Raises:
+        StorageError: it cannot be written; the last one stays, and nothing of this one.
+    """
     if base:
         wrapper.peft_config[POLICY].base_model_name_or_path = base
-    # The embeddings are frozen; left to itself, peft asks the hub every time whether they have been resized.
-    wrapper.save_pretrained(path, selected_adapters=[POLICY], save_embedding_layers=False)
+    stage = path.with_name(f"{path.name}.new")
+    with writing(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            stage.mkdir(exist_ok=True)
+            # The embeddings are frozen; left to itself, peft asks the hub every time whether they have been resized.
+            wrapper.save_pretrained(stage, selected_adapters=[POLICY], save_embedding_layers=False)
+            for file in sorted(stage.iterdir()):
+                file.replace(path / file.name)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextmanager

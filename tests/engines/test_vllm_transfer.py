@@ -3,6 +3,7 @@ for vLLM's side of the trainer. tests/vllm runs it with vLLM's."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 
 from retrain.engines import VllmServerEngine, vllm_transfer
 from retrain.engines.vllm_process import weight_options
-from retrain.errors import EngineError, MissingExtraError
+from retrain.errors import EngineError, MissingExtraError, StorageError
 from retrain.types import Sampling
 from tests.engines.models import flat, tiny
 from tests.engines.servers import Server
@@ -242,3 +243,40 @@ def test_a_server_is_started_for_the_transfer_of_the_run():
         "max_lora_rank": 16,
     }
     assert set(variables) == {"VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"}
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from retrain.engines.vllm_transfer import FileTransfer
+from retrain.errors import StorageError
+
+folder = Path(sys.argv[1])
+transfer = FileTransfer(folder, None)  # nobody is called
+transfer.take({"w": torch.ones(10)})
+before = (folder / "model.safetensors").read_bytes()
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+try:
+    transfer.take({"w": torch.ones(100_000)})
+except StorageError as error:
+    assert str(error).startswith(f"{folder}/model.safetensors cannot be written: "), error
+    assert len(str(error).splitlines()) == 1, error
+else:
+    raise SystemExit("the file went through")
+assert [path.name for path in folder.iterdir()] == ["model.safetensors"], list(folder.iterdir())
+assert (folder / "model.safetensors").read_bytes() == before
+"""
+
+
+def test_a_full_disk_leaves_the_last_file_whole_and_nothing_beside_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_configuration_that_cannot_be_written_is_a_storage_error(servers, model, tmp_path):
+    (tmp_path / "vllm").write_text("")
+    with pytest.raises(StorageError, match="vllm cannot be written: File exists"):
+        VllmServerEngine(model, tmp_path, urls=[server.url for server in servers])

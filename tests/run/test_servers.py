@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.errors import EngineError
+from retrain.errors import EngineError, StorageError
 from retrain.run.session import Resume
 from tests.engines.servers import ModelServer
 from tests.run.conftest import digest, rows
@@ -94,6 +95,7 @@ def test_without_a_server_the_run_ends_with_exit_5_and_goes_on_where_it_was(
     folder = tmp_path / "runs" / "parts"
     done = len(rows(folder / "metrics.jsonl"))
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{done:06d}"]
+    assert f"a checkpoint of step {done} is written: --resume auto goes on from there" in ended.output
     for server in servers:
         server.hook = lambda path: None
         server.start()
@@ -119,3 +121,68 @@ def test_weights_that_were_loaded_in_name_only_end_the_run(train, servers, optio
     servers[1].kill()
     with pytest.raises(EngineError, match="sampler and trainer disagree"):
         train(*options, "training.lr=1e-2", resume=Resume("fresh"))
+
+
+def block(path):
+    """Nothing can be written where a folder is."""
+    path.unlink(missing_ok=True)
+    path.mkdir(parents=True)
+
+
+def stopping(path):
+    """An observer that makes a path impossible to write once step 1 is done, before its weights are handed over."""
+
+    def observe(event, details):
+        if event == "step" and details["step"] == 1:
+            block(path)
+
+    return observe
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.new"])
+def test_weights_that_cannot_be_written_end_the_run_with_what_was_trained_saved(
+    train, servers, options, tmp_path, name
+):
+    whole = train(*options, name="whole")
+    run, options = tmp_path / "runs" / "run", (*options, "checkpoint.every=100")
+    blocked = run / "vllm" / name.replace(".safetensors.new", ".new")
+    with pytest.raises(StorageError) as ended:
+        train(*options, observe=stopping(blocked))
+    text = str(ended.value)
+    assert text.startswith(f"{run.resolve()}/vllm/model.safetensors cannot be written: ")
+    assert text.endswith("a checkpoint of step 3 is written: --resume auto goes on from there")
+    assert "\n" not in text
+    assert "free some space" in text
+    status = json.loads((run / "status.json").read_text())
+    assert (status["exit_code"], status["error"]) == (6, text)
+    blocked.rmdir()
+    assert digest(train(*options, resume=Resume("auto"))) == digest(whole)
+
+
+@pytest.mark.parametrize(
+    ("policy", "end"), [("stop", "nor is step 3 saved: cannot save checkpoint .*"), ("warn", "nor is step 3 saved$")]
+)
+def test_a_checkpoint_that_cannot_be_written_either_hides_no_error(train, servers, options, tmp_path, policy, end):
+    run = tmp_path / "runs" / "run"
+
+    def observe(event, details):
+        if event == "step" and details["step"] == 1:
+            block(run / "vllm" / "model.safetensors")
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+            (run / "checkpoints").write_text("")
+
+    with pytest.raises(StorageError, match=rf"model\.safetensors cannot be written: .*; {end}"):
+        train(*options, "checkpoint.every=100", f"checkpoint.on_save_error={policy}", observe=observe)
+
+
+def test_no_checkpoint_is_written_of_a_step_whose_metrics_could_not_be(train, servers, options, tmp_path):
+    run = tmp_path / "runs" / "run"
+
+    def observe(event, details):
+        if event == "step" and details["step"] == 1:
+            (run / "metrics.jsonl").rename(run / "kept")
+            (run / "metrics.jsonl").mkdir()
+
+    with pytest.raises(StorageError, match=r"cannot append to .*metrics\.jsonl: .*; step 3 is not saved"):
+        train(*options, "checkpoint.every=100", observe=observe)
+    assert not (run / "checkpoints").exists()

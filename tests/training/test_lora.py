@@ -1,11 +1,12 @@
 """Adapters: merged weights, state, peft's format, reference without a copy."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from retrain.errors import ComponentError, MissingExtraError
+from retrain.errors import ComponentError, MissingExtraError, StorageError
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.small_models import make_batch, make_model, make_objective
@@ -67,6 +68,38 @@ def test_adapter_is_saved_in_pefts_format(tmp_path):
     trained.save_adapter(tmp_path)
     loaded = PeftModel.from_pretrained(make_model(), str(tmp_path)).base_model.model
     torch.testing.assert_close(own_logprobs(loaded, batch), own_logprobs(trained.model, batch), rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_that_cannot_be_written_leaves_the_last_one_whole(tmp_path, monkeypatch):
+    import peft.peft_model
+    from safetensors import SafetensorError
+
+    trained, folder = policy(), tmp_path / "adapter"
+    trained.save_adapter(folder)
+    first = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(first)
+
+    def fills(tensors, file, **options):
+        """Write a half, as a disk that is full does."""
+        Path(file).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    trained.update(make_batch(), make_objective())
+    with monkeypatch.context() as patch:
+        patch.setattr(peft.peft_model, "safe_save_file", fills)
+        with pytest.raises(StorageError, match=r"adapter cannot be written: .*No space left.*; free some space"):
+            trained.save_adapter(folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
+    assert list(tmp_path.iterdir()) == [folder]
+    trained.save_adapter(folder)
+    assert {file.name for file in folder.iterdir()} == set(first)
+    assert (folder / "adapter_model.safetensors").read_bytes() != first["adapter_model.safetensors"]
+
+
+def test_an_adapter_cannot_take_the_place_of_a_file(tmp_path):
+    (tmp_path / "adapter").write_text("")
+    with pytest.raises(StorageError, match="adapter cannot be written: File exists"):
+        policy().save_adapter(tmp_path / "adapter")
 
 
 def test_dropout_acts_in_the_update_only():
