@@ -114,7 +114,7 @@ class VllmEngine:
         }
         self.takes_adapters = lora == "adapter"
         if self.takes_adapters:
-            self._options |= adapter_options(_rank(model))
+            self._options |= adapter_options(adapter_rank(model))
         self._dtype = str(self._options["dtype"])
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
@@ -173,7 +173,7 @@ class VllmEngine:
         """`sampling.group_size` completions for each prompt, in the prompts' order."""
         if self.version is None:
             raise EngineError("the sampler has no weights: call load_weights first")
-        self._check(prompts, sampling)
+        check_request(prompts, sampling, self._longest)
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         with self._isolated():
             self._wake()
@@ -228,22 +228,6 @@ class VllmEngine:
             self._llm.sleep(level=1)
             self._asleep = True
 
-    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        """EngineError for what vLLM would do otherwise than asked, without a word."""
-        if not all(len(prompt) for prompt in prompts):
-            raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
-        longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens
-        if longest > self._longest:
-            raise EngineError(
-                f"a prompt with max_tokens = {sampling.max_tokens} needs {longest} tokens, and vLLM has room for "
-                f"{self._longest}; lower max_tokens, or raise [vllm] max_model_len or its memory"
-            )
-        if 0 < sampling.temperature < _LEAST_TEMPERATURE:
-            raise EngineError(
-                f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
-                f"{sampling.temperature} is between"
-            )
-
     def _completions(self, outputs: Sequence[Any], sampling: Sampling) -> list[Completion]:
         """vLLM's outputs for one prompt; greedy ones are sampled once and repeated."""
         rows: list[Completion] = []
@@ -263,6 +247,27 @@ class VllmEngine:
         if len(rows) != sampling.group_size:
             raise EngineError(f"vLLM returned {len(rows)} completions of {sampling.group_size}")
         return rows
+
+
+def check_request(prompts: Sequence[Sequence[int]], sampling: Sampling, room: int) -> None:
+    """EngineError for what vLLM would do otherwise than asked, without a word, or refuse.
+
+    Args:
+        room: tokens that vLLM has room for, of a prompt with its completion.
+    """
+    if not all(len(prompt) for prompt in prompts):
+        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+    longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens
+    if longest > room:
+        raise EngineError(
+            f"a prompt with max_tokens = {sampling.max_tokens} needs {longest} tokens, and vLLM has room for "
+            f"{room}; lower max_tokens, or raise [vllm] max_model_len or its memory"
+        )
+    if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+        raise EngineError(
+            f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
+            f"{sampling.temperature} is between"
+        )
 
 
 def _vllm(module: str = "") -> Any:
@@ -312,7 +317,8 @@ def adapter_options(rank: int) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
 
 
-def _rank(model: Any) -> int:
+def adapter_rank(model: Any) -> int:
+    """The rank of the adapters that are trained; ComponentError if there are none."""
     if not hasattr(model, "peft_config"):
         problem = '[vllm] lora = "adapter" needs adapters, and this run trains all weights'
         raise ComponentError(problem, f"set [model] lora, or {_MERGE}")

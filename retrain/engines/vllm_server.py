@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from retrain.engines import http, vllm_transfer
 from retrain.engines.capability import base_model, tolerance_of
-from retrain.engines.vllm_engine import full_shapes, request_fields, write_config
+from retrain.engines.vllm_engine import adapter_rank, check_request, full_shapes, request_fields, write_config
 from retrain.errors import EngineError
 from retrain.registry import engine
 from retrain.types import Completion, Metrics, Sampling
@@ -26,13 +27,15 @@ _AT_ONCE = 64
 """Requests in flight; a server batches what it has."""
 _PROBE_S = 10.0
 """A server that does not say its version within this time is not given weights: it is frozen, or gone."""
+_INSPECTION_S = 60.0
+"""The same for what it was started with: the first time vLLM looks over its whole machine for that."""
 _ADAPTER = "adapter"
 """What the servers call the adapter."""
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-@engine("vllm-server", table="vllm", concurrent=True)
+@engine("vllm-server", table="vllm", concurrent=True, elsewhere=True)
 class VllmServerEngine:
     """Samples from vLLM servers, which take new weights from a file or from the trainer's GPU.
 
@@ -85,8 +88,11 @@ class VllmServerEngine:
         self._folder = Path(write_config(base_model(model), run_dir / "vllm")).resolve()
         place = next(model.parameters()).device
         self._transfer = vllm_transfer.transfer(transfer, self._folder, place, self._call)
-        self._flags = {"transfer": transfer, "lora": lora}
+        self._backend = transfer
         self.takes_adapters = lora == "adapter"
+        self._rank = adapter_rank(model) if self.takes_adapters else 0
+        self._claim = f"incomplete, of {uuid.uuid4().hex}"
+        self._models: dict[str, Mapping[str, Any]] = {}
         self._base, self._label = "", ""
         self._adapter: Path | None = None
         self._loads = 0
@@ -142,6 +148,7 @@ class VllmServerEngine:
         """`sampling.group_size` completions for each prompt, in the prompts' order."""
         if self.version is None:
             raise EngineError("the sampler has no weights: call load_weights first")
+        check_request(prompts, sampling, min(int(known["max_model_len"]) for known in self._models.values()))
         model = {"model": _ADAPTER} if self._adapter else {}
         bodies = [
             {"token_ids": list(prompt), "sampling_params": fields, **model}
@@ -227,17 +234,21 @@ class VllmServerEngine:
             label, loads = self._held.pop(url, ("", 0))
             if started_anew := self._probe(url) != label:
                 self._transfer.drop(url)
+                self._inspect(url)
             # What may still be sampled there was given up by an earlier call.
             self._call(url + "/pause?mode=abort", {})
+            self._mark(url, self._claim)
             if started_anew or loads != self._loads:
-                self._transfer.give(url)
+                self._give(url)
             if self._adapter is not None:
                 adapter = {"lora_name": _ADAPTER, "lora_path": str(self._adapter), "load_inplace": True}
                 self._call(url + "/v1/load_lora_adapter", adapter)
             if not self._call(url + "/reset_prefix_cache", {})["success"]:
                 raise ValueError("it did not empty its prefix cache")
-            self._call(url + "/update_weight_version", {"new_version": self._label})
+            self._confirm(url, self._claim)
+            self._mark(url, self._label)
             self._call(url + "/resume", {})
+            self._confirm(url, self._label)
         except http.FAILURES as error:
             self._why[url] = _cause(error)
             self._transfer.drop(url)
@@ -245,6 +256,30 @@ class VllmServerEngine:
         self._held[url] = (self._label, self._loads)
         self._why.pop(url, None)
         return True
+
+    def _give(self, url: str) -> None:
+        try:
+            self._transfer.give(url)
+        except http.HttpError as error:
+            served = self._models[url]["model"]
+            raise ValueError(f"{error}; it serves {served}: is that the architecture that is trained?") from None
+
+    def _mark(self, url: str, label: str) -> None:
+        """Have a server say that its weights are these."""
+        self._call(url + "/update_weight_version", {"new_version": label})
+
+    def _confirm(self, url: str, label: str) -> None:
+        """ValueError if a server's weights became others since they were marked with this label.
+
+        Two runs may load weights into one server at the same time. Whichever sees it says that the weights are
+        nobody's, so that both refuse what is sampled from them. Only a whole sync of the other run between two
+        requests of this one is not seen.
+        """
+        found = self._label_of(url, self._call.seconds)
+        if found != label:
+            self._mark(url, f"mixed, of {found} and {label}")
+            self._call(url + "/resume", {})
+            raise ValueError(f"its weights became {found} meanwhile: another run uses it, or it was started anew")
 
     def _choose(self, index: int, attempt: int) -> tuple[str, int]:
         """The server to ask; once one request has ended the run, none waits for the servers again."""
@@ -288,7 +323,7 @@ class VllmServerEngine:
         """Why this is no vLLM server of a version that is known to work, with replaceable weights; else nothing."""
         try:
             self._probe(url)
-            self._check_flags(url)
+            self._inspect(url)
         except http.HttpError as error:
             return f"{error}; start it with `retrain serve`, which sets VLLM_SERVER_DEV_MODE=1"
         except http.FAILURES as error:
@@ -301,18 +336,23 @@ class VllmServerEngine:
         found = str(self._call(f"{url}/version", None, seconds)["version"])
         if not found.startswith(_VERSIONS):
             raise ValueError(f"it is vLLM {found}; versions 0.32 and 0.33 are known to work")
+        return self._label_of(url, seconds)
+
+    def _label_of(self, url: str, seconds: float) -> str:
         return str(self._call(f"{url}/weight_info", None, seconds)["weight_version"])
 
-    def _check_flags(self, url: str) -> None:
+    def _inspect(self, url: str) -> None:
         """ValueError for a server that was started without what this run needs of it."""
-        if self._flags == {"transfer": "file", "lora": "merged"}:
-            return
-        config = self._call(url + "/server_info?config_format=json")["vllm_config"]
+        seconds = min(_INSPECTION_S, self._call.seconds)
+        config = self._call(url + "/server_info?config_format=json", None, seconds)["vllm_config"]
         backend = (config["weight_transfer_config"] or {"backend": "file"})["backend"]
-        if self._flags["transfer"] not in ("file", backend):
-            raise ValueError(f'it was started with transfer = "{backend}", not "{self._flags["transfer"]}"')
+        if self._backend not in ("file", backend):
+            raise ValueError(f'it was started with transfer = "{backend}", not "{self._backend}"')
         if self.takes_adapters and not config["lora_config"]:
             raise ValueError('it was started without lora = "adapter"')
+        if self.takes_adapters and (room := config["lora_config"]["max_lora_rank"]) < self._rank:
+            raise ValueError(f"it was started for adapters of rank {room} at most, and [model.lora] r is {self._rank}")
+        self._models[url] = config["model_config"]
 
 
 def _ended(ids: Sequence[int], reason: str, sampling: Sampling) -> bool:

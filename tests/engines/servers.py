@@ -78,7 +78,11 @@ class Server:
     """
 
     def __init__(self, port=0):
-        self.config = {"weight_transfer_config": None, "lora_config": None}
+        self.config = {
+            "weight_transfer_config": None,
+            "lora_config": None,
+            "model_config": {"max_model_len": 1024, "model": "some/model"},
+        }
         self.update, self.names, self.adapter = "", set(), ""
         self.fault, self.label, self.version, self.asked, self.loaded, self.dev = "", "default", "0.32.0", 0, 0, True
         self.http, self.seen, self.hook, self.paused = None, [], lambda path: None, False

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 from retrain.engines import VllmServerEngine
 from retrain.engines.http import is_loopback
-from retrain.errors import EngineError
+from retrain.errors import ComponentError, EngineError
 from retrain.types import Sampling
 from tests.engines.models import flat, tiny
 from tests.engines.servers import Server
@@ -61,7 +63,8 @@ def test_greedy_completions_are_sampled_once_and_repeated(servers, model, tmp_pa
 
 LATE = ("hang", "trickle")
 ANSWERS = (*LATE, "drop", "stale", "mixed", "short", "brief", "long", "few", "/inference/v1/generate")
-SYNC = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume")
+LABEL = "/update_weight_version"
+SYNC = ("/pause", "/collective_rpc", "/reset_prefix_cache", LABEL, "/resume")
 
 
 @pytest.mark.parametrize("fault", ANSWERS)
@@ -202,7 +205,7 @@ def test_a_server_that_dies_within_a_sync_is_asked_for_nothing_until_it_has_all_
     servers[0].start()
     engine.load_weights(model.state_dict(), 9)
     engine.sample(PROMPTS, SAMPLING)
-    assert servers[0].seen == [*SYNC, "/inference/v1/generate", "/inference/v1/generate"]
+    assert servers[0].seen == ["/pause", LABEL, *SYNC[1:], "/inference/v1/generate", "/inference/v1/generate"]
 
 
 def test_a_server_started_anew_without_the_clients_knowledge_is_not_believed(servers, model, tmp_path):
@@ -276,6 +279,7 @@ def test_ctrl_c_ends_the_wait_for_servers_to_come_back(servers, model, tmp_path)
 @pytest.fixture
 def adapting(servers, model, tmp_path):
     """A client that hands over adapters, and the adapter's folder."""
+    model.peft_config = {"default": LoraConfig(r=8)}
     for server in servers:
         server.config["lora_config"] = {"max_lora_rank": 8}
     folder = tmp_path / "adapter"
@@ -291,7 +295,7 @@ def test_the_base_is_sent_once_and_then_adapters_alone(servers, model, adapting)
         servers[0].seen.clear()
         engine.load_adapter(folder, version)
         assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {version}
-    asked = ["/pause", "/v1/load_lora_adapter", *SYNC[2:], *["/inference/v1/generate"] * 2]
+    asked = ["/pause", LABEL, "/v1/load_lora_adapter", *SYNC[2:], *["/inference/v1/generate"] * 2]
     assert servers[0].seen == asked
     assert [server.loaded for server in servers] == [1, 1]
     assert servers[0].adapter == str(folder)
@@ -326,9 +330,58 @@ def test_a_server_that_does_not_take_the_adapter_is_left_out(servers, model, ada
     assert engine.metrics()["sampler/servers"] == 1
 
 
-def test_a_server_started_without_adapters_shows_at_the_start(servers, model, tmp_path):
-    with pytest.raises(EngineError, match=r'it was started without lora = "adapter"; start it with'):
+def test_a_server_started_without_adapters_or_for_smaller_ones_shows_at_the_start(servers, model, tmp_path):
+    with pytest.raises(ComponentError, match="trains all weights"):
         client(servers, model, tmp_path, lora="adapter")
+    model.peft_config = {"default": LoraConfig(r=16)}
+    servers[1].config["lora_config"] = {"max_lora_rank": 8}
+    with pytest.raises(EngineError, match=r'it was started without lora = "adapter"; start it with.*rank 8 at most'):
+        client(servers, model, tmp_path, lora="adapter")
+
+
+def test_what_vllm_would_do_otherwise_than_asked_is_refused_before_it_is_asked(servers, model, tmp_path):
+    servers[1].config["model_config"]["max_model_len"] = 6
+    engine = client(servers, model, tmp_path)
+    engine.load_weights(model.state_dict(), 7)
+    assert len(engine.sample(PROMPTS, SAMPLING)) == 4, "the longest has three tokens, and takes three more"
+    asked = [server.asked for server in servers]
+    for prompts, sampling, message in (
+        ([[1, 2, 3, 4]], SAMPLING, r"needs 7 tokens, and vLLM has room for 6; .*\[vllm\] max_model_len"),
+        ([[1], []], SAMPLING, "a prompt has no tokens"),
+        ([[1]], replace(SAMPLING, temperature=0.005), "temperature 0.01 and above"),
+    ):
+        with pytest.raises(EngineError, match=message):
+            engine.sample(prompts, sampling)
+    assert [server.asked for server in servers] == asked
+
+
+def test_a_server_of_another_model_says_so(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path)
+    servers[0].fault = "/collective_rpc"
+    with pytest.raises(EngineError, match="it serves some/model: is that the architecture that is trained"):
+        engine.load_weights(model.state_dict(), 7)
+
+
+@pytest.mark.parametrize("moment", ["/reset_prefix_cache", "/resume"])
+def test_weights_that_another_run_loads_meanwhile_are_not_believed(servers, model, tmp_path, moment):
+    engine = client(servers, model, tmp_path)
+    other = VllmServerEngine(model, tmp_path / "other", urls=[servers[0].url])
+    engine.load_weights(model.state_dict(), 7)
+    loading = threading.Event()
+
+    def meanwhile(path):
+        if path == moment and servers[0].loaded == 2 and not loading.is_set():
+            loading.set()
+            other.load_weights(model.state_dict(), 3)
+
+    servers[0].hook = meanwhile
+    engine.load_weights(model.state_dict(), 8)
+    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {8}
+    assert loading.is_set()
+    assert servers[0].asked == 0
+    assert servers[0].label.startswith("mixed")
+    assert other.sample(PROMPTS, SAMPLING), "it notices as well, and loads its weights again"
+    assert servers[0].loaded == 4
 
 
 @pytest.fixture
