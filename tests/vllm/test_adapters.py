@@ -244,9 +244,9 @@ def test_a_model_that_vllm_takes_no_adapters_for_shows_at_the_start(tmp_path):
 ADAPTER = ("model.lora={r=4}", "vllm.lora=adapter", "training.lr=1e-2")
 
 
-def test_a_run_without_adapters_is_told_so(train):
+def test_a_model_without_adapters_is_told_so(tmp_path):
     with pytest.raises(ComponentError, match=r"this run trains all weights; set \[model\] lora"):
-        train("vllm.lora=adapter")
+        VllmEngine(tiny("qwen3"), 0, CPU, tmp_path, lora="adapter")
 
 
 def test_a_run_stays_in_step_resumes_bit_for_bit_and_is_merged_in_the_end(train):
