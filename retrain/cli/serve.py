@@ -25,12 +25,12 @@ def serve(
     Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
     """
     from retrain.config.load import load
-    from retrain.engines.http import is_loopback
+    from retrain.engines.http import address, is_loopback
     from retrain.run.serve import serve as run
 
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
-    if not is_loopback(f"http://{host}"):
+    if not is_loopback(address(host, port or 80)):
         print(
             f"warning: whoever reaches {host} can replace weights and read files: keep to a private network",
             file=sys.stderr,

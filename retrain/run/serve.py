@@ -5,20 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from retrain.config.load import LoadedConfig
+from retrain.engines.http import address
 from retrain.engines.vllm_process import ENGINE, check_installed, command, weight_options
 from retrain.engines.vllm_process import serve as run_server
 from retrain.errors import EngineError
 from retrain.types import BUILTIN
 
 _PORT = 8000
+_PROBE_S = 5.0
 
 
 def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[str], None]) -> None:
@@ -51,7 +54,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
             **options,
         }
         arguments = command(bound.params, _model(loaded, Path(folder)), config.training.seed, cpu, more)
-        run_server(arguments, f"http://{host}:{port}", cpu, ready, variables)
+        run_server(arguments, address(host, port), cpu, ready, variables)
 
 
 def _weights(loaded: LoadedConfig) -> tuple[str, int | None]:
@@ -82,13 +85,38 @@ def free_port(ports: Sequence[int], host: str) -> Generator[int]:
     """The first of these ports that nobody listens on, or is about to: a server takes a while until it does.
 
     Raises:
-        EngineError: none of them is free.
+        EngineError: none of them is free, or it cannot be said that one is taken.
     """
     for port in ports:
-        claim = Path(tempfile.gettempdir()) / f"retrain-serve-{os.getuid()}-{port}.lock"
-        with claim.open("w") as held, suppress(BlockingIOError), socket.socket() as probe:
+        with _claim(port) as held, suppress(BlockingIOError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if probe.connect_ex((host, port)) != 0:
+            if not _listens(host, port):
                 yield port
                 return
     raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")
+
+
+def _claim(port: int) -> TextIO:
+    """This user's file for the port, which is locked by whoever takes the port.
+
+    Everybody can write where temporary files are: what somebody else has put there is not opened.
+    """
+    folder = Path(tempfile.gettempdir()) / f"retrain-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"{folder} is not a directory of this user")
+        return open(os.open(folder / f"port-{port}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
+    except OSError as error:
+        raise EngineError(
+            f"port {port} cannot be claimed ({error}); remove it, or set TMPDIR to another place"
+        ) from error
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _PROBE_S).close()
+    except OSError:
+        return False
+    return True

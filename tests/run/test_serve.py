@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 
 import pytest
 
@@ -19,10 +21,10 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "check_installed", lambda: None)
     monkeypatch.setattr(module, "run_server", lambda *arguments: calls.append(arguments))
 
-    def go(text):
+    def go(text, host="127.0.0.1"):
         file = tmp_path / "run.toml"
         file.write_text(text)
-        serve(load(file, ()), "127.0.0.1", None, print)
+        serve(load(file, ()), host, None, print)
         return calls[-1]
 
     return go
@@ -50,3 +52,29 @@ def test_every_server_takes_the_first_address_that_nobody_has(started):
             assert port == ports[1]
             with pytest.raises(EngineError, match="is in use; name another one"):
                 free_port(ports, "127.0.0.1").__enter__()
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost", "0.0.0.0"])
+def test_a_server_listens_on_any_host(started, host):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments, url, *_ = started(f'[vllm]\nurls = ["http://localhost:{port}"]\n', host)
+    assert f"--host={host}" in arguments
+    assert url == f"http://{'[::1]' if host == '::1' else host}:{port}"
+
+
+def test_what_somebody_else_has_put_in_the_place_of_a_lock_is_not_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, mine = tmp_path / f"retrain-{os.getuid()}", tmp_path / "mine"
+    mine.write_text("precious")
+    with free_port([8001], "127.0.0.1"):
+        assert folder.stat().st_mode & 0o077 == 0
+    (folder / "port-8002.lock").symlink_to(mine)
+    with pytest.raises(EngineError, match=r"port 8002 cannot be claimed .*set TMPDIR"):
+        free_port([8002], "127.0.0.1").__enter__()
+    assert mine.read_text() == "precious"
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EngineError, match="is not a directory of this user"):
+        free_port([8001], "127.0.0.1").__enter__()
