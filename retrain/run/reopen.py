@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from retrain.config.document import Document
 from retrain.config.load import LoadedConfig, validate
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.config.resolve import AUTO
+from retrain.errors import ConfigError, ConfigProblem, EngineError
 from retrain.run import checkpoint
-from retrain.run.parts import Parts
+from retrain.run.parts import Parts, Trained
 from retrain.run.rundir import RunDirectory, read_json, read_rows
 from retrain.types import Observer
 
@@ -24,18 +26,59 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
     Raises:
         ConfigError: there is no run at this path, or an override does not fit.
         StorageError: there is no valid checkpoint, or it cannot be trusted.
+        EngineError: the run's engine cannot be used here.
     """
     run, saved = _locate(target, observe)
     from retrain.run.build import build  # torch and transformers take seconds to import
 
     loaded = stored(run, overrides, final=saved is None)
-    parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
-    if saved is None:
-        parts.steps = len(read_rows(run / "metrics.jsonl"))
-    else:
-        parts.load_state_dict(checkpoint.load(saved))
-    parts.sync(parts.policy.step)
+    with _without_its_servers(loaded):
+        parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
+        try:
+            _restore(parts, run, saved)
+            parts.sync(parts.policy.step)
+        except BaseException:
+            parts.close()
+            raise
     return parts
+
+
+def reopen_trained(target: Path, observe: Observer) -> Trained:
+    """The trained weights and signals of a run or checkpoint alone, to write them elsewhere.
+
+    The run's engine need not be there: nothing samples.
+
+    Raises:
+        ConfigError: there is no run at this path.
+        StorageError: there is no valid checkpoint, or it cannot be trusted.
+    """
+    run, saved = _locate(target, observe)
+    from retrain.run.build import build_trained
+
+    loaded = stored(run, (f"rollout.engine={AUTO}",), final=saved is None)
+    trained = build_trained(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
+    _restore(trained, run, saved)
+    return trained
+
+
+def _restore(trained: Trained, run: Path, saved: Path | None) -> None:
+    """Load a checkpoint; without one the final model has been loaded already."""
+    if saved is None:
+        trained.steps = len(read_rows(run / "metrics.jsonl"))
+    else:
+        trained.restore(checkpoint.load(saved))
+
+
+@contextmanager
+def _without_its_servers(loaded: LoadedConfig) -> Generator[None]:
+    """Say how a run is sampled from whose engine is elsewhere and does not answer."""
+    try:
+        yield
+    except EngineError as error:
+        engine = loaded.components.optional("engine")
+        if engine is None or not engine.component.traits.get("elsewhere", False):
+            raise
+        raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
 
 
 def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:

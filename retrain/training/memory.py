@@ -8,6 +8,8 @@ from typing import Any
 
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 
+OF_THE_SAMPLER = frozenset({"sampler_weights", "kv_cache"})
+"""What an engine takes that samples; one with the trait `elsewhere` takes it of other machines or GPUs."""
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
 
 

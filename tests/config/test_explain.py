@@ -83,6 +83,13 @@ def test_a_local_model_is_measured_from_its_config(tmp_path):
     assert found["memory_mb_without_prompts_about"]["weights"] > 0
 
 
+def test_what_servers_sample_with_is_not_the_trainers_memory(tmp_path):
+    servers = '[rollout]\nengine = "vllm-server"\n[vllm]\nurls = ["http://127.0.0.1:8000"]\n'
+    here, there = (facts(tmp_path, text)["model"]["memory_mb_without_prompts_about"] for text in ("", servers))
+    assert set(here) - set(there) == {"sampler_weights", "kv_cache"}
+    assert all(here[name] == size for name, size in there.items())
+
+
 def test_evaluation_can_be_off(tmp_path):
     assert facts(tmp_path, "[eval]\nproblems = 0\n")["evaluation"] == {"evaluations": 0}
 

@@ -186,3 +186,38 @@ def test_no_checkpoint_is_written_of_a_step_whose_metrics_could_not_be(train, se
     with pytest.raises(StorageError, match=r"cannot append to .*metrics\.jsonl: .*; step 3 is not saved"):
         train(*options, "checkpoint.every=100", observe=observe)
     assert not (run / "checkpoints").exists()
+
+
+def test_a_run_is_exported_without_its_servers_and_sampled_without_them_if_told_so(train, servers, options, tmp_path):
+    run = train(*options, "eval.every=4")
+    last = rows(run / "eval.jsonl")[-1]
+    asked = []
+    for server in servers:
+        server.hook = asked.append
+    cli = CliRunner()
+    for source in (run, run / "checkpoints" / "step-000004"):
+        done = cli.invoke(app, ["export", str(source), str(tmp_path / "out")])
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
+        shutil.rmtree(tmp_path / "out")
+    assert not asked
+    for server in servers:
+        server.kill()
+    away = cli.invoke(app, ["eval", str(run)])
+    assert away.exit_code == 5
+    assert away.stderr.strip().endswith("or sample here: --set rollout.engine=torch")
+    here = cli.invoke(app, ["eval", str(run), "--set", "rollout.engine=torch", "--json"])
+    assert here.exit_code == 0, here.output
+    assert json.loads(here.stdout)["accuracy"] == last["accuracy"]
+
+
+def test_an_engine_that_is_not_installed_keeps_no_model_from_being_exported(train, tmp_path, monkeypatch):
+    run = train("eval.problems=0")
+    file = run / "config.resolved.json"
+    stored = json.loads(file.read_text())
+    stored["rollout"]["engine"] = "vllm"
+    stored["vllm"] = {"lora": "adapter"}
+    file.write_text(json.dumps(stored))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    done = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
