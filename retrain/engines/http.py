@@ -103,7 +103,8 @@ def call(url: str, body: Mapping[str, Any] | None, seconds: float, calls: Calls 
                 code, content, text = _exchange(connection, url.partition(parts.netloc)[2] or "/", body)
     except FAILURES as error:
         if late.is_set() or isinstance(error, TimeoutError):
-            raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+            limit = seconds if sockets else connection.timeout
+            raise TimeoutError(f"no {'answer' if sockets else 'connection'} within {limit:g} seconds") from None
         raise
     finally:
         watch.cancel()
