@@ -214,6 +214,9 @@ POLICY_COLUMNS: frozenset[str] = frozenset({"old_logprobs", "entropy", "varentro
 class Sampler(Protocol):
     """Where completions come from: the two verbs of an engine. `AdapterSampler` has one more.
 
+    It may have `close()`, called at the end of the run, and `hurry()`, called when the run is to stop after the step
+    under way: what else it waits for, other than its own work, is not worth waiting for any more.
+
     Attributes:
         tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
             that rounding explains; stale or wrong weights show more.

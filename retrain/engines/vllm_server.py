@@ -84,6 +84,7 @@ class VllmServerEngine:
         self._urls = [url.rstrip("/") for url in urls]
         self._call = http.Calls(request_timeout_s)
         self._restart, self._retries = restart_timeout_s, retries
+        self._hurried = threading.Event()
         self._expected = full_shapes(base_model(model))
         self._folder = Path(write_config(base_model(model), run_dir / "vllm")).resolve()
         place = next(model.parameters()).device
@@ -311,10 +312,14 @@ class VllmServerEngine:
         until = time.monotonic() + self._restart
         while not self._healthy:
             self._sync_all()
-            if not self._healthy and time.monotonic() > until:
+            if not self._healthy and (self._hurried.is_set() or time.monotonic() > until):
                 self._give_up(f"no vLLM server is left; {self._reasons()}")
             if not self._healthy and self._call.over.wait(min(1.0, self._restart)):
                 self._give_up("sampling has been broken off")
+
+    def hurry(self) -> None:
+        """Wait no more for servers to come back: the run is to stop, and they may have been told the same."""
+        self._hurried.set()
 
     def _reasons(self) -> str:
         return "; ".join(f"{url}: {why}" for url, why in self._why.items())

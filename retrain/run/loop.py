@@ -50,17 +50,17 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
     parts.sync(start)
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
-    stop.deferred = True
+    stop.defer(getattr(parts.sampler, "hurry", None))
     with Collector(parts, cursor, saved) as collector:
         for step in range(start, settings.max_steps):
             seed_generators(derive_seed(settings.seed, "step", step))
             clock, done = Clock(), step + 1
-            with _saving(parts, collector, step, start):
+            with _saving(parts, collector, stop, start, step):
                 collection = collector.take(step, clock)
             metrics, batch = update(parts, collection, clock, partial(collector.begin, done, clock))
             bad = [name for name, value in metrics.items() if value and name.endswith(_NONFINITE)]
             nonfinite = nonfinite + 1 if bad else 0
-            with _saving(parts, collector, done, start):
+            with _saving(parts, collector, stop, start, done):
                 try:
                     collector.sync(done, clock)
                 finally:
@@ -69,7 +69,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
                 raise diverged(parts, collection, batch, bad)
             parts.steps = done
             if due(done, parts.config.eval.every, settings.max_steps):
-                with _saving(parts, collector, done, start):
+                with _saving(parts, collector, stop, start, done):
                     evaluate_and_record(parts, done)
             if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):
                 parts.directory.save_checkpoint(done, collector.state_dict(done))
@@ -78,18 +78,22 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
 
 
 @contextmanager
-def _saving(parts: Parts, collector: Collector, done: int, start: int) -> Generator[None]:
+def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: int) -> Generator[None]:
     """A sampler that fails, or takes no weights because a file cannot be written, ends the run.
 
-    The state after `done` steps is saved before, if that is possible, and the error says so.
+    The state after `done` steps is saved before, if that is possible, and the error says so. Where the run was to
+    stop anyway, servers that were told the same are no error.
     """
     try:
         yield
     except (EngineError, StorageError) as error:
-        if done == start:
+        if done == start and not stop.requested:
             raise
         kind = EngineError if isinstance(error, EngineError) else StorageError
-        raise kind(f"{error}; {_rescue(parts, collector, done)}") from error
+        saved = "" if done == start else f"; {_rescue(parts, collector, done)}"
+        if stop.requested and kind is EngineError:
+            raise Preempted(f"stopped by {stop.requested}: {error}{saved}") from error
+        raise kind(f"{error}{saved}") from error
 
 
 def _rescue(parts: Parts, collector: Collector, done: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ class Stop:
     def __init__(self) -> None:
         self.requested = ""
         self.deferred = False
+        self._tell: Callable[[], None] | None = None
         self._previous: Any = None
 
     def __enter__(self) -> Stop:
@@ -30,6 +32,10 @@ class Stop:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, self._previous)
 
+    def defer(self, tell: Callable[[], None] | None) -> None:
+        """From now on a step may be under way, which the signal lets end; when it arrives, `tell` is called."""
+        self._tell, self.deferred = tell, True
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             # The step does not end in time: leave now, the previous checkpoint is intact.
@@ -37,3 +43,5 @@ class Stop:
         self.requested = signal.Signals(number).name
         if not self.deferred:
             raise Preempted(f"stopped by {self.requested} with no step under way; --resume auto starts again")
+        if self._tell is not None:
+            self._tell()

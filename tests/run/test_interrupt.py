@@ -1,7 +1,8 @@
-"""Ctrl-C in a run whose servers hang."""
+"""Ctrl-C in a run whose servers hang, and SIGTERM in one whose servers are gone."""
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,12 +24,44 @@ def test_ctrl_c_ends_a_run_whose_servers_hang(tmp_path, toml, moment):
             threading.Event().wait()
 
     server.hook = hang
-    urls = json.dumps([server.url])
-    options = (f"vllm.urls={urls}", "rollout.engine=vllm-server", f'logging.dir="{tmp_path}/runs"')
-    arguments = [part for option in options for part in ("--set", option)]
-    command = [sys.executable, "-m", "retrain.cli.main", "train", str(toml), "--plain", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+    with train(server, tmp_path, toml) as run:
         until(hanging.is_set, run)
         run.send_signal(signal.SIGINT)
-        assert ends(run) == 130, run.stderr.read()
+        assert ends(run) == 130, run.stdout.read()
     server.kill()
+
+
+def test_sigterm_does_not_wait_for_servers_that_were_told_the_same(tmp_path, toml):
+    """The server goes after two steps; the run would wait ten minutes for it."""
+    server, running, syncs = ModelServer(), [], []
+
+    def leave(path):
+        syncs.extend([path] * (path == "/collective_rpc"))
+        if len(syncs) == 3 and path == "/inference/v1/generate":
+            threading.Thread(target=server.kill).start()
+            until(lambda: refuses(server.port))
+            running[0].send_signal(signal.SIGTERM)
+            raise ConnectionError
+
+    server.hook = leave
+    with train(server, tmp_path, toml, "vllm.restart_timeout_s=600", "checkpoint.every=0") as run:
+        running.append(run)
+        code, said = ends(run), run.stdout.read()
+    assert code == 75, said
+    assert "stopped by SIGTERM" in said
+    assert "a checkpoint of step 2 is written" in said
+
+
+def refuses(port):
+    """Whether nobody listens there any more."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def train(server, folder, toml, *more):
+    """A run of this server in a process of its own."""
+    urls = json.dumps([server.url])
+    options = (f"vllm.urls={urls}", "rollout.engine=vllm-server", f'logging.dir="{folder}/runs"', *more)
+    arguments = [part for option in options for part in ("--set", option)]
+    command = [sys.executable, "-m", "retrain.cli.main", "train", str(toml), "--plain", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

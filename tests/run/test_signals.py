@@ -19,16 +19,18 @@ def test_before_the_first_step_the_run_ends_at_once_and_the_handler_is_put_back(
 
 
 def test_during_a_step_it_is_noted():
+    told = []
     with Stop() as stop:
-        stop.deferred = True
+        stop.defer(lambda: told.append(stop.requested))
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.requested == "SIGTERM"
+    assert told == ["SIGTERM"]
 
 
 def test_the_second_one_ends_the_process():
     text = (
         "import os, signal\nfrom retrain.run.signals import Stop\n"
-        "with Stop() as stop:\n    stop.deferred = True\n"
+        "with Stop() as stop:\n    stop.defer(None)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n    os.kill(os.getpid(), signal.SIGTERM)\n    print('alive')\n"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
