@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -14,13 +15,12 @@ import torch
 from retrain.engines import VllmServerEngine, vllm_transfer
 from retrain.engines.vllm_process import weight_options
 from retrain.errors import EngineError, MissingExtraError, StorageError
-from retrain.types import Sampling
 from tests.engines.models import flat, tiny
 from tests.engines.servers import Server
+from tests.engines.test_vllm_server import PROMPTS, SAMPLING
+from tests.engines.test_vllm_server import client as plain_client
 from tests.waiting import PATIENCE_S
 
-SAMPLING = Sampling(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
-PROMPTS = [[5, 9, 11], [7], [3, 4], [13, 2]]
 MEETING = ("/start_weight_update", "/finish_weight_update", "/shutdown_weight_transfer_engine", "/get_world_size")
 SENDING = ("/start_weight_update", "/update_weights", "/finish_weight_update")
 LABEL = "/update_weight_version"
@@ -98,9 +98,7 @@ def model():
     return tiny("qwen3")
 
 
-def client(servers, model, tmp_path, **options):
-    options = {"request_timeout_s": PATIENCE_S, "restart_timeout_s": 0.1, "transfer": "nccl"} | options
-    return VllmServerEngine(model, tmp_path, urls=[server.url for server in servers], **options)
+client = partial(plain_client, transfer="nccl")
 
 
 def test_a_server_is_met_once_and_given_all_of_the_state_dict_at_every_sync(library, servers, model, tmp_path):
