@@ -19,7 +19,7 @@ help:
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
 	@echo "make faults  kill real runs at random moments and compare what they leave"
-	@echo "make mutants break the mathematics in seven ways and see that tests notice"
+	@echo "make mutants break the mathematics on purpose and see that tests notice"
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"

@@ -68,6 +68,16 @@ MUTANTS = [
         ["functional/test_logprobs.py"],
     ),
     Mutant(
+        "credit averaged over the sequence by gspo",
+        "algorithms/losses.py",
+        [
+            ("sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)",
+             "sequence = F.masked.row_mean(kept - old_logprobs, response_mask)"),
+            ("(sequence + (kept - kept.detach()))", "(sequence + 0 * kept)"),
+        ],
+        ["algorithms/test_losses.py"],
+    ),
+    Mutant(
         "padding in the denominator of the loss",
         "algorithms/reductions.py",
         [("return mask / mask.sum().clamp(min=1)", "return mask / mask.numel()")],

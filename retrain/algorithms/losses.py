@@ -73,19 +73,28 @@ def gspo(
     eps_low: Annotated[float, Field(ge=0, le=1)] = 3e-4,
     eps_high: Annotated[float, Field(ge=0)] = 4e-4,
 ) -> _Terms:
-    """Clipped surrogate with one ratio per sequence.
+    """Clipped surrogate with one ratio per sequence and an advantage per token (GSPO-token).
 
-    -min(s * A, clip(s, 1 - eps_low, 1 + eps_high) * A),  s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20
+    -min(s_t * A_t, clip(s_t, 1 - eps_low, 1 + eps_high) * A_t),  s_t = sg(s) * p_t / sg(p_t),
+    s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20, sg = no gradient
+
+    s_t has the value of s at every token. The derivative of the loss by lp_t is -s * A_t, so what a token transform
+    makes of A_t counts. Where A_t is the same along a sequence, the gradient is that of the sequence form under every
+    built-in reduction. Clipping is per token, by the sign of A_t.
 
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
         eps_low, eps_high: the trust region of a geometric mean, hence small.
     Returns:
-        [N, T], the sequence's loss at each of its tokens, with the metrics of `ppo_clip`. The paper's objective
-        is this with the reduction `sequence_mean`.
-    References: Zheng et al., GSPO, arXiv:2507.18071.
+        [N, T], with the metrics of `ppo_clip`: policy/clip_fraction counts tokens without gradient by the clip. The
+        paper's objective is this with the reduction `sequence_mean`.
+    References: Zheng et al., GSPO, arXiv:2507.18071, section 4.3.
     """
-    log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask, "geometric")
+    kept = F.masked.keep(logprobs, response_mask)
+    sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
+    # The bracket is exactly 0 and carries the gradient. Without the bracket, rounding would move the ratio.
+    log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
+    log_ratio = F.masked.keep(log_ratio, response_mask)
     return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), None)
 
 

@@ -95,6 +95,48 @@ def test_no_gradient_past_the_trust_region_but_always_back_into_it():
     assert columns["logprobs"].grad[0].tolist() == pytest.approx([0.0, 1.5, 0.0, -1.1])
 
 
+@settings(deadline=None, max_examples=80)
+@given(st.lists(token, min_size=1, max_size=6), st.sampled_from([(3e-4, 4e-4), (0.2, 0.28)]))
+def test_gspo_gives_each_token_the_gradient_of_its_own_advantage(rows, eps):
+    columns = tensors(rows)
+    values = call("loss", "gspo", columns, eps_low=eps[0], eps_high=eps[1])
+    values.sum().backward()
+    expected, derivatives = reference.gspo_token(*zip(*rows, strict=True), *eps)
+    assert values[0].tolist() == pytest.approx(expected, abs=1e-9)
+    assert columns["logprobs"].grad[0].tolist() == pytest.approx(derivatives, abs=1e-9)
+
+
+def test_gspo_keeps_what_a_token_transform_made():
+    """h = .1 .2 2 4 and gtpo with beta 1 make .063 .127 1.270 2.540 of an advantage of 1."""
+    advantages = [h / 1.575 for h in (0.1, 0.2, 2.0, 4.0)]
+    columns = tensors([(-1.0, -1.0, advantage) for advantage in advantages])
+    values = call("loss", "gspo", columns)
+    weight = find("reduction", "sequence_mean").bind()(columns["response_mask"].double())
+    (values * weight).sum().backward()
+    assert columns["logprobs"].grad[0].tolist() == pytest.approx([-a / 4 for a in advantages], abs=1e-12)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6), st.floats(-2, 2), st.booleans())
+def test_gspo_of_a_sequence_advantage_is_the_objective_of_whole_sequences(pairs, advantage, small):
+    scale = 1e-4 if small else 1.0
+    columns = tensors([(lp, lp + scale * old, advantage) for lp, old in pairs])
+    call("loss", "gspo", columns).mean().backward()
+    token_form, columns["logprobs"].grad = columns["logprobs"].grad, None
+    s = (columns["logprobs"] - columns["old_logprobs"]).mean().exp()
+    torch.min(s * advantage, s.clamp(1 - 3e-4, 1 + 4e-4) * advantage).neg().backward()
+    assert torch.allclose(token_form, columns["logprobs"].grad, rtol=0, atol=1e-12)
+
+
+def test_gspo_clips_a_token_on_the_side_of_its_own_sign():
+    columns = tensors([(-0.9, -1.0, 1.0), (-0.9, -1.0, -1.0), (-0.9, -1.0, 0.5)])
+    bound = find("loss", "gspo").bind()
+    values, metrics = bound(*(columns[name] for name in bound.reads))
+    values.sum().backward()
+    assert columns["logprobs"].grad[0].tolist() == pytest.approx([0.0, math.exp(0.1), 0.0])
+    assert metrics["policy/clip_fraction"][0].tolist() == [1.0, 0.0, 1.0]
+
+
 def test_dual_clip_bounds_the_loss_of_a_failure():
     columns = tensors([(2.0, 0.0, -1.0), (2.0, 0.0, 1.0)])
     assert call("loss", "ppo_clip", columns, dual_clip=3.0)[0].tolist() == pytest.approx([3.0, -1.28])

@@ -26,6 +26,20 @@ def gspo(lps, olds, advantage, eps_low=3e-4, eps_high=4e-4):
     return -min(s * advantage, clip(s, 1 - eps_low, 1 + eps_high) * advantage)
 
 
+def gspo_token(lps, olds, advantages, eps_low=3e-4, eps_high=4e-4):
+    """GSPO-token, arXiv:2507.18071, equations 13 and 14: the loss of each token and its derivative by that token's lp.
+
+    s_t = sg(s) * p_t / sg(p_t) has the value s and the derivative s by lp_t; a clipped token has none.
+    """
+    s = math.exp(sum(a - b for a, b in zip(lps, olds, strict=True)) / len(lps))
+    values, derivatives = [], []
+    for advantage in advantages:
+        free, bound = s * advantage, clip(s, 1 - eps_low, 1 + eps_high) * advantage
+        values.append(-min(free, bound))
+        derivatives.append(-s * advantage if free <= bound else 0.0)
+    return values, derivatives
+
+
 def cispo(lp, old, advantage, eps_max=5.0):
     return -min(ratio(lp, old), eps_max) * advantage * lp
 
