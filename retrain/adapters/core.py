@@ -120,7 +120,7 @@ def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
             f"it is called with: {', '.join(columns)}",
         )
     result = bound(*(columns[name] for name in bound.reads))
-    return result[0] if isinstance(result, tuple) else result
+    return (result[0] if isinstance(result, tuple) else result).to(columns["rewards"].dtype)
 
 
 def _column(name: str, values: Sequence[Any] | Tensor) -> Tensor:

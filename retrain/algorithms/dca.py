@@ -20,7 +20,6 @@ _Z_LIMIT = 20.0
 @advantage("dca")
 @advantage("dca_grpo", table="dca")
 def dca(
-    rewards: Tensor,
     correct: Tensor,
     lengths: Tensor,
     group_ids: Tensor,
@@ -30,26 +29,27 @@ def dca(
 ) -> Tensor:
     """Accuracy advantage plus a length advantage among the correct completions.
 
-    A = A_acc + beta * A_len,  A_acc = (r_i - mean r) / (sd(r) + 1e-8),  A_len = -(s_i - mean_S s) for i in S, else 0,
-    s_i = sigmoid(clip((l_i - mean_S l) / (sd_S(l) + 1e-8), -20, 20)),  S = correct completions of the group
+    A = A_acc + beta * A_len,  A_acc = (c_i - mean c) / (sd(c) + 1e-8),  A_len = -(s_i - mean_S s) for i in S, else 0,
+    s_i = sigmoid(clip((l_i - mean_S l) / (sd_S(l) + 1e-8), -20, 20)),  c_i = 1 for a correct completion, else 0,
+    S = correct completions of the group
 
     Args:
-        rewards: [N] float, accuracy in {0, 1}; correct: [N] bool; lengths: [N] tokens; group_ids: [N] int.
+        correct: [N] bool; lengths: [N] tokens; group_ids: [N] int.
         beta: weight of brevity; with 0.2 no correct answer ranks below a wrong one.
         dynamic: scale A_len by the group's success rate n/G, so hard prompts may stay long.
     Returns:
-        [N] without unit. A_len sums to 0 over S and is 0 where S has one member or equal lengths; an
-        all-correct group of different lengths still gets a signal.
+        [N] without unit, float64. A_len sums to 0 over S and is 0 where S has one member or equal lengths; an
+        all-correct group of different lengths still gets a signal. It does not depend on the sum of rewards: rewards
+        for format or length change `correct` if they judge it, and nothing else.
     References: Peng et al., Think Dense, Not Long, arXiv:2602.02099.
     """
-    scores = _length_scores(rewards, correct, lengths, group_ids)
+    scores = _length_scores(correct, lengths, group_ids)
     brevity = F.groups.group_mean(scores, group_ids, correct) - scores
-    return grpo_std(rewards, group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
+    return grpo_std(correct.double(), group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
 
 
 @advantage("dca_rloo", table="dca")
 def dca_rloo(
-    rewards: Tensor,
     correct: Tensor,
     lengths: Tensor,
     group_ids: Tensor,
@@ -59,23 +59,23 @@ def dca_rloo(
 ) -> Tensor:
     """DCA with leave-one-out baselines.
 
-    A = A_acc + beta * A_len,  A_acc = r_i - mean_{j != i} r_j,
+    A = A_acc + beta * A_len,  A_acc = c_i - mean_{j != i} c_j,
     A_len = -(s_i - mean_{S without i} s) for i in S, else 0
 
     Args:
-        rewards, correct, lengths, group_ids, beta, dynamic, and s: as for `dca`.
+        correct, lengths, group_ids, beta, dynamic, and c, s, S: as for `dca`.
     Returns:
-        [N]; A_len is n/(n-1) times that of `dca`, and 0 where S has one member; 0 in a group of one.
+        [N] float64; A_len is n/(n-1) times that of `dca`, and 0 where S has one member; 0 in a group of one.
     References: Peng et al., Think Dense, Not Long, arXiv:2602.02099; Ahmadian et al., arXiv:2402.14740.
     """
-    scores = _length_scores(rewards, correct, lengths, group_ids)
+    scores = _length_scores(correct, lengths, group_ids)
     brevity = -F.groups.leave_one_out(scores, group_ids, correct)
-    return rloo(rewards, group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
+    return rloo(correct.double(), group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
 
 
-def _length_scores(rewards: Tensor, correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
+def _length_scores(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
     """s in (0, 1), larger for longer: the same 0.5 for all correct rows of a group without spread."""
-    tokens = lengths.to(rewards.dtype)
+    tokens = lengths.double()
     spread = F.groups.group_std(tokens, group_ids, correct)
     z = (tokens - F.groups.group_mean(tokens, group_ids, correct)) / (spread + _EPS)
     return z.where(spread >= _EPS, 0.0).clamp(-_Z_LIMIT, _Z_LIMIT).sigmoid()

@@ -157,7 +157,7 @@ class Pipeline:
             if stage.kind in ("signal", "uncertainty"):
                 produced[stage.writes] = value
             elif stage.kind == "advantage":
-                columns["advantages"] = F.masked.expand(value, batch.response_mask)
+                columns["advantages"] = F.masked.expand(value.to(batch.rewards.dtype), batch.response_mask)
         produced["advantages"] = F.masked.keep(columns["advantages"], batch.response_mask)
         columns["advantages"] = produced["advantages"]
         return produced, metrics | credit_metrics(columns, batch.response_mask)

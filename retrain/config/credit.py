@@ -31,6 +31,25 @@ def check_credit(
     _check_filter(config, document, resolved)
     _check_terms(config, document, objective)
     _check_process_rewards(config, document, graph)
+    for index, why in idle_rewards(resolved, objective, graph).items():
+        fix = "give it weight = 0 to record it alone, or choose an advantage_mode that reads rewards"
+        document.warn(("rewards", index, "name"), why, fix)
+
+
+def idle_rewards(resolved: Resolved, objective: Objective, graph: Sequence[Stage]) -> dict[int, str]:
+    """Rewards that change no advantage, by index, with the reason: nothing reads the sum that they are part of."""
+    if any("rewards" in (*stage.reads, *objective.reads) for stage in graph):
+        return {}
+    credit = next(stage.name for stage in graph if stage.kind in ("advantage", "algorithm"))
+    reason = f'"{credit}" does not read the sum of rewards, so this one trains nothing'
+    judges = [
+        index for index, one in enumerate(resolved.all("reward")) if one.component.traits.get("correctness", True)
+    ]
+    return {
+        index: reason + (" unless the rewards before it have no opinion" if index in judges else "")
+        for index, one in enumerate(resolved.all("reward"))
+        if one.params["weight"] != 0 and index not in judges[:1]
+    }
 
 
 def _check_mismatch(document: Document, resolved: Resolved) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from retrain import registry
 from retrain.algorithms.pipeline import Pipeline
+from retrain.config.credit import idle_rewards
 from retrain.config.document import show
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, slots
@@ -148,6 +149,7 @@ def _overlap(loaded: LoadedConfig) -> str | None:
 
 def _pipeline(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
     pipeline = _planned(loaded)
+    idle = idle_rewards(loaded.components, loaded.objective, pipeline.graph)
     corrections = " and ".join(one.name for one in loaded.components.objective(exact is True).corrections)
     return {
         "stages": [
@@ -155,6 +157,7 @@ def _pipeline(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
         ],
         "columns_from_the_policy": sorted(pipeline.policy_columns),
         "correction_in_the_update": corrections + _condition(loaded, exact) if corrections else None,
+        "rewards_that_train_nothing": [f"{loaded.config.rewards[index].name}: {why}" for index, why in idle.items()],
     }
 
 

@@ -45,8 +45,13 @@ def test_groups_may_have_any_ids_in_any_order():
 def test_parameters_and_correctness_can_be_given():
     flat = compute_advantage(CORRECT, LENGTHS, beta=0.0)
     assert flat.tolist() == pytest.approx(compute_advantage(CORRECT, mode="grpo_std").tolist(), abs=1e-6)
-    none_right = compute_advantage(CORRECT, LENGTHS, correct=[False] * 4)
-    assert none_right.tolist() == pytest.approx(flat.tolist(), abs=1e-6)
+    assert compute_advantage(CORRECT, LENGTHS, correct=[False] * 4).tolist() == [0.0] * 4
+
+
+def test_a_further_reward_does_not_put_a_correct_answer_below_a_wrong_one():
+    for mode in ("dca", "dca_rloo"):
+        found = compute_advantage([0, 0.1, 1], [50, 10, 20], mode=mode, correct=[True, False, True]).tolist()
+        assert found[1] < found[0] < found[2]
 
 
 def test_the_budget_defaults_to_the_longest_completion():

@@ -49,7 +49,7 @@ def test_strengths_and_parameters_reach_their_stage():
 
 def test_lengths_and_correctness_may_differ_from_tokens_and_rewards():
     by_length = compose(advantage_mode="dca", lengths_G=[10, 20, 30, 40], correct_G=[True, False, True, True])
-    expected = credit.dca(REWARDS, [True, False, True, True], [10, 20, 30, 40], 0.2, False, False)
+    expected = credit.dca([True, False, True, True], [10, 20, 30, 40], 0.2, False, False)
     assert [row[0] for row in by_length.token_advs] == pytest.approx(expected, abs=1e-9)
 
 

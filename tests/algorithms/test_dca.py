@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain.adapters import compute_advantage
+from retrain.algorithms.compose import compute_composable_advantages
 from tests.algorithms.conftest import call
 from tests.reference import credit
 
@@ -62,7 +64,6 @@ def test_equals_the_printed_formula(groups, dynamic):
         for g in set(ids):
             mine = [i for i, other in enumerate(ids) if other == g]
             expected = credit.dca(
-                [float(correct[i]) for i in mine],
                 [correct[i] for i in mine],
                 [lengths[i] for i in mine],
                 0.2,
@@ -75,6 +76,34 @@ def test_equals_the_printed_formula(groups, dynamic):
 def test_no_correct_answer_ranks_below_a_wrong_one():
     found = dca("dca", [1.0, 0.0, 1.0, 0.0, 1.0], [1, 5000, 9000, 1, 30])
     assert found[[0, 2, 4]].min() > found[[1, 3]].max()
+
+
+@pytest.mark.parametrize("mode", ["dca", "dca_rloo"])
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 5000), st.floats(-5, 5)), min_size=2, max_size=8),
+    st.floats(-3, 3),
+)
+def test_no_further_reward_makes_a_correct_answer_rank_below_a_wrong_one(mode, rows, weight):
+    correct, lengths, other = (list(column) for column in zip(*rows, strict=True))
+    rewards = [float(c) + weight * part for c, part in zip(correct, other, strict=True)]
+    found = compute_advantage(rewards, lengths, mode=mode, correct=correct)
+    assert found.tolist() == compute_advantage(correct, lengths, mode=mode).tolist()
+    right = [a for a, c in zip(found.tolist(), correct, strict=True) if c]
+    wrong = [a for a, c in zip(found.tolist(), correct, strict=True) if not c]
+    assert not right or not wrong or min(right) > max(wrong)
+
+
+def test_dca_in_the_pipeline_ranks_by_correctness_whatever_the_rewards_are():
+    found = compute_composable_advantages(
+        [0.0, 0.1, 1.0],
+        [[-1.0], [-1.0], [-1.0]],
+        [[0]] * 3,
+        advantage_mode="dca",
+        correct_G=[True, False, True],
+        lengths_G=[50, 10, 20],
+    ).token_advs
+    assert found[1][0] < found[0][0] < found[2][0]
 
 
 def test_equal_lengths_and_single_correct_answers_leave_the_accuracy_term():

@@ -7,11 +7,18 @@ from retrain.errors import ConfigError
 
 EXPERT = 'expert.path="expert.jsonl"'
 SFT = 'loss=[{name="ppo_clip"}, {name="sft"}]'
+DCA = "algorithm.advantage_mode=dca"
 PRIME = 'algorithm.transform_mode=["process_rloo"]'
 STATEFUL = """
+from retrain import transform
+
 class Twice:
     def __call__(self, advantages):
         return advantages
+
+@transform("summed")
+def summed(advantages, rewards):
+    return advantages + rewards[:, None]
 """
 CORRECTIONS = """
 from retrain import transform
@@ -91,6 +98,12 @@ ODD: list[tuple[tuple[str, ...], tuple[str, str]]] = [
     (("prime.beta=0.1",), ("prime", "no stage reads process rewards")),
     (('loss=[{name="kl", weight=0.1}]',), ("loss", "rewards teach the policy nothing")),
     (('loss=[{name="reinforce"}]', "training.epochs=2"), ("loss", '"reinforce" has no ratio, and of 2 updates')),
+    (
+        (DCA, 'rewards=[{name="exact"}, {name="overlong"}]'),
+        ("[[rewards]] name", '"dca" does not read the sum of rewards'),
+    ),
+    ((DCA, 'rewards=[{name="overlong"}, {name="exact"}]'), ("[[rewards]] name", "so this one trains nothing")),
+    ((DCA, 'rewards=[{name="exact"}, {name="number"}]'), ("[[rewards]] name", "unless the rewards before it have no")),
     (("rollout.resample=uninformative", "algorithm.filter=none"), ("[rollout] resample", "nothing to replace")),
 ]
 SOUND = [
@@ -100,6 +113,9 @@ SOUND = [
     (PRIME, "prime.update=none", "prime.reference=policy"),
     (PRIME, "prime.update=none", "prime.path=org/prm"),
     (PRIME, 'prime.path="./prm"'),
+    (DCA, 'rewards=[{name="exact", weight=2.0}, {name="overlong", weight=0.0}]'),
+    (DCA, 'rewards=[{name="exact"}, {name="overlong"}]', "algorithm.transform_mode=state.summed"),
+    ("algorithm.advantage_mode=grpo_lp", 'rewards=[{name="exact"}, {name="overlong"}]'),
     (
         "algorithm.filter=accuracy_band",
         "accuracy_band.low=0.5",

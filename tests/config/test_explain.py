@@ -38,6 +38,15 @@ def test_the_graph_shows_what_each_stage_reads_and_writes(tmp_path):
     assert list(by_name).index("planning_mask") < list(by_name).index("sepa") < list(by_name).index("gtpo")
 
 
+def test_rewards_that_change_no_advantage_are_listed(tmp_path):
+    rewards = '[[rewards]]\nname = "exact"\n[[rewards]]\nname = "overlong"\n'
+    (idle,) = facts(tmp_path, f'[algorithm]\nadvantage_mode = "dca"\n{rewards}')["pipeline"][
+        "rewards_that_train_nothing"
+    ]
+    assert idle.startswith('overlong: "dca" does not read the sum of rewards')
+    assert facts(tmp_path, rewards)["pipeline"]["rewards_that_train_nothing"] == []
+
+
 def test_a_kl_term_brings_the_reference_and_two_passes_bring_scoring(tmp_path):
     found = facts(tmp_path, "[kl]\nweight = 0.1\n[training]\nepochs = 2\n")
     assert found["forwards_per_step"] == {"scoring": 1, "reference": 1, "forward_and_backward": 2}

@@ -34,8 +34,9 @@ def rloo(rewards):
     return [r - mean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
 
 
-def dca(rewards, correct, lengths, beta, dynamic, loo):
+def dca(correct, lengths, beta, dynamic, loo):
     n, eps = sum(correct), 1e-8
+    accuracy = [float(c) for c in correct]
     s = {}
     if n:
         ls = [length for length, c in zip(lengths, correct, strict=True) if c]
@@ -45,10 +46,10 @@ def dca(rewards, correct, lengths, beta, dynamic, loo):
                 z = 0.0 if sd < eps else (lengths[i] - mean(ls)) / (sd + eps)
                 s[i] = 1 / (1 + math.exp(-min(max(z, -20), 20)))
     result = []
-    for i, base in enumerate(rloo(rewards) if loo else grpo_std(rewards)):
+    for i, base in enumerate(rloo(accuracy) if loo else grpo_std(accuracy)):
         others = [v for j, v in s.items() if j != i] if loo else list(s.values())
         brevity = -(s[i] - mean(others)) if i in s and others else 0.0
-        result.append(base + beta * brevity * (n / len(rewards) if dynamic else 1))
+        result.append(base + beta * brevity * (n / len(correct) if dynamic else 1))
     return result
 
 
