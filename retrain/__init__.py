@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from retrain.registry import tracker as tracker
     from retrain.registry import transform as transform
     from retrain.registry import uncertainty as uncertainty
+    from retrain.types import AlgorithmContext as AlgorithmContext
+    from retrain.types import AlgorithmOutput as AlgorithmOutput
     from retrain.types import Batch as Batch
     from retrain.types import Problem as Problem
     from retrain.types import Rollout as Rollout
@@ -32,11 +34,14 @@ __version__ = "0.1.0"
 
 _ELSEWHERE = {
     "compute_composable_advantages": "retrain.algorithms.compose",
-    **dict.fromkeys(("Batch", "Problem", "Rollout", "TransformContext", "TransformOutput"), "retrain.types"),
+    **dict.fromkeys(("AlgorithmContext", "AlgorithmOutput", "Batch", "Problem", "Rollout"), "retrain.types"),
+    **dict.fromkeys(("TransformContext", "TransformOutput"), "retrain.types"),
 }
 """Where public names live that are not decorators; those are in retrain.registry."""
 
 __all__ = [
+    "AlgorithmContext",
+    "AlgorithmOutput",
     "Batch",
     "Problem",
     "Rollout",

@@ -288,7 +288,7 @@ class Stateful(Protocol):
 
 @dataclass
 class TransformContext:
-    """What a context-style plug-in `fn(ctx)` receives: one group, as plain lists.
+    """What a context-style plug-in `fn(ctx)` receives: one group, as plain lists. `AlgorithmContext` is the same class.
 
     Attributes:
         episode_advantages: one number per completion (for `algorithm_mode`: the rewards).
@@ -298,7 +298,7 @@ class TransformContext:
         params: the `*_params` table of the slot.
         step: training step, from 0.
         gtpo_beta, hicra_alpha: from `[gtpo]` and `[hicra]`.
-        rewards, lengths, correct: one per completion.
+        rewards, lengths, correct: one per completion; `rewards_G` is `rewards`.
     """
 
     episode_advantages: list[float]
@@ -313,13 +313,30 @@ class TransformContext:
     lengths: list[int] = field(default_factory=list[int])
     correct: list[bool] = field(default_factory=list[bool])
 
+    @property
+    def rewards_G(self) -> list[float]:  # noqa: N802 - named like the other lists of a group
+        return self.rewards
+
 
 @dataclass
 class TransformOutput:
-    """What a context-style plug-in returns: advantages per token, same shape as `logprobs_G`."""
+    """What a context-style plug-in returns; a plain `token_advs` will do as well. `AlgorithmOutput` is the same class.
+
+    Attributes:
+        token_advs: advantages per token, same shape as `logprobs_G`.
+        extra_metrics: numbers for metrics.jsonl; averaged over the groups of a step.
+        has_stats, stats: part of the contract and not read, since every run measures the entropies of planning and
+            execution tokens itself.
+    """
 
     token_advs: list[list[float]]
     extra_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    has_stats: bool = field(default=False, kw_only=True)
+    stats: Any = field(default=None, kw_only=True)
+
+
+AlgorithmContext = TransformContext
+AlgorithmOutput = TransformOutput
 
 
 Observer = Callable[[str, Mapping[str, Any]], None]

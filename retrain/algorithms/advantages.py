@@ -32,6 +32,7 @@ def grpo(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 @advantage("grpo_std")
+@advantage("vanilla", table="grpo_std")
 def grpo_std(
     rewards: Tensor,
     group_ids: Tensor,

@@ -42,6 +42,7 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
     *,
     advantage_mode: str = "grpo",
     transform_mode: str | Sequence[str] = "none",
+    uncertainty_kind: str = "surprisal",
     gtpo_beta: float = 0.1,
     hicra_alpha: float = 0.2,
     sepa_lambda: float = 0.0,
@@ -55,7 +56,8 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
 
     Args:
         rewards_G: [G]; logprobs_G, planning_masks_G: one list per completion, of equal lengths.
-        advantage_mode, transform_mode: as in TOML: names, documented chains, lists of stages, dotted paths.
+        advantage_mode, transform_mode, uncertainty_kind: as in TOML: names, documented chains, lists of stages,
+            dotted paths. "shannon_entropy" and "varentropy" need the whole distribution, which log-probs do not hold.
         gtpo_beta, hicra_alpha: [gtpo] beta and [hicra] alpha. sepa_lambda: the pooling weight, in [0, 1].
         advantage_params, transform_params: parameters of the advantage, and of the transforms that take them.
         lengths_G, correct_G: default to the number of log-probs, and to reward > 0.5.
@@ -74,11 +76,11 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         advantage=_bind(find("advantage", advantage_mode), advantage_params or {}),
         transforms=_transforms(chain, shared, transform_params or {}),
         algorithm=None,
-        uncertainty=find("uncertainty", "surprisal").bind(),
+        uncertainty=find("uncertainty", uncertainty_kind).bind(),
         filter=find("filter", "none").bind(),
         hyper=Hyper(gtpo_beta, hicra_alpha),
     )
-    credited, metrics = _pipeline(stages, transform_mode).credit(batch)
+    credited, metrics = _pipeline(stages).credit(batch)
     metrics |= planning_ratio(credited.column("planning_mask"), batch.response_mask)
     metrics |= entropy_metrics(credited.column("uncertainty"), credited.column("planning_mask"), batch.response_mask)
     own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
@@ -98,15 +100,16 @@ def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> N
             raise ValueError(f"planning_masks_G[{i}] has {len(flags)} entries for {len(row)} log-probs")
 
 
-def _pipeline(stages: Stages, transform_mode: str | Sequence[str]) -> Pipeline:
-    """The pipeline on what is given; ComponentError if a transform of the mode asks the policy for more."""
+def _pipeline(stages: Stages) -> Pipeline:
+    """The pipeline on what is given; ComponentError if a stage asks the policy for more."""
     given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
     pipeline = Pipeline.resolve(stages, lambda name: None, given)
-    if pipeline.policy_columns:
-        raise ComponentError(
-            f"{transform_mode!r} reads {', '.join(sorted(pipeline.policy_columns))}, which log-probs do not tell",
-            "train with it from a TOML file: there the policy is asked",
-        )
+    for stage in pipeline.graph:
+        if missing := sorted(pipeline.policy_columns.intersection(stage.reads)):
+            raise ComponentError(
+                f'{stage.kind} "{stage.name}" reads {", ".join(missing)}, which log-probs alone do not give',
+                "train with it from a TOML file: there the policy computes them",
+            )
     return pipeline
 
 

@@ -139,9 +139,10 @@ class _Place:
         return [float(value) for value in values]
 
     def token_lists(self, output: Any, logprobs: list[list[float]]) -> list[list[float]]:
-        if not hasattr(output, "token_advs"):
-            raise self.fail(f"returned a {type(output).__name__}, not a TransformOutput(token_advs=...)")
-        rows = output.token_advs
+        rows = output if isinstance(output, Sequence) else getattr(output, "token_advs", None)
+        if rows is None:
+            found = type(output).__name__
+            raise self.fail(f"returned a {found}, neither a TransformOutput(token_advs=...) nor a list of lists")
         if not isinstance(rows, Sequence) or len(rows) != len(logprobs):
             raise self.fail(f"token_advs must be a list of {len(logprobs)} lists, one per completion")
         return [self.numbers(row, len(logprobs[i]), f"token_advs[{i}]") for i, row in enumerate(rows)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -76,6 +77,22 @@ def test_plug_ins_by_dotted_path(tmp_path, monkeypatch):
     assert result.extra_metrics == {"mine": 0.5}
     sys.modules.pop("compose_plugins")
     assert TransformOutput([]).extra_metrics == {}
+
+
+def test_the_kind_of_uncertainty_can_be_chosen():
+    found = compose(transform_mode="gtpo", uncertainty_kind="predictive_variance").token_advs[2]
+    h = [math.exp(lp) * (1 - math.exp(lp)) for lp in LOGPROBS[2]]
+    assert found == pytest.approx(credit.gtpo(0.25, h, 0.1), abs=1e-12)
+    with pytest.raises(ComponentError, match='uncertainty "shannon_entropy" reads entropy'):
+        compose(transform_mode="gtpo", uncertainty_kind="shannon_entropy")
+    with pytest.raises(ComponentError, match='did you mean "surprisal"'):
+        compose(uncertainty_kind="suprisal")
+
+
+def test_vanilla_is_another_name_of_grpo_std():
+    assert compose(advantage_mode="vanilla").token_advs == compose(advantage_mode="grpo_std").token_advs
+    with pytest.raises(ComponentError, match='did you mean "vanilla"'):
+        compose(advantage_mode="vanila")
 
 
 def test_edges():

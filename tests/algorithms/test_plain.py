@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from retrain import AlgorithmContext, AlgorithmOutput
 from retrain.algorithms.plain import Hyper
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Component
@@ -72,6 +73,26 @@ def test_a_context_algorithm_starts_from_rewards():
     assert rows_of(batch) == [[2, 2], [1], [2, 2, 2], [2, 2]]
 
 
+def test_an_algorithm_may_read_rewards_g_and_return_an_algorithm_output():
+    def mine(ctx: AlgorithmContext) -> AlgorithmOutput:
+        rows = [[ctx.rewards_G[i] for _ in logprobs] for i, logprobs in enumerate(ctx.logprobs_G)]
+        return AlgorithmOutput(token_advs=rows, has_stats=False, extra_metrics={"mine/rows": 1.0})
+
+    batch, metrics = pipeline(algorithm=plain("algorithm", mine)).credit(example())
+    assert rows_of(batch) == [[1, 1], [0], [1, 1, 1], [1, 1]]
+    assert metrics["mine/rows"] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["transform", "algorithm"])
+def test_a_context_plug_in_may_return_a_plain_list_of_lists(kind):
+    def mine(ctx):
+        return [[float(len(row))] * len(row) for row in ctx.logprobs_G]
+
+    bound = plain(kind, mine)
+    batch, _ = (pipeline(algorithm=bound) if kind == "algorithm" else pipeline(transforms=[bound])).credit(example())
+    assert rows_of(batch) == [[2, 2], [1], [3, 3, 3], [2, 2]]
+
+
 def test_a_context_transform_must_not_undo_earlier_stages():
     bound = plain("transform", lambda ctx: None)
     with pytest.raises(ComponentError, match="would undo gtpo"):
@@ -102,7 +123,10 @@ def test_an_unusable_advantage_names_function_and_group(result, match):
 @pytest.mark.parametrize(
     ("result", "match"),
     [
-        ([[1.0]], "list, not a TransformOutput"),
+        ([[1.0]], "list of 3 lists"),
+        (None, "NoneType, neither a TransformOutput"),
+        (5, "int, neither a TransformOutput"),
+        ([1.0, 1.0, 1.0], r"token_advs\[0\] are a float"),
         (TransformOutput([[1.0, 1.0]]), "list of 3 lists"),
         (TransformOutput(5), "list of 3 lists"),
         (TransformOutput([[1.0, 1.0], [1.0], [1.0]]), r"1 token_advs\[2\] for 3"),
