@@ -14,29 +14,37 @@ if TYPE_CHECKING:
 
 
 @transform("process_rloo", table="prime")
-def process_rloo(
+def process_rloo(  # noqa: PLR0913 - five columns and three keys, each with its name
     advantages: Tensor,
     process_rewards: Tensor,
     group_ids: Tensor,
     response_mask: Tensor,
+    step: int,
     *,
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
     norm: Literal["batch", "none"] = "batch",
+    delay: Annotated[int, Field(ge=0)] = 0,
 ) -> Tensor:
     """Add the process rewards still to come, each less the mean process reward of the group's other answers.
 
     A_t + sum_{s>=t} gamma^(s-t) * [r_i^s - 1/(K-1) * sum_{j!=i} r_phi(y_j) / |y_j|],  r_phi(y) = sum_t r^t
+    A_t  while step < delay
 
     Args:
-        advantages: [N, T], the episode's; process_rewards: [N, T]; group_ids: [N] int; response_mask: [N, T] bool.
+        advantages: [N, T], the episode's; process_rewards: [N, T]; group_ids: [N] int; response_mask: [N, T] bool;
+            step: of the run, from 0.
         gamma: discount, per response token: what the policy did not choose takes no time.
         norm: "batch" first divides the process rewards by max |sum_{s>=t} r^s| + 1e-6 over the whole batch,
             which gives them the scale of a 0/1 outcome; "none" is the printed formula.
+        delay: steps in which the reward model learns and its rewards do not count. "batch" knows no scale, so
+            without a delay the noise of an untrained model is as large as an outcome.
     Returns:
         [N, T]. K counts the rows that have response tokens; a row alone in its group has nothing to be compared
         with and keeps its advantages. A `whiten` stage usually follows.
     References: Cui et al., Process Reinforcement through Implicit Rewards (PRIME), arXiv:2502.01456.
     """
+    if step < delay:
+        return advantages
     rewards = F.masked.keep(process_rewards, response_mask)
     if norm == "batch":
         rewards = rewards / (_to_come(rewards, response_mask, 1.0).abs().amax() + 1e-6)

@@ -126,6 +126,10 @@ def _check_process_rewards(config: Config, document: Document, graph: Sequence[S
             fix = 'put "process_rloo" into [algorithm] transform_mode, or remove the table'
             document.warn(("prime",), "no stage reads process rewards, so that none are computed", fix)
         return
+    delay = next((stage.bound.params.get("delay", 0) for stage in graph if _PROCESS_REWARDS in stage.reads), 0)
+    if delay >= config.training.max_steps > 0:
+        fix = f"use fewer than {config.training.max_steps}"
+        document.warn(("prime", "delay"), "process rewards do not count in any step of this run", fix)
     path = params["path"]
     if path is None and params["update"] == "none" and params["reference"] == "frozen":
         document.refuse(

@@ -158,7 +158,7 @@ def _prime_by_hand(rng: Random) -> float:
     mask = torch.tensor([[t == 0 or rng.random() < 0.7 for t in range(width)] for _ in columns["group_ids"]])
     rewards = torch.tensor([[rng.gauss(0, 0.1) for _ in range(width)] for _ in columns["group_ids"]]).double()
     outcome = _run("advantage", "rloo", columns)
-    columns |= {"response_mask": mask, "process_rewards": rewards, "advantages": outcome[:, None] * mask}
+    columns |= {"response_mask": mask, "process_rewards": rewards, "advantages": outcome[:, None] * mask, "step": 0}
     found = _run("transform", "process_rloo", columns, gamma=gamma, norm="none").tolist()
     ids, outcomes = columns["group_ids"].tolist(), columns["rewards"].tolist()
     steps = [[float(r) for r, on in zip(*row, strict=True) if on] for row in zip(rewards, mask, strict=True)]

@@ -21,7 +21,9 @@ CASE = VECTORS["prime"][0]
 ROWS = st.lists(st.lists(st.floats(-2, 2, width=32), max_size=5), min_size=1, max_size=7)
 
 
-def process_rloo(rewards, episode, groups, *, dtype=torch.float64, width=None, fill=0.0, start=0, chain=(), **params):
+def process_rloo(
+    rewards, episode, groups, *, dtype=torch.float64, width=None, fill=0.0, start=0, step=0, chain=(), **params
+):
     """Advantages of ragged rows as lists; `start` columns of prompt, `fill` outside the response."""
     width = start + (width or max(1, *map(len, rewards)))
     mask = torch.tensor([[start <= t < start + len(row) for t in range(width)] for row in rewards])
@@ -30,6 +32,7 @@ def process_rloo(rewards, episode, groups, *, dtype=torch.float64, width=None, f
         "process_rewards": pad([[fill] * start + list(row) for row in rewards], width, dtype, fill),
         "group_ids": torch.tensor(groups),
         "response_mask": mask,
+        "step": step,
     }
     columns["advantages"] = call("transform", "process_rloo", columns, **params)
     for name in chain:
@@ -102,9 +105,25 @@ def test_tokens_that_the_policy_did_not_choose_take_no_time_and_count_nowhere():
         "process_rewards": torch.tensor([[1.0, 50.0, float("inf"), 3.0], [0.0, 2.0, 9.0, 9.0]]).double(),
         "group_ids": torch.tensor([5, 5]),
         "response_mask": mask,
+        "step": 0,
     }
     found = call("transform", "process_rloo", columns, gamma=0.5, norm="none")
     assert found.tolist() == [[1.0, 0.0, 0.0, 2.0], [-2.0, 0.0, 0.0, 0.0]]
+
+
+def test_the_process_term_counts_from_the_step_of_the_delay_on():
+    rewards, episode, groups = [[1.0, 2.0], [3.0]], [0.5, -0.5], [0, 0]
+    for step in (0, 3, 9):
+        assert process_rloo(rewards, episode, groups, step=step, delay=10) == [[0.5, 0.5], [-0.5]]
+    for step in (10, 11):
+        assert process_rloo(rewards, episode, groups, step=step, delay=10) == process_rloo(rewards, episode, groups)
+
+
+def test_without_a_delay_the_noise_of_an_untrained_model_is_as_large_as_an_outcome():
+    noise = [[1e-7, -2e-7], [3e-7]]
+    added = process_rloo(noise, [0.5, -0.5], [0, 0])[1][0] + 0.5
+    assert abs(added) > 0.1
+    assert process_rloo(noise, [0.5, -0.5], [0, 0], delay=10) == [[0.5, 0.5], [-0.5]]
 
 
 def test_a_row_without_company_keeps_its_advantages():
@@ -115,7 +134,7 @@ def test_rewards_of_zero_leave_the_episode_alone():
     assert process_rloo([[0.0, 0.0], [0.0]], [0.5, -0.5], [0, 0]) == [[0.5, 0.5], [-0.5]]
 
 
-@pytest.mark.parametrize("params", [{"gamma": 1.5}, {"gamma": -0.1}, {"norm": "group"}, {"beta": 0.1}])
+@pytest.mark.parametrize("params", [{"gamma": 1.5}, {"gamma": -0.1}, {"norm": "group"}, {"beta": 0.1}, {"delay": -1}])
 def test_parameters_outside_their_range_are_refused(params):
     with pytest.raises(ValidationError):
         find("transform", "process_rloo").bind(params)

@@ -104,6 +104,7 @@ ODD: list[tuple[tuple[str, ...], tuple[str, str]]] = [
     ),
     ((DCA, 'rewards=[{name="overlong"}, {name="exact"}]'), ("[[rewards]] name", "so this one trains nothing")),
     ((DCA, 'rewards=[{name="exact"}, {name="number"}]'), ("[[rewards]] name", "unless the rewards before it have no")),
+    ((PRIME, "prime.delay=200"), ("[prime] delay", "do not count in any step")),
     (("rollout.resample=uninformative", "algorithm.filter=none"), ("[rollout] resample", "nothing to replace")),
 ]
 SOUND = [
@@ -113,6 +114,7 @@ SOUND = [
     (PRIME, "prime.update=none", "prime.reference=policy"),
     (PRIME, "prime.update=none", "prime.path=org/prm"),
     (PRIME, 'prime.path="./prm"'),
+    (PRIME, "prime.delay=199"),
     (DCA, 'rewards=[{name="exact", weight=2.0}, {name="overlong", weight=0.0}]'),
     (DCA, 'rewards=[{name="exact"}, {name="overlong"}]', "algorithm.transform_mode=state.summed"),
     ("algorithm.advantage_mode=grpo_lp", 'rewards=[{name="exact"}, {name="overlong"}]'),

@@ -16,6 +16,7 @@ PRIME = (
     # so lax that an untrained model is right now and then
     'rewards=[{name = "number", params = {tolerance = 1.0}}]',
 )
+PLAIN = 'algorithm.transform_mode=["whiten"]'
 LORA = ("model.lora={r = 2}", "training.lr=1e-2")
 QUIET = ("eval.problems=0", "checkpoint.every=0", "logging.rollouts_every=0")
 
@@ -55,6 +56,17 @@ def test_it_composes_with_any_episode_advantage(train, advantage):
     # after the first step process rewards give every answer credit, even where a group's outcomes agree
     assert steps[-1]["groups/informative"] == 1.0
     assert abs(steps[-1]["advantage/mean"]) < 1e-5
+
+
+def test_until_the_delay_is_over_the_reward_model_learns_and_the_policy_does_not_see_it(train):
+    def weights(run):
+        return (run / "model" / "model.safetensors").read_bytes()
+
+    plain = train(PLAIN, *PRIME[2:], *QUIET, name="plain")
+    late = train(*PRIME, *QUIET, "prime.delay=3", "training.max_steps=3", name="late")
+    assert weights(late) == weights(train(PLAIN, *PRIME[2:], *QUIET, "training.max_steps=3", name="three"))
+    assert all(step["prm/grad_norm"] > 0 for step in rows(late / "metrics.jsonl"))
+    assert weights(train(*PRIME, *QUIET, "prime.delay=3", name="then")) != weights(plain)
 
 
 def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
