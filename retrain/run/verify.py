@@ -252,11 +252,7 @@ _CHECKS: dict[str, tuple[Callable[[Random], float], float, bool]] = {
     "DCA: no correct answer below a wrong one at beta 0.2, by at least": (_margin, 0.0, True),
     "leave-one-out is n/(n-1) times the mean-centered form": (_leave_one_out, _ROUNDING, False),
     "DCA is its formula, term by term": (_dca_by_hand, _ROUNDING, False),
-    "PRIME: its literal form (norm none, not whitened) is the formula, term by term": (
-        _prime_by_hand,
-        _ROUNDING,
-        False,
-    ),
+    "PRIME: its literal form (norm none, no whiten) is its formula": (_prime_by_hand, _ROUNDING, False),
     "MIX: loss and gradient do not depend on micro-batches": (_micro_batches, _ROUNDING, False),
     "MIX: loss and gradient do not depend on the number of simulated ranks": (_ranks, _ROUNDING, False),
 }

@@ -18,6 +18,7 @@ from retrain.config.load import load
 from retrain.config.schema import Config
 from retrain.registry import components
 from tests.campaign.tables import write_campaign
+from tests.cli.conftest import installed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -137,3 +138,26 @@ def test_tables_of_options_name_keys(head, key):
 def test_tables_of_metrics_name_what_is_written(name):
     prefix, _, rest = name.partition("/")
     assert f'"{name}"' in SOURCE or f'"{prefix}/{{' in SOURCE or (rest and f"{name}" in SOURCE)
+
+
+def printed_after(command):
+    """The block of docs/tools.md behind the block with this command."""
+    (output,) = re.findall(rf"{re.escape(command)}\n```\n\n```\n(.*?)```", (ROOT / "docs/tools.md").read_text(), re.S)
+    return output.splitlines()
+
+
+def test_verify_prints_what_the_documentation_shows(tmp_path):
+    def claims(lines):  # the figures are rounding errors, which differ between machines
+        return [re.sub(r" +\d\.\d\de[+-]\d\d ", " ", line) for line in lines]
+
+    done = installed("verify", "--trials", "2", cwd=tmp_path)
+    assert claims(printed_after("retrain verify")) == claims(done.stdout.splitlines())
+
+
+def test_credit_prints_what_the_documentation_shows(tmp_path):
+    (groups,) = re.findall(r"```json\n(\{\"group\".*?)```", (ROOT / "docs/tools.md").read_text(), re.S)
+    (tmp_path / "groups.jsonl").write_text(groups)
+    modes = "--mode dca --mode grpo_lp --mode grpo_std --set grpo_lp.gamma=1e-3"
+    command = f"retrain credit groups.jsonl {modes} --plot credit.html"
+    lines = installed(*command.split()[1:], cwd=tmp_path).stdout.splitlines()
+    assert printed_after(command) == [line for line in lines if not line.startswith("credit.html")]
