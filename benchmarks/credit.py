@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from retrain.algorithms.pipeline import Pipeline, Stages
-from retrain.algorithms.planning import PlanningMask
+from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.planning.planning_mask import PlanningMask
 from retrain.registry import find
 from retrain.types import Batch
 

@@ -167,8 +167,8 @@ def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 def prepare(folder: Path) -> Path:
     """A warm-started `builtin:tiny`, in transformers format."""
     from retrain.data.addition import Addition
-    from retrain.run.parts import silent
-    from retrain.training.models import load_model
+    from retrain.run.run_parts import silent
+    from retrain.training.model.loading import load_model
     from retrain.training.warmup import WarmupSettings, warm_start
 
     task = Addition(0)

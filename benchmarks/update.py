@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from retrain.algorithms.objective import Objective
+from retrain.algorithms.graph.objective import Objective
 from retrain.registry import find
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
@@ -107,7 +107,7 @@ def trl(batch: Batch, dtype: str) -> Step:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    from retrain.training.builtin import build_tokenizer
+    from retrain.training.model.builtin_model import build_tokenizer
 
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.schema import Campaign
+from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.config.document import ALIASES
 from retrain.config.schema import Config
 from retrain.registry import KINDS, Component, components

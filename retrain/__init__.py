@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrain.algorithms.compose import compute_composable_advantages as compute_composable_advantages
+    from retrain.algorithms.graph.compose import (
+        compute_composable_advantages as compute_composable_advantages,
+    )
     from retrain.registry import advantage as advantage
     from retrain.registry import algorithm as algorithm
     from retrain.registry import engine as engine
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ELSEWHERE = {
-    "compute_composable_advantages": "retrain.algorithms.compose",
+    "compute_composable_advantages": "retrain.algorithms.graph.compose",
     **dict.fromkeys(("AlgorithmContext", "AlgorithmOutput", "Batch", "Problem", "Rollout"), "retrain.types"),
     **dict.fromkeys(("TransformContext", "TransformOutput"), "retrain.types"),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from retrain.algorithms.plain import call_lists
+from retrain.algorithms.graph.plain_functions import call_lists
 from retrain.errors import ComponentError
 from retrain.registry import Bound, components, find
 from retrain.rewards.pool import RewardPool, fields_read

@@ -1,7 +1,7 @@
-"""What credit is and what is optimized: every module here registers its components on import."""
+"""What credit is and what is optimized: importing this registers the components of every module here."""
 
 import importlib
 import pkgutil
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrain.campaign.directory import CampaignDirectory, Job, create
-from retrain.campaign.load import LoadedCampaign
-from retrain.campaign.process import end, start, warm_start_command
-from retrain.run.signals import Stop
+from retrain.campaign.plan.load_campaign import LoadedCampaign
+from retrain.campaign.work.campaign_directory import CampaignDirectory, Job, create
+from retrain.campaign.work.run_process import end, start, warm_start_command
+from retrain.run.stop_signal import Stop
 from retrain.types import Observer
 
 
@@ -19,7 +19,7 @@ def run_campaign(
     """Execute what is left to do of a campaign; finished runs are skipped.
 
     Args:
-        observe: see `retrain.campaign.work.Worker`; "message" and "campaign" (its path) besides.
+        observe: see `retrain.campaign.work.campaign_worker.Worker`; "message" and "campaign" (its path) besides.
         fresh: delete an earlier campaign of that name first.
         retry_failed: failed runs are taken up again.
     Raises:
@@ -77,6 +77,6 @@ def _distinct(loaded: LoadedCampaign, jobs: Sequence[Job]) -> list[Job]:
 
 def verdict(directory: Path) -> str:
     """Write the report of a campaign and return its verdict."""
-    from retrain.campaign.report import write_report
+    from retrain.campaign.verdict.campaign_page import write_report
 
     return write_report(directory).text

@@ -13,12 +13,12 @@ from typing import Any
 
 import tomli_w
 
-from retrain.campaign.load import LoadedCampaign
-from retrain.campaign.process import end, reason, start, train_command, warm_start_command
-from retrain.campaign.results import read_campaign
-from retrain.campaign.work import machine_slots
+from retrain.campaign.plan.load_campaign import LoadedCampaign
+from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.work.campaign_worker import machine_slots
+from retrain.campaign.work.run_process import end, reason, start, train_command, warm_start_command
 from retrain.errors import RetrainError
-from retrain.run.rundir import read_rows
+from retrain.storage.run_directory import read_rows
 
 _PROBE_STEPS = 2
 
@@ -96,7 +96,7 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
 
 def power(seeds: int, conditions: int, alpha: float, known: Spread | None) -> list[str]:
     """What so many paired seeds can tell, in sentences."""
-    from retrain.campaign.statistics import detectable_effect, smallest_p
+    from retrain.campaign.verdict.statistics import detectable_effect, smallest_p
 
     least, comparisons = smallest_p(seeds), max(1, conditions - 1)
     lines = [f"with {seeds} paired seeds the smallest p-value that there is is {least:.4g}"]

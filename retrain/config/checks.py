@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.config.document import Document
-from retrain.config.planning import check_planning
+from retrain.config.planning_checks import check_planning
 from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
-from retrain.engines.http import address_mistakes
+from retrain.system.http_client import address_mistakes
 from retrain.types import BUILTIN
 
 _LARGE_LR = 5e-5

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
-from retrain.algorithms.pipeline import Pipeline
-from retrain.config.credit import idle_rewards
+from retrain.algorithms.graph.pipeline import Pipeline
+from retrain.config.credit_checks import idle_rewards
 from retrain.config.document import show
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, slots

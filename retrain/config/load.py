@@ -16,15 +16,15 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from retrain import registry
-from retrain.algorithms.objective import Objective
-from retrain.algorithms.pipeline import Pipeline
+from retrain.algorithms.graph.objective import Objective
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.checks import check
-from retrain.config.credit import check_credit
+from retrain.config.credit_checks import check_credit
 from retrain.config.document import Document, Place, read
-from retrain.config.experts import check_expert
+from retrain.config.expert_checks import check_expert
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
-from retrain.config.overlap import check_overlap
-from retrain.config.planning import check_own_detector
+from retrain.config.overlap_checks import check_overlap
+from retrain.config.planning_checks import check_own_detector
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
 from retrain.config.resolve import Binder, Resolved, needs_import

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from retrain.algorithms.pipeline import Pipeline
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
 from retrain.errors import ComponentError, RetrainError
 from retrain.rewards.pool import FIELDS, RewardPool

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from retrain import registry
-from retrain.algorithms.objective import Objective
-from retrain.algorithms.pipeline import Stages
-from retrain.algorithms.plain import Hyper
+from retrain.algorithms.graph.objective import Objective
+from retrain.algorithms.graph.pipeline import Stages
+from retrain.algorithms.graph.plain_functions import Hyper
 from retrain.algorithms.transforms import transform_chain
 from retrain.config.document import Document
 from retrain.config.mistakes import Catalog, collect

@@ -4,5 +4,5 @@ from retrain.engines.capability import choose_engine as choose_engine
 from retrain.engines.capability import unsupported as unsupported
 from retrain.engines.generate_engine import GenerateEngine as GenerateEngine
 from retrain.engines.torch_engine import TorchEngine as TorchEngine
-from retrain.engines.vllm_engine import VllmEngine as VllmEngine
-from retrain.engines.vllm_server import VllmServerEngine as VllmServerEngine
+from retrain.engines.vllm.in_process import VllmEngine as VllmEngine
+from retrain.engines.vllm.servers import VllmServerEngine as VllmServerEngine

@@ -80,7 +80,7 @@ class GenerateEngine:
     def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         import torch
 
-        from retrain.engines.embedded import loop
+        from retrain.engines.embedded import decode_loop as loop
 
         ids, pad = loop.left_padded(prompts, self._model.device)
         mask = torch.arange(ids.shape[1], device=ids.device) >= pad[:, None]

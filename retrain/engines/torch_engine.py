@@ -15,7 +15,7 @@ from retrain.types import Completion, Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retrain.engines.embedded.loop import Decoder
+    from retrain.engines.embedded.decode_loop import Decoder
 
 
 @engine("torch", exact=True, concurrent=True)
@@ -76,7 +76,7 @@ class TorchEngine:
 
     def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
         """`sampling.group_size` completions for each prompt, in the prompts' order."""
-        from retrain.engines.embedded import loop
+        from retrain.engines.embedded import decode_loop as loop
         from retrain.engines.embedded.draw import uniforms
 
         if self.version is None:

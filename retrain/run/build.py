@@ -8,23 +8,23 @@ from typing import Any
 import torch
 
 from retrain import registry
-from retrain.algorithms.objective import Objective
-from retrain.algorithms.pipeline import Pipeline
+from retrain.algorithms.graph.objective import Objective
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
-from retrain.config.overlap import check_engine
+from retrain.config.overlap_checks import check_engine
 from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
-from retrain.data.expert import read_experts
+from retrain.data.expert_file import read_experts
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
-from retrain.run.experts import build_experts
-from retrain.run.parts import Parts, Trained
-from retrain.run.rundir import RunDirectory
-from retrain.tracking.guard import Guard
-from retrain.training.models import Loaded, load_model, template_warning
+from retrain.run.expert_rows import build_experts
+from retrain.run.run_parts import Parts, Trained
+from retrain.storage.run_directory import RunDirectory
+from retrain.tracking.tracker_guard import Guard
+from retrain.training.model.loading import Loaded, load_model, template_warning
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.warmup import WarmupSettings, warm_start

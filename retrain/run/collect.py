@@ -12,9 +12,9 @@ import torch
 from retrain.engines.capability import positions
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
-from retrain.run.parts import Parts
-from retrain.training.expert import ExpertRow
-from retrain.training.models import render
+from retrain.run.run_parts import Parts
+from retrain.training.expert_tokens import ExpertRow
+from retrain.training.model.loading import render
 from retrain.types import Batch, Metrics, Problem, Rollout, Sampling
 
 _MOST_TOO_LONG = 1000

@@ -12,8 +12,8 @@ import torch
 
 from retrain.run.clock import Clock
 from retrain.run.collect import Collection, collate, collect
-from retrain.run.parts import Parts
-from retrain.training.expert import ExpertRow
+from retrain.run.run_parts import Parts
+from retrain.training.expert_tokens import ExpertRow
 from retrain.types import Rollout, State
 
 _AHEAD = "ahead"

@@ -8,7 +8,7 @@ from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import roll
-from retrain.run.parts import Parts
+from retrain.run.run_parts import Parts
 from retrain.types import Problem, Rollout, Sampling
 
 

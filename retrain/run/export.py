@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from retrain.errors import StorageError
-from retrain.run.parts import Trained
-from retrain.run.rundir import read_rows
-from retrain.training.card import Card, write_card
-from retrain.training.models import save_model
+from retrain.report.model_card import Card, write_card
+from retrain.run.run_parts import Trained
+from retrain.storage.run_directory import read_rows
+from retrain.training.model.loading import save_model
 from retrain.types import BUILTIN
 
 

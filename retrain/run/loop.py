@@ -16,10 +16,10 @@ from retrain.run.collect import Collection, with_policy_columns
 from retrain.run.collector import Collector
 from retrain.run.evaluate import evaluate
 from retrain.run.parity import check_parity, fresh_batch, parity_due
-from retrain.run.parts import Parts
-from retrain.run.rundir import read_rows
-from retrain.run.seed import seed_generators
-from retrain.run.signals import Stop
+from retrain.run.run_parts import Parts
+from retrain.run.seeding import seed_generators
+from retrain.run.stop_signal import Stop
+from retrain.storage.run_directory import read_rows
 from retrain.types import Batch, Metrics, State
 
 _NONFINITE = "/nonfinite"

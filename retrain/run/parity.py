@@ -8,7 +8,7 @@ from retrain.engines.capability import tolerance_of
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import Collection, collate, train_sampling
-from retrain.run.parts import Parts
+from retrain.run.run_parts import Parts
 from retrain.types import Batch, Metrics
 
 _ROWS = 8

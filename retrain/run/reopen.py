@@ -11,9 +11,9 @@ from retrain.config.document import Document
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
 from retrain.errors import ConfigError, ConfigProblem, EngineError
-from retrain.run import checkpoint
-from retrain.run.parts import Parts, Trained
-from retrain.run.rundir import RunDirectory, read_json, read_rows
+from retrain.run.run_parts import Parts, Trained
+from retrain.storage import checkpoint
+from retrain.storage.run_directory import RunDirectory, read_json, read_rows
 from retrain.types import Observer
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from retrain.config.document import canonical
 from retrain.config.load import LoadedConfig
-from retrain.run.environment import environment
-from retrain.run.parts import Parts
-from retrain.run.report import summary
-from retrain.run.rundir import Mode, RunDirectory, config_changes, read_rows
-from retrain.run.signals import Stop
+from retrain.report.run_page import summary
+from retrain.run.run_parts import Parts
+from retrain.run.stop_signal import Stop
+from retrain.storage.run_directory import Mode, RunDirectory, config_changes, read_rows
+from retrain.storage.run_environment import environment
 from retrain.types import Observer, State
 
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.functional.mismatch import Mismatch
-from retrain.training import lora
-from retrain.training.forward import Forward
+from retrain.training.model import lora
+from retrain.training.model.forward import Forward
 from retrain.training.optim import Optimizer
 from retrain.training.settings import PolicySettings
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
-    from retrain.algorithms.objective import Objective
+    from retrain.algorithms.graph.objective import Objective
 
 
 @dataclass(frozen=True)

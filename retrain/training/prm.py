@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.algorithms.objective import Objective
+from retrain.algorithms.graph.objective import Objective
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import derive_seed
 from retrain.registry import Component, find, signal
@@ -109,7 +109,7 @@ class ProcessRewards:
 
     def export(self, folder: Path) -> None:
         """Write the model in transformers format (an adapter merged), with its frozen reference in `reference/`."""
-        from retrain.training.models import save_model
+        from retrain.training.model.loading import save_model
 
         save_model(folder, self.model.model, self._tokenizer, self.model.weights())
         if self._frozen is not None:
@@ -226,7 +226,7 @@ def _start(policy: TorchPolicy, tokenizer: Any, settings: PolicySettings, path: 
             f"[prime] path = {path!r}: with [model.lora] the process reward model is an adapter on the policy's base",
             "remove it, or train without LoRA",
         )
-    from retrain.training.models import load_model
+    from retrain.training.model.loading import load_model
     from retrain.training.policy import TorchPolicy as Trainable
 
     loaded = load_model(path)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from retrain import __version__
-from retrain.algorithms.objective import Objective
+from retrain.algorithms.graph.objective import Objective
 from retrain.errors import DataError, DivergedError
 from retrain.registry import find
-from retrain.training.cache import cached, content_key, tensors_digest
-from retrain.training.models import Chat, Loaded, distinct, render
+from retrain.training.model.loading import Chat, Loaded, distinct, render
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
+from retrain.training.tensor_cache import cached, content_key, tensors_digest
 from retrain.types import Batch, Observer, Problem
 
 _RECIPE = 1

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.adapters import compute_advantage
-from retrain.algorithms.compose import compute_composable_advantages
+from retrain.algorithms.graph.compose import compute_composable_advantages
 from tests.algorithms.conftest import call
 from tests.reference import credit
 

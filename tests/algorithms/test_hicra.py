@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.algorithms.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.registry import find
 from tests.algorithms.conftest import call, make_batch, pad
 from tests.algorithms.test_transforms import batches, columns, ragged

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.results import Results, read_campaign
+from retrain.campaign.verdict.results import Results, read_campaign
 from tests.campaign.tables import write_campaign
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from retrain.campaign.load import load_campaign
+from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.preview import Spread, power, preview, render, spread
-from retrain.campaign.results import read_campaign
+from retrain.campaign.verdict.results import read_campaign
 from retrain.errors import RetrainError
 from tests.campaign.tables import write_campaign
-from tests.run.conftest import TOML
+from tests.small_runs import TOML
 
 
 @pytest.fixture

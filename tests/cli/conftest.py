@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.conftest import TOML
+from tests.small_runs import TOML
 from tests.waiting import PATIENCE_S
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, GPTNeoXConfig, MambaConfig, MistralConfig
 
-from retrain.run import checkpoint
-from retrain.training.models import load_model
+from retrain.storage import checkpoint
+from retrain.training.model.loading import load_model
 from tests.make_checkpoint import make_checkpoint, make_tokenizer
 
 TOML = """

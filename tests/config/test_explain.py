@@ -75,7 +75,7 @@ def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, 
 
 
 def test_the_builtin_model_has_the_shape_that_explain_says():
-    from retrain.training.builtin import build_model, build_tokenizer
+    from retrain.training.model.builtin_model import build_model, build_tokenizer
 
     config = build_model(build_tokenizer(["1+1?", "2"])).config
     assert ModelShape.of(config.to_dict()) == TINY

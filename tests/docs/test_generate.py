@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from retrain.campaign.schema import Campaign
+from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.config.schema import Config
 from retrain.registry import components
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from retrain.campaign.load import load_campaign
-from retrain.campaign.schema import Campaign, Condition
+from retrain.campaign.plan.campaign_schema import Campaign, Condition
+from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.cli.main import COMMANDS, app
 from retrain.config.load import load
 from retrain.config.schema import Config

@@ -94,7 +94,7 @@ def test_compaction_does_not_change_what_is_sampled(fused, monkeypatch):
     engine = TorchEngine(model, dtype="float32", fused=fused)
     prompts = PROMPTS * 5
     compacted = engine.sample(prompts, SAMPLING)
-    monkeypatch.setattr("retrain.engines.embedded.loop._COMPACT_BELOW", -1.0)
+    monkeypatch.setattr("retrain.engines.embedded.decode_loop._COMPACT_BELOW", -1.0)
     whole = engine.sample(prompts, SAMPLING)
     assert [row.ids for row in flat(compacted)] == [row.ids for row in flat(whole)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, write
 from tests.faults.gate import gated
-from tests.run.conftest import TOML, digest, rows
+from tests.small_runs import TOML, digest, rows
 from tests.waiting import alive, ends, until
 
 pytestmark = pytest.mark.faults

@@ -15,10 +15,10 @@ import pytest
 
 import retrain.run.build  # noqa: F401 - with torch, before the processes are forked
 from retrain.config.load import load
-from retrain.run import checkpoint
 from retrain.run.session import Resume, run
+from retrain.storage import checkpoint
 from tests.faults.gate import gated
-from tests.run.conftest import TOML, digest, rows
+from tests.small_runs import TOML, digest, rows
 from tests.waiting import PATIENCE_S, alive, ends, until
 
 pytestmark = pytest.mark.faults

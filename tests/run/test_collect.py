@@ -9,7 +9,7 @@ from retrain.errors import DataError
 from retrain.run.collect import added, rollout_metrics, valid_rows
 from retrain.types import Rollout
 from tests.make_checkpoint import make_checkpoint
-from tests.run.conftest import rows
+from tests.small_runs import rows
 
 
 def rollout(group: int, reward: float | None, tokens: int = 2) -> Rollout:

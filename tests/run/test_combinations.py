@@ -4,7 +4,7 @@ from math import isfinite
 
 import pytest
 
-from tests.run.conftest import rows
+from tests.small_runs import rows
 
 ALWAYS = (
     "training.max_steps=2",

@@ -9,7 +9,7 @@ import pytest
 from retrain import registry
 from retrain.config.load import load
 from retrain.run.session import Resume, run
-from tests.run.conftest import rows
+from tests.small_runs import rows
 
 DRAWN = 40
 SMALL = """

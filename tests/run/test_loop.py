@@ -10,7 +10,7 @@ import pytest
 from retrain.errors import ConfigError, DivergedError, EngineError, UserCodeError
 from retrain.run import loop
 from retrain.run.session import Resume
-from tests.run.conftest import digest, rows
+from tests.small_runs import digest, rows
 
 
 def test_a_run_writes_every_row_and_a_model_that_loads(train):

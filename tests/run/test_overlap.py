@@ -9,11 +9,11 @@ import pytest
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import DivergedError, EngineError, UserCodeError
-from retrain.run import checkpoint
 from retrain.run.collect import collect
 from retrain.run.session import Resume
+from retrain.storage import checkpoint
 from retrain.training.policy import TorchPolicy
-from tests.run.conftest import digest, rows
+from tests.small_runs import digest, rows
 from tests.waiting import until
 
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "training.lr=1e-3", "rollout.parity_every=1")

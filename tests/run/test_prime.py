@@ -8,7 +8,7 @@ from retrain.errors import ComponentError, DivergedError
 from retrain.run.export import export
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume
-from tests.run.conftest import digest, rows
+from tests.small_runs import digest, rows
 
 PRIME = (
     'algorithm.transform_mode=["process_rloo", "whiten"]',

@@ -6,7 +6,7 @@ import pytest
 
 from retrain.errors import ConfigError, StorageError
 from retrain.run.session import Resume
-from tests.run.conftest import digest, rows
+from tests.small_runs import digest, rows
 
 DATA = ("task.name=jsonl", "warmup.steps=0", "eval.problems=0")
 

@@ -11,7 +11,7 @@ from retrain.cli.main import app
 from retrain.errors import EngineError, StorageError
 from retrain.run.session import Resume
 from tests.engines.servers import ModelServer
-from tests.run.conftest import digest, rows
+from tests.small_runs import digest, rows
 
 GENERATE = "/inference/v1/generate"
 
@@ -45,7 +45,7 @@ def after(server, path, count, then):
 
 def versions(run):
     """Steps of the weights that sampled each step's rollouts, from its files."""
-    from retrain.run.rundir import read_rows
+    from retrain.storage.run_directory import read_rows
 
     found = {}
     for file in sorted((run / "rollouts").iterdir()):

@@ -9,7 +9,7 @@ from retrain.engines import TorchEngine
 from retrain.errors import ComponentError
 from retrain.run.evaluate import evaluate
 from retrain.run.reopen import reopen
-from tests.run.conftest import rows
+from tests.small_runs import rows
 
 LORA = ("model.dtype=float32", "model.lora={r=4}", "training.lr=1e-2", "rollout.parity_every=1")
 

@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from retrain.algorithms.objective import Objective
+from retrain.algorithms.graph.objective import Objective
 from retrain.registry import find
 from retrain.types import Batch
 

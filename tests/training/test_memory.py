@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from retrain.training.forward import Forward
 from retrain.training.memory import ModelShape, estimate_memory
+from retrain.training.model.forward import Forward
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.small_models import make_batch, make_model

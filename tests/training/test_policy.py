@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.algorithms.objective import Objective
+from retrain.algorithms.graph.objective import Objective
 from retrain.errors import UserCodeError
 from retrain.registry import Component, find
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
+from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import make_batch, make_model, make_objective
-from tests.training.test_forward import own_logprobs
 
 
 def policy(kind="qwen3", **changes):

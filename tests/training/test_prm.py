@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from retrain.errors import ComponentError, StorageError
 from retrain.registry import find
-from retrain.run import checkpoint
+from retrain.storage import checkpoint
 from retrain.training import prm as prm_module
 from retrain.training.memory import ModelShape, estimate_memory
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.reference import prime as printed
+from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import make_batch, make_model, make_objective
-from tests.training.test_forward import own_logprobs
 
 CASE = json.loads((Path(__file__).parents[1] / "data/prime.json").read_text())["prime"][0]
 READS = find("signal", "process_rewards").reads

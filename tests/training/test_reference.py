@@ -10,8 +10,8 @@ from retrain.errors import StorageError
 from retrain.registry import find
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
+from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import make_batch, make_model, make_objective
-from tests.training.test_forward import own_logprobs
 
 
 def build(seed=0):

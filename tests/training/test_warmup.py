@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from retrain.errors import DataError, DivergedError
-from retrain.training.cache import cache_root
-from retrain.training.models import Loaded, load_model
+from retrain.training.model.loading import Loaded, load_model
+from retrain.training.tensor_cache import cache_root
 from retrain.training.warmup import WarmupSettings, demonstrations, expert_batch, warm_start
 from retrain.types import Problem
 from tests.make_checkpoint import make_checkpoint

@@ -6,7 +6,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.run.session import Resume, run
-from tests.run.conftest import TOML
+from tests.small_runs import TOML
 
 
 @pytest.fixture(scope="session", autouse=True)

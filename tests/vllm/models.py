@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers as hf
 
-from retrain.training.builtin import build_tokenizer
+from retrain.training.model.builtin_model import build_tokenizer
 from tests.engines.models import LLAMA3_ROPE, scored
 
 VOCABULARY = 96

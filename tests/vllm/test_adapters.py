@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retrain.engines import VllmEngine
-from retrain.engines.vllm_engine import adapter_options
+from retrain.engines.vllm.in_process import adapter_options
 from retrain.errors import ComponentError, EngineError
 from retrain.run.reopen import stored
 from retrain.run.session import Resume
@@ -19,7 +19,7 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Sampling
 from tests.engines.models import flat
-from tests.run.conftest import digest, rows
+from tests.small_runs import digest, rows
 from tests.vllm.models import PROMPTS, process_state, tiny, worst_error
 
 pytest.importorskip("peft")

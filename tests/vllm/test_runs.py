@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from retrain.errors import EngineError
-from retrain.run.proof import prove
 from retrain.run.session import Resume
-from tests.run.conftest import digest, rows
+from retrain.tools.engine_check import prove
+from tests.small_runs import digest, rows
 from tests.vllm.models import saved
 
 pytestmark = pytest.mark.vllm

@@ -21,13 +21,15 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.engines import VllmServerEngine, http, vllm_transfer
-from retrain.engines.vllm_transfer import _Client
+from retrain.engines import VllmServerEngine
+from retrain.engines.vllm import weight_transfer as vllm_transfer
+from retrain.engines.vllm.weight_transfer import _Client
+from retrain.system import http_client as http
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Sampling
-from tests.run.conftest import TOML as RUN
-from tests.run.conftest import rows
+from tests.small_runs import TOML as RUN
+from tests.small_runs import rows
 from tests.vllm import cpu_transfer
 from tests.vllm.models import PROMPTS, saved, worst_error
 from tests.waiting import ends, until

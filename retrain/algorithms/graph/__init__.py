@@ -1,0 +1,1 @@
+"""How components become credit and loss: the column graph, the pipeline, the objective, plain plug-ins."""

@@ -1,0 +1,118 @@
+"""Which stages run, in which order: every column a stage reads is provided by an earlier one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retrain.algorithms.graph.plain_functions import CONTEXT_READS, LISTS_READS
+from retrain.errors import ComponentError
+from retrain.registry import Bound, names
+from retrain.types import POLICY_COLUMNS
+
+_WRITES = {"advantage": "episode", "filter": "keep"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One node: a component with the columns it reads and the one it writes."""
+
+    name: str
+    kind: str
+    reads: tuple[str, ...]
+    writes: str
+    bound: Bound
+
+
+def plan(
+    order: Sequence[Bound | str], uncertainty: Bound, signal: Callable[[str], Bound | None], known: frozenset[str]
+) -> list[Stage]:
+    """Stages in order, each signal just before its first reader.
+
+    Args:
+        order: components, and names of columns that must exist at that point.
+        uncertainty: the component behind the column `uncertainty`.
+        signal: the bound signal of a name, or None.
+        known: columns that exist from the start.
+    """
+    planner = _Planner(uncertainty, signal, set(known | POLICY_COLUMNS))
+    for item in order:
+        if isinstance(item, str):
+            planner.provide(item, ())
+        else:
+            planner.add(item)
+    _check_used(planner.graph)
+    _check_states(planner.graph)
+    return planner.graph
+
+
+def _check_used(graph: Sequence[Stage]) -> None:
+    """What a transform writes besides advantages must be read by a later stage."""
+    for index, stage in enumerate(graph):
+        later = {name for other in graph[index + 1 :] for name in other.reads}
+        if stage.kind == "transform" and stage.writes not in {"advantages", *later}:
+            raise ComponentError(
+                f'"{stage.name}" changes {stage.writes}, and no stage behind it reads that',
+                f"put it before a stage that reads {stage.writes}, or remove it",
+            )
+
+
+def _check_states(graph: Sequence[Stage]) -> None:
+    """The state of a stage is kept under its name."""
+    names = [stage.name for stage in graph if stage.bound.component.stateful]
+    for name in names:
+        if names.count(name) > 1:
+            raise ComponentError(f'two stages that keep state are called "{name}"', "use it once, or rename one")
+
+
+class _Planner:
+    def __init__(self, uncertainty: Bound, signal: Callable[[str], Bound | None], known: set[str]) -> None:
+        self.graph: list[Stage] = []
+        self._uncertainty, self._signal, self._known = uncertainty, signal, known
+
+    def add(self, bound: Bound) -> None:
+        reads = _reads(bound)
+        for column in reads:
+            self.provide(column, (bound.name,))
+        writes = _WRITES.get(bound.component.kind) or bound.component.traits.get("writes", "advantages")
+        if bound.component.contract == "context":
+            self._check_first(bound)
+        self.graph.append(Stage(bound.name, bound.component.kind, reads, writes, bound))
+        if bound.component.kind == "transform":
+            self._known.add(writes)
+
+    def provide(self, column: str, readers: tuple[str, ...]) -> None:
+        if column in self._known:
+            return
+        if column in readers:
+            raise ComponentError(f"columns need each other: {' -> '.join((*readers, column))}", "break the cycle")
+        bound = self._uncertainty if column == "uncertainty" else self._signal(column)
+        if bound is None:
+            raise ComponentError(*self._unknown(column, readers))
+        reads = _reads(bound)
+        for needed in reads:
+            self.provide(needed, (*readers, column))
+        self._known.add(column)
+        self.graph.append(Stage(bound.name, bound.component.kind, reads, column, bound))
+
+    def _unknown(self, column: str, readers: tuple[str, ...]) -> tuple[str, str]:
+        reader = f'"{readers[-1]}" reads' if readers else "the run asks for"
+        columns = sorted({*self._known, "uncertainty", *names("signal")})
+        close = difflib.get_close_matches(column, columns, 1)
+        fix = f'did you mean "{close[0]}"?' if close else f"write a signal of that name; known: {', '.join(columns)}"
+        return f'{reader} column "{column}", which nothing provides', fix
+
+    def _check_first(self, bound: Bound) -> None:
+        """A plain `fn(ctx)` starts from episode advantages: what earlier stages did to tokens would be lost."""
+        lost = [stage.name for stage in self.graph if stage.kind == "transform" and stage.writes == "advantages"]
+        if lost:
+            raise ComponentError(
+                f'"{bound.name}" takes a context, so it would undo {", ".join(lost)}',
+                "put it first, or decorate it with @transform to read `advantages`",
+            )
+
+
+def _reads(bound: Bound) -> tuple[str, ...]:
+    contract = bound.component.contract
+    return bound.reads if contract == "columns" else LISTS_READS if contract == "lists" else CONTEXT_READS

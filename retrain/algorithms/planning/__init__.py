@@ -1,0 +1,1 @@
+"""Which tokens are planning: grams, detectors and the planning mask."""

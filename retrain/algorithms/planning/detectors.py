@@ -1,0 +1,71 @@
+"""How planning is found in text. A detector maps decoded completions to spans of characters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.algorithms.planning.gram_pattern import GramPattern, normalize
+from retrain.errors import ComponentError, UserCodeError
+from retrain.registry.lookup import load_object
+
+Span = tuple[int, int, str]
+"""text[start:end] is planning; what it counts as in hicra/semantic_entropy."""
+
+Detector = Callable[[list[str]], list[list[Span]]]
+"""The spans of every text. One that cannot be told from a user's function, which may leave out the names."""
+
+
+def gram_detector(grams: Sequence[str]) -> Detector:
+    """Every strategic gram in the text (see `GramPattern`)."""
+    pattern = GramPattern(grams)
+
+    def detect(texts: list[str]) -> list[list[Span]]:
+        return [list(pattern.find(normalize(text))) for text in texts]
+
+    return detect
+
+
+def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detector:
+    """`fn(texts) -> [[(start, end), ...], ...]` at a dotted path, every result checked.
+
+    A span may have a third entry, what it counts as; its text if there is none.
+
+    Raises:
+        ComponentError: there is no such function.
+    """
+    function = load_object(path, search_paths)
+    if not callable(function):
+        raise ComponentError(f'"{path}" is a {type(function).__name__}, not a function', "point to a function")
+
+    def detect(texts: list[str]) -> list[list[Span]]:
+        try:
+            found: Any = function(texts)
+        except Exception as error:
+            raise _wrong(path, f"raised {type(error).__name__}: {error}") from error
+        if not isinstance(found, Sequence) or len(found) != len(texts):
+            raise _wrong(path, f"must return a list of {len(texts)} lists of spans, one per completion")
+        return [_checked(path, row, spans, text) for row, (spans, text) in enumerate(zip(found, texts, strict=True))]
+
+    return detect
+
+
+def _checked(path: str, row: int, spans: Any, text: str) -> list[Span]:
+    if not isinstance(spans, Sequence) or isinstance(spans, str):
+        raise _wrong(path, f"completion {row}: {spans!r} is no list of spans")
+    result: list[Span] = []
+    for span in spans:
+        match span:
+            case (int(start), int(end)) | [int(start), int(end)] if 0 <= start < end <= len(text):
+                result.append((start, end, " ".join(normalize(text[start:end]).split())))
+            case (int(start), int(end), str(name)) if 0 <= start < end <= len(text):
+                result.append((start, end, name))
+            case _:
+                problem = f"{span!r} is no span (start, end) with 0 <= start < end <= {len(text)}, the text's length"
+                raise _wrong(path, f"completion {row}: {problem}")
+    return result
+
+
+def _wrong(path: str, problem: str) -> UserCodeError:
+    return UserCodeError(f'planning detector "{path}" {problem}')

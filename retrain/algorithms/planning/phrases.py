@@ -1,0 +1,37 @@
+"""Runs of plain words in text: no digits, no mathematics, nothing across a line or the end of a sentence."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from retrain.algorithms.planning.gram_pattern import normalize
+
+_PIECES = re.compile(
+    r"""(?P<math>\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[A-Za-z]+(?:\{[^{}]*\})*)
+      | (?P<word>[^\W\d_]+(?:'[^\W\d_]+)*(?!\w))
+      | (?P<gap>(?:[^\S\n]|[,;:*\u2026\u2013\u2014-])+)
+      | (?P<stop>\w+|[^\w\s]|\n)""",
+    re.VERBOSE | re.DOTALL,
+)
+_SHORT_WORDS = ("a", "i")
+"""Words of one letter; any other is taken for a variable."""
+
+
+class Word(NamedTuple):
+    """A word of normalized text, and the characters text[start:end] that it covers."""
+
+    text: str
+    start: int
+    end: int
+
+
+def phrases(text: str) -> list[list[Word]]:
+    """The runs of at least one word, in order; offsets are those of `text`."""
+    found: list[list[Word]] = [[]]
+    for piece in _PIECES.finditer(normalize(text)):
+        if piece.lastgroup == "word" and (len(piece[0]) > 1 or piece[0] in _SHORT_WORDS):
+            found[-1].append(Word(piece[0], piece.start(), piece.end()))
+        elif piece.lastgroup != "gap" and found[-1]:
+            found.append([])
+    return [phrase for phrase in found if phrase]

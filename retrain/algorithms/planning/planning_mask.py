@@ -1,0 +1,128 @@
+"""Which response tokens are planning: thinking about what to do, rather than doing it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from math import log
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from retrain.algorithms.planning.detectors import Detector, Span, gram_detector, user_detector
+from retrain.algorithms.planning.gram_pattern import read_grams
+from retrain.algorithms.planning.semantic import SemanticDetector, read_execution
+from retrain.algorithms.planning.token_text import TokenText
+from retrain.registry import signal
+from retrain.types import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WordRange = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
+
+
+@signal("planning_mask", table="planning")
+class PlanningMask:
+    """1 on response tokens that overlap planning in the decoded text, 0 elsewhere.
+
+    A detector finds spans of characters in the text of the sampled ids; a token is planning if it covers a
+    character of a span. "grams" finds strategic grams: case-insensitive, white space and typographic apostrophes
+    normalized, whole words, longest gram first. "semantic" finds windows of words that are nearer to the grams
+    than to execution (see `SemanticDetector`; extra `grams`).
+
+    Args:
+        tokenizer: the model's; ids are decoded, nothing is re-encoded.
+        search_paths: where a dotted path is looked up.
+        detector: "grams", "semantic", or the dotted path of `fn(texts)`, which returns a list of (start, end)
+            character spans for every text.
+        strategic_grams: list of phrases, JSON array in a string, comma-separated string, or "default" for the 18
+            built-in ones, which are used if nothing is set.
+        strategic_grams_path: JSON file with [...] or {"strategic_grams": [...]} instead.
+        sg_n_range: [least, greatest] number of words of the grams to use; all of them if unset.
+        embedder: directory of a sentence-transformer for "semantic"; TF-IDF if unset.
+        window: words that "semantic" judges together.
+        margin: of cosines, above which "semantic" calls a window planning.
+        log_semantic_entropy: report hicra/semantic_entropy, hicra/semantic_entropy_norm and hicra/distinct_sg.
+        log_planning_token_ratio: report hicra/planning_token_ratio.
+    References: Wang et al., HICRA, arXiv:2509.03646 (strategic grams).
+    """
+
+    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
+        self,
+        tokenizer: Any,
+        search_paths: Sequence[str] = (),
+        *,
+        detector: Annotated[str, Field(min_length=1)] = "grams",
+        strategic_grams: list[str] | str | None = None,
+        strategic_grams_path: str | None = None,
+        sg_n_range: WordRange | None = None,
+        embedder: str | None = None,
+        window: Annotated[int, Field(ge=1)] = 3,
+        margin: Annotated[float, Field(ge=0, lt=2)] = 0.3,
+        log_semantic_entropy: bool = True,
+        log_planning_token_ratio: bool = True,
+    ) -> None:
+        self.grams = read_grams(strategic_grams, strategic_grams_path, sg_n_range)
+        self._log_entropy, self._log_ratio = log_semantic_entropy, log_planning_token_ratio
+        self._text = TokenText(tokenizer)
+        self._detect: Detector
+        if detector == "grams":
+            self._detect = gram_detector(self.grams)
+        elif detector == "semantic":
+            execution = read_execution(strategic_grams_path)
+            self._detect = SemanticDetector(self.grams, execution, embedder, window, margin)
+        else:
+            self._detect = user_detector(detector, search_paths)
+
+    def __call__(self, input_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Metrics]:
+        """[N, T] bool, with the share of planning tokens and the entropy of what was found over the whole batch."""
+        response = response_mask.cpu()
+        mask = response.new_zeros(response.shape)
+        completions = [ids[row].tolist() for ids, row in zip(input_ids.cpu(), response, strict=True)]
+        counts: Counter[str] = Counter()
+        for row, (marked, found) in enumerate(self.mark(completions)):
+            counts.update(found)
+            if marked:
+                mask[row, response[row].nonzero()[:, 0][marked]] = True
+        metrics = planning_ratio(mask, response) if self._log_ratio else {}
+        return mask.to(response_mask.device), metrics | (semantic_entropy(counts) if self._log_entropy else {})
+
+    def mark(self, completions: Sequence[Sequence[int]]) -> list[tuple[list[int], list[str]]]:
+        """Positions of planning tokens in each completion, in order, and the grams found."""
+        pieces = [self._text.pieces(ids) for ids in completions]
+        spans = self._detect(["".join(texts) for texts in pieces])
+        return [
+            (_covering(texts, found), [name for _, _, name in found])
+            for texts, found in zip(pieces, spans, strict=True)
+        ]
+
+
+def _covering(pieces: Sequence[str], spans: Sequence[Span]) -> list[int]:
+    """Indices of the pieces that cover a character of a span."""
+    if not spans:
+        return []
+    ends = list(accumulate(map(len, pieces)))
+    covering: set[int] = set()
+    for start, end, _ in spans:
+        covering.update(range(bisect_right(ends, start), bisect_left(ends, end) + 1))
+    return sorted(covering)
+
+
+def planning_ratio(planning_mask: Tensor, response_mask: Tensor) -> Metrics:
+    """hicra/planning_token_ratio: share of all response tokens of the batch that are planning."""
+    planning = int((planning_mask.bool() & response_mask).sum())
+    return {"hicra/planning_token_ratio": planning / max(int(response_mask.sum()), 1)}
+
+
+def semantic_entropy(counts: Counter[str]) -> Metrics:
+    """hicra/semantic_entropy = -sum p ln p nats over gram counts; _norm divides by ln(distinct); distinct_sg."""
+    total = sum(counts.values())
+    entropy = sum((n / total * log(total / n) for n in counts.values()), 0.0)
+    return {
+        "hicra/semantic_entropy": entropy,
+        "hicra/semantic_entropy_norm": entropy / log(len(counts)) if len(counts) > 1 else 0.0,
+        "hicra/distinct_sg": float(len(counts)),
+    }

@@ -1,0 +1,112 @@
+"""Planning by meaning: what reads more like the strategic grams than like execution, whatever its words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.algorithms.planning.embedding import cosines, embedder
+from retrain.algorithms.planning.phrases import Word, phrases
+
+EXECUTION_PHRASES: tuple[str, ...] = (
+    "so the answer is",
+    "the sum of the digits",
+    "we get the value",
+    "is equal to",
+    "multiply both sides by",
+    "divided by the number",
+    "plus the carry",
+    "minus the remainder",
+    "carry the one",
+    "substitute into the equation",
+    "this simplifies to",
+    "taking the square root",
+    "which gives us",
+    "therefore the total is",
+    "the number of ways",
+    "for all integers",
+    "the length of the side",
+    "the area of the triangle",
+    "per hour in total",
+    "the derivative with respect to",
+    "collect like terms",
+    "adding the two equations",
+    "the first and the second",
+    "each of the remaining",
+)
+"""Phrases that carry out a step: the other side of the comparison where an extraction has left none."""
+
+_REMEMBERED = 500_000
+"""Judgments that are kept; beyond that the memory starts anew."""
+
+Judgment = tuple[float, str]
+"""Margin of a window, and the strategic gram that it is nearest to."""
+
+
+def read_execution(path: str | None) -> tuple[str, ...]:
+    """What `retrain grams extract` stored beside the grams as examples of execution, or EXECUTION_PHRASES."""
+    content: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8")) if path else None
+    match content:
+        case {"metadata": {"execution_grams": [str(), *_] as found}}:
+            return tuple(map(str, found))
+        case _:
+            return EXECUTION_PHRASES
+
+
+class SemanticDetector:
+    """Windows of words that are nearer to a strategic gram than to any example of execution.
+
+    margin(w) = max_p cos(w, p) - max_e cos(w, e),  p the strategic grams, e the examples of execution
+
+    Each gram and each example is a centroid of its own. A window is `window` words of a run of plain words (see
+    `phrases`), or all of a shorter run. Of overlapping windows above the margin, the one with the greatest
+    is planning.
+
+    Args:
+        grams, execution: the examples of either side.
+        directory: of a sentence-transformer; None is TF-IDF fitted on the examples.
+        window: words; margin: least difference of cosines.
+    """
+
+    def __init__(
+        self, grams: Sequence[str], execution: Sequence[str], directory: str | None, window: int, margin: float
+    ) -> None:
+        self._grams, self._window, self._margin = tuple(grams), window, margin
+        self._embed = embedder(directory, [*grams, *execution])
+        self._planning, self._execution = self._embed(self._grams), self._embed(execution)
+        self._judged: dict[str, Judgment] = {}
+
+    def __call__(self, texts: list[str]) -> list[list[tuple[int, int, str]]]:
+        """Spans of planning in every text, with the gram that each is nearest to."""
+        windows = [[window for run in phrases(text) for window in self._windows(run)] for text in texts]
+        self._judge([text for found in windows for text, _, _ in found])
+        return [self._best(found) for found in windows]
+
+    def _windows(self, run: Sequence[Word]) -> list[tuple[str, int, int]]:
+        parts = [run[first : first + self._window] for first in range(max(1, len(run) - self._window + 1))]
+        return [(" ".join(word.text for word in part), part[0].start, part[-1].end) for part in parts]
+
+    def _judge(self, windows: list[str]) -> None:
+        """Remember margin and nearest gram of the windows that have not been seen."""
+        if len(self._judged) > _REMEMBERED:
+            self._judged.clear()
+        new = list(dict.fromkeys(text for text in windows if text not in self._judged))
+        if not new:
+            return
+        vectors = self._embed(new)
+        near, far = cosines(vectors, self._planning), cosines(vectors, self._execution).max(1)
+        for text, margin, nearest in zip(new, (near.max(1) - far).tolist(), near.argmax(1).tolist(), strict=True):
+            self._judged[text] = margin, self._grams[nearest]
+
+    def _best(self, windows: Sequence[tuple[str, int, int]]) -> list[tuple[int, int, str]]:
+        """The windows above the margin, without those that overlap a better one."""
+        judged = [(*self._judged[text], start, end) for text, start, end in windows]
+        chosen: list[tuple[int, int, str]] = []
+        for margin, gram, start, end in sorted(judged, key=lambda one: (-one[0], one[2])):
+            if margin <= self._margin:
+                break
+            if all(end <= other[0] or other[1] <= start for other in chosen):
+                chosen.append((start, end, gram))
+        return sorted(chosen)

@@ -1,0 +1,1 @@
+"""What a campaign runs: conditions x seeds from one TOML file."""

@@ -1,0 +1,177 @@
+"""From the entries of `[campaign]` to the conditions that are compared: entries x grid, each a whole configuration."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from retrain.campaign.plan.campaign_schema import Campaign
+from retrain.campaign.plan.layers import fork, lay
+from retrain.config.document import Document
+from retrain.config.positions import Path
+from retrain.config.schema import Algorithm
+
+STANDARD: tuple[tuple[str, str], ...] = (
+    ("grpo", "none"),
+    ("maxrl", "none"),
+    ("maxrl", "gtpo"),
+    ("maxrl", "gtpo_hicra"),
+    ("maxrl", "gtpo_sepa"),
+)
+"""advantage_mode and transform_mode of a campaign that lists no conditions."""
+
+OWNED: Mapping[str, str] = {
+    "training.seed": "list the seeds in [campaign] seeds",
+    "logging.name": "set [campaign] name, or the label of a condition",
+}
+"""Keys that the campaign sets in every run, and what to write instead."""
+
+_MODES = ("algorithm.algorithm_mode", "algorithm.advantage_mode", "algorithm.transform_mode")
+_FOLDER = re.compile(r"[^A-Za-z0-9._+=,-]+")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One column of a campaign.
+
+    Attributes:
+        label: its name in tables.
+        overrides: dotted key -> value, what it changes of the base run.
+        document: the base run with those changes.
+        at: the entry of the campaign file that it comes from.
+        against: label of the condition that it adds to, if the file says so.
+    """
+
+    label: str
+    overrides: Mapping[str, Any]
+    document: Document
+    at: Path
+    against: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """The label as the name of a folder."""
+        return _FOLDER.sub("-", self.label).strip(".-") or "condition"
+
+
+def conditions(settings: Campaign, source: Document, base: Document) -> list[Condition]:
+    """Every condition in the order of the file; mistakes about them are recorded in `source`."""
+    found: list[Condition] = []
+    axes = list(_axes(settings, source))
+    for label, entry, at, against in _entries(settings):
+        variant, overrides = fork(base), dict[str, Any]()
+        for key, value in entry.items():
+            path = _path(key)
+            lay(variant, path, value, source, (*at, key))
+            _check_owned(path, value, settings, source, (*at, key))
+            overrides |= _flat(path, value)
+        name = label or _label(overrides)
+        for point in itertools.product(*axes):
+            document, chosen = fork(variant), dict(overrides)
+            for path, value, place in point:
+                lay(document, path, value, source, place)
+                chosen |= _flat(path, value)
+            suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
+            found.append(Condition(name + suffix, chosen, document, at, against and against + suffix))
+    return found
+
+
+def rungs(found: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Every condition but the first with the one that it is a step from: (condition, against).
+
+    Unless the file says which, that is the one among those before it whose run differs in the fewest settings and
+    components, and the last of these: gtpo_sepa is a step from gtpo, not from gtpo_hicra.
+
+    Args:
+        facts: the resolved configuration of each condition.
+    """
+    described = [_described(one) for one in facts]
+    pairs: list[tuple[str, str]] = []
+    for index, condition in enumerate(found[1:], start=1):
+        nearest = min(range(index), key=lambda before: (len(described[before] ^ described[index]), -before))
+        pairs.append((condition.label, condition.against or found[nearest].label))
+    return pairs
+
+
+def _described(facts: Mapping[str, Any]) -> set[str]:
+    """Settings and components of a run, one text for each."""
+    components = {name: one for name, one in facts["components"].items() if name != "tracker"}
+    rest = {name: one for name, one in facts.items() if name not in ("components", "logging", "algorithm")}
+    settings = {f"{'.'.join(map(str, path))}={value!r}" for path, value in leaves((), rest)}
+    return settings | {f"{kind} {one!r}" for kind, several in components.items() for one in several}
+
+
+def _entries(settings: Campaign) -> Iterator[tuple[str | None, Mapping[str, Any], Path, str | None]]:
+    if not settings.conditions:
+        for advantage, transform in STANDARD:
+            yield None, {"advantage_mode": advantage, "transform_mode": transform}, ("campaign",), None
+    for index, entry in enumerate(settings.conditions):
+        yield entry.label, entry.model_extra or {}, ("campaign", "conditions", index), entry.against
+
+
+def _axes(settings: Campaign, source: Document) -> Iterator[list[tuple[Path, Any, Path]]]:
+    """Each axis of the grid as its points: key of the run, value, place in the campaign file."""
+    for at, values in leaves(("campaign", "grid"), settings.grid):
+        path = tuple(part for name in at[2:] for part in _path(str(name)))
+        if not isinstance(values, list) or not values:
+            source.refuse(at, "an axis is a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
+            continue
+        for index, value in enumerate(values):
+            _check_owned(path, value, settings, source, at)
+            if value in values[:index]:
+                source.refuse((*at, index), f"{_short(value)} is listed twice", "remove one of the two")
+        yield [(path, value, (*at, index)) for index, value in enumerate(values) if value not in values[:index]]
+
+
+def _check_owned(path: Path, value: Any, settings: Campaign, source: Document, at: Path) -> None:
+    """Refuse what would be overwritten in every run."""
+    owned = {**OWNED, "logging.dir": "set it in [logging], for all runs"}
+    if settings.max_steps is not None:
+        owned["training.max_steps"] = "remove it, or [campaign] max_steps"
+    for leaf, _ in leaves(path, value):
+        for key, fix in owned.items():
+            if within(".".join(map(str, leaf)), key):
+                source.refuse((*at, *leaf[len(path) :]), "the campaign sets this", fix)
+
+
+def within(key: str, table: str) -> bool:
+    """Whether a dotted key is `table` or something in it."""
+    return f"{key}.".startswith(f"{table}.")
+
+
+def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """What is no table, with the keys that lead to it."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from leaves((*path, key), inner)
+
+
+def _path(key: str) -> Path:
+    """`gtpo.beta` -> gtpo, beta; a key of [algorithm] may stand alone."""
+    return ("algorithm", key) if key in Algorithm.model_fields else tuple(key.split("."))
+
+
+def _flat(path: Path, value: Any) -> dict[str, Any]:
+    return {".".join(map(str, leaf)): inner for leaf, inner in leaves(path, value)}
+
+
+def _label(overrides: Mapping[str, Any]) -> str:
+    """maxrl+gtpo, or maxrl+gtpo,beta=0.2: the modes, then what else is set."""
+    algorithm, advantage, transform = (overrides.get(mode) for mode in _MODES)
+    stages = [transform] if isinstance(transform, str) else list(transform or ())
+    modes = [algorithm] if algorithm else [name for name in (advantage, *stages) if name not in (None, "none")]
+    names = [str(name).replace(":", ".").rpartition(".")[2] for name in modes]
+    rest = [f"{key.rpartition('.')[2]}={_short(value)}" for key, value in overrides.items() if key not in _MODES]
+    return ",".join(part for part in ("+".join(names), *rest) if part) or "base"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str) and value.isprintable():
+        return value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,266 @@
+"""From a campaign's TOML file to its validated runs, or all that is wrong with it at once."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from retrain import registry
+from retrain.campaign.plan.campaign_schema import Campaign
+from retrain.campaign.plan.conditions import OWNED, Condition, conditions, leaves, rungs, within
+from retrain.campaign.plan.layers import fork, lay
+from retrain.config.document import Document, canonical, read
+from retrain.config.load import LoadedConfig, validate
+from retrain.config.mistakes import catalog, collect
+from retrain.errors import ComponentError, ConfigError, ConfigProblem
+from retrain.registry import Bound
+
+SECTION = "campaign"
+
+
+@dataclass(frozen=True)
+class LoadedCampaign:
+    """A valid campaign.
+
+    Attributes:
+        file, text: where it was read from, and what stood there.
+        settings: `[campaign]`.
+        executor: what executes the runs.
+        conditions: in the order of the file.
+        configs: the validated run of each condition, with the first seed.
+        warnings: what works and is probably not what was meant.
+    """
+
+    file: str
+    text: str
+    settings: Campaign
+    executor: Bound
+    conditions: tuple[Condition, ...]
+    configs: tuple[LoadedConfig, ...]
+    warnings: tuple[ConfigProblem, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the campaign's directory."""
+        return self.settings.name or Path(self.file).stem
+
+    @property
+    def directory(self) -> Path:
+        """Where everything about the campaign is written."""
+        return Path(self.configs[0].config.logging.dir) / self.name
+
+    @property
+    def baseline(self) -> str:
+        """Label of the condition that the others are compared with."""
+        return self.settings.baseline or self.conditions[0].label
+
+    @property
+    def ladder(self) -> list[tuple[str, str]]:
+        """Each condition but the first, with the one that it adds to."""
+        return rungs(self.conditions, [config.resolved() for config in self.configs])
+
+    def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
+        """The whole configuration of one run, as a TOML document."""
+        folder = str(self.directory / "cells" / condition.folder)
+        return _with_seed(condition, self.name, seed, folder)
+
+    def cell_toml(self, condition: Condition, seed: int) -> str:
+        """As `cell_config`, in the words of a file."""
+        title = f"# Campaign {self.name}: {condition.label}, seed {seed}\n\n"
+        return title + tomli_w.dumps(self.cell_config(condition, seed))
+
+
+def is_campaign(file: Path | str) -> bool:
+    """Whether the file is TOML with a `[campaign]`; a mistake in it is for `load_campaign` or `load` to tell."""
+    try:
+        return SECTION in read(file).data
+    except ConfigError:
+        return False
+
+
+def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCampaign:
+    """Read and validate a campaign: every condition's run is validated as `retrain train` would.
+
+    Args:
+        overrides: `key=value`, as after `--set`; `campaign.*` for the campaign, anything else for all runs.
+    Raises:
+        ConfigError: every mistake with its place, those inside a condition at its line.
+    """
+    own = [text for text in overrides if text.strip().startswith(f"{SECTION}.")]
+    source = read(file, own)
+    if not is_campaign(file):
+        problem = ConfigProblem(str(file), 0, 0, "file", "no [campaign] table", "add [campaign], or use retrain train")
+        raise ConfigError([problem])
+    settings = _settings(source)
+    executor = _executor(settings, source)
+    base = _base(settings, source)
+    found = conditions(settings, source, base)
+    _check_labels(found, settings, source)
+    refused = {text: problem for text in overrides if (problem := _refusal(text, found))}
+    problems, notes, configs = [*source.problems, *refused.values()], list[str](), list[LoadedConfig]()
+    for condition in found:
+        for text in overrides:
+            if text not in own and text not in refused:
+                condition.document.override(text)
+        try:
+            configs.append(_validated(condition, settings))
+        except ConfigError as error:
+            problems += error.problems
+            notes += getattr(error, "__notes__", ())
+    if len(configs) == len(found):
+        problems += _duplicates(found, configs, source)
+    _stop(problems, notes)
+    assert executor is not None, "a mistake in it was raised"
+    warnings = tuple(dict.fromkeys(warning for config in configs for warning in config.warnings))
+    return LoadedCampaign(str(file), source.text, settings, executor, tuple(found), tuple(configs), warnings)
+
+
+def _settings(source: Document) -> Campaign:
+    """`[campaign]`; keys with mistakes are recorded and left out, to find more."""
+    known = catalog({SECTION: Campaign})
+    try:
+        return Campaign.model_validate(source.data.get(SECTION, {}))
+    except ValidationError as error:
+        culprits = collect(source, error, known, lambda path: (SECTION, *path))
+    if not isinstance(source.data[SECTION], dict):
+        return Campaign()
+    wrong = {path[1] for path in culprits if len(path) > 1}
+    return Campaign.model_validate({key: value for key, value in source.data[SECTION].items() if key not in wrong})
+
+
+def _executor(settings: Campaign, source: Document) -> Bound | None:
+    """The executor with the parameters of its table; None when a mistake was recorded."""
+    try:
+        component = registry.find("executor", settings.executor)
+    except ComponentError as error:
+        source.refuse((SECTION, "executor"), error.problem, error.fix)
+        return None
+    if needs := component.traits.get("extra"):
+        package, extra = needs
+        if find_spec(package) is None:
+            source.refuse((SECTION, "executor"), f"{package} is not installed", f'pip install "retrain[{extra}]"')
+            return None
+    try:
+        return component.bind(source.data.get(component.table, {}))
+    except ValidationError as error:
+        collect(source, error, catalog({component.table: component.schema}), lambda path: (component.table, *path))
+        return None
+
+
+def _base(settings: Campaign, source: Document) -> Document:
+    """The run that all conditions share: `base`, the rest of the file over it, and `max_steps`."""
+    path = Path(source.file).parent / settings.base if settings.base else None
+    base = Document(source.file, source.text) if path is None else read(path)
+    if SECTION in base.data:
+        source.refuse((SECTION, "base"), f"{path} is a campaign itself", "give the file of a run")
+        del base.data[SECTION]  # it is told once, and not of every condition
+    tables = {component.table for component in registry.components("executor")}
+    for name, value in source.data.items():
+        if name != SECTION and name not in tables:
+            lay(base, (name,), value, source, (name,))
+    training = base.data.get("training")
+    written = training.get("max_steps", 0) if isinstance(training, dict) else 0
+    if settings.max_steps is not None and type(written) is int and written >= 0:  # a mistake is for validation to find
+        lay(base, ("training", "max_steps"), settings.max_steps, source, (SECTION, "max_steps"))
+    return base
+
+
+def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
+    """Why `--set text` would not do what it says; None if it would."""
+    name = text.partition("=")[0].strip()
+    flag = Document("")
+    flag.override(text)
+    for path, _ in leaves((), flag.data):
+        for owned, fix in OWNED.items():
+            if within(".".join(map(str, path)), owned):
+                return ConfigProblem(f"--set {text}", 0, 0, name, "the campaign sets this", fix)
+    key = canonical(name)
+    for condition in found:
+        for own in map(canonical, condition.overrides):
+            if within(key, own) or within(own, key):
+                what = f"condition {condition.label!r} sets this key"
+                return ConfigProblem(f"--set {text}", 0, 0, name, what, "change it in the file")
+    return None
+
+
+def _check_labels(found: Sequence[Condition], settings: Campaign, source: Document) -> None:
+    folders: dict[str, Condition] = {}
+    for condition in found:
+        first = folders.setdefault(condition.folder.lower(), condition)
+        if first is not condition:
+            other = f" (another is {first.label!r})" if first.label != condition.label else ""
+            source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "give each a label")
+    labels = [condition.label for condition in found]
+    if settings.baseline is not None and settings.baseline not in labels:
+        near = get_close_matches(settings.baseline, labels, 1)
+        fix = f'did you mean "{near[0]}"?' if near else f"labels: {', '.join(labels)}"
+        source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
+    for condition in found:
+        if condition.against is not None and condition.against not in {*labels} - {condition.label}:
+            text = f'no other condition is called "{condition.against}"'
+            source.refuse((*condition.at, "against"), text, f"labels: {', '.join(labels)}")
+
+
+def _validated(condition: Condition, settings: Campaign) -> LoadedConfig:
+    """The run of a condition with its first seed."""
+    document = fork(condition.document)
+    document.data = _with_seed(condition, "campaign", settings.seed_list[0], None)
+    return validate(document)
+
+
+def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | None) -> dict[str, Any]:
+    """The condition's configuration with its seed, its own run directory (in `folder`), and names for trackers."""
+    data = copy.deepcopy(condition.document.data)
+    for section, values in {"training": {"seed": seed}, "logging": {"name": f"s{seed}"}}.items():
+        if isinstance(data.setdefault(section, {}), dict):
+            data[section] |= values
+    logging = data["logging"]
+    if folder is not None:
+        logging["dir"] = folder
+    used = logging.get("trackers", ()) if isinstance(logging, dict) else ()
+    for tracker in registry.components("tracker"):
+        table = data.setdefault(tracker.table, {}) if tracker.name in used else None
+        if isinstance(table, dict):
+            tags = [*table.get("tags", ()), campaign, condition.label]
+            known = {"name": f"{condition.label}_s{seed}", "group": condition.label, "tags": tags}
+            table |= {key: value for key, value in known.items() if key in tracker.schema.model_fields}
+    return data
+
+
+def tracker_tables() -> list[str]:
+    """Tables of all registered trackers: they say where metrics go, and change nothing that is measured."""
+    return [tracker.table for tracker in registry.components("tracker")]
+
+
+def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], source: Document) -> list[ConfigProblem]:
+    """Conditions that come out as the same run: comparing them would compare nothing."""
+    problems: list[ConfigProblem] = []
+    seen: dict[str, str] = {}
+    for condition, config in zip(found, configs, strict=True):
+        facts = config.resolved()
+        for free in ("logging", *tracker_tables()):
+            facts.pop(free, None)
+        facts["components"].pop("tracker", None)
+        first = seen.setdefault(json.dumps(facts, sort_keys=True), condition.label)
+        if first != condition.label:
+            text = f"condition {condition.label!r} is the same run as {first!r}"
+            problems.append(source.at(condition.at, text, "change or remove one of the two"))
+    return problems
+
+
+def _stop(problems: Sequence[ConfigProblem], notes: Sequence[str]) -> None:
+    if not problems:
+        return
+    error = ConfigError(sorted(dict.fromkeys(problems), key=lambda one: (one.file, one.line, one.column)))
+    for note in dict.fromkeys(notes):
+        error.add_note(note)
+    raise error

@@ -1,0 +1,1 @@
+"""What the runs of a campaign say: results, statistics, sentences, pages."""

@@ -1,0 +1,266 @@
+"""From the table of a campaign to estimates per condition and to tested differences between conditions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median_low
+from typing import Any
+
+from retrain.campaign.verdict import statistics
+from retrain.campaign.verdict.results import SPENT, Cell, Results
+from retrain.functional.seeds import derive_seed
+
+Measure = Callable[[Cell], "float | None"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95% interval; NaN where there is too little to say."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the finished runs of a condition say.
+
+    Attributes:
+        condition: its label.
+        done, planned: runs with a result, and runs in the plan.
+        mean, iqm: of the final held-out accuracy, with bootstrap intervals over runs.
+        area, avg_tokens: means of the runs' learning-curve area and final completion length, likewise.
+        reached: runs that reached the threshold; None without a threshold.
+        to_threshold: median steps, rollouts, tokens and seconds to the threshold; a run that never reaches it counts
+            as later than all others, and the median is infinite when half of the runs or more never do.
+        total: mean rollouts, tokens and seconds of a run.
+    """
+
+    condition: str
+    done: int
+    planned: int
+    mean: Estimate
+    iqm: Estimate
+    area: Estimate
+    avg_tokens: Estimate
+    reached: int | None
+    to_threshold: dict[str, float]
+    total: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A condition against another, paired by seed, in final held-out accuracy.
+
+    Attributes:
+        condition, against: whose runs minus whose.
+        family: "ladder", the condition adds something to `against`; or "baseline". A family is one question,
+            corrected by itself.
+        size, alpha: comparisons in the family, and the level at which it errs at most.
+        seeds: finished in both; only these count.
+        left_out: seeds of the plan without a pair.
+        difference: mean of the paired differences with the interval of the paired t-test.
+        p, exact: two-sided permutation test by sign flips, and whether all sign patterns were enumerated.
+        holm: p corrected for the family.
+        effect: Hedges' g of the paired differences.
+        improvement: probability that a run of the condition beats one of the other.
+        area, avg_tokens: paired differences of these, described and not tested.
+        needed: seeds that would tell a difference like this one; None if no number would, or two say too little.
+    """
+
+    condition: str
+    against: str
+    family: str
+    size: int
+    alpha: float
+    seeds: tuple[int, ...]
+    left_out: tuple[int, ...]
+    difference: Estimate
+    p: float
+    exact: bool
+    effect: float
+    improvement: Estimate
+    area: Estimate
+    avg_tokens: Estimate
+    holm: float = 1.0
+    needed: int | None = None
+
+    @property
+    def told(self) -> bool:
+        """The difference is told apart from none, at the family's level."""
+        return self.holm <= self.alpha
+
+    @property
+    def enough(self) -> int:
+        """The least number of seeds with which some outcome could be told, as the first of the family."""
+        return next(n for n in range(2, 99) if self.size * statistics.smallest_p(n) <= self.alpha)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Everything the report says in numbers.
+
+    Attributes:
+        ladder: every condition against the one that it adds to; empty for runs without a
+            plan, and where all add to the baseline.
+        baseline: every condition against the baseline.
+    """
+
+    results: Results
+    summaries: tuple[Summary, ...]
+    ladder: tuple[Comparison, ...]
+    baseline: tuple[Comparison, ...]
+
+    @property
+    def primary(self) -> tuple[Comparison, ...]:
+        """The family that the verdict is about: the ladder if there is one."""
+        return self.ladder or self.baseline
+
+    @property
+    def secondary(self) -> tuple[Comparison, ...]:
+        """The other family."""
+        return self.baseline if self.ladder else ()
+
+
+def analyze(results: Results) -> Analysis:
+    """Summaries of all conditions and both families of comparisons; equal tables give equal numbers."""
+    baseline = [(label, results.baseline) for label in results.conditions if label != results.baseline]
+    ladder = () if set(results.ladder) == set(baseline) else results.ladder
+    return Analysis(
+        results,
+        tuple(summarize(results, label) for label in results.conditions),
+        compare(results, ladder, "ladder"),
+        compare(results, baseline, "baseline"),
+    )
+
+
+def compare(results: Results, pairs: Sequence[tuple[str, str]], family: str) -> tuple[Comparison, ...]:
+    """A family of comparisons (condition, against), Holm-corrected."""
+    found = [_compared(results, pair, family, len(pairs)) for pair in pairs]
+    adjusted = statistics.holm([one.p for one in found])
+    return tuple(replace(one, holm=value, needed=_needed(one)) for one, value in zip(found, adjusted, strict=True))
+
+
+def summarize(results: Results, condition: str) -> Summary:
+    """The condition's estimates over its finished runs."""
+    cells = list(results.done(condition).values())
+    threshold = results.threshold
+    reached = None if threshold is None else [cell.reached(threshold) for cell in cells]
+    accuracies = _values(cells, _accuracy)
+    return Summary(
+        condition=condition,
+        done=len(cells),
+        planned=len(results.of(condition)),
+        mean=_bootstrapped(accuracies, _mean, condition, "mean"),
+        iqm=_bootstrapped(accuracies, statistics.iqm, condition, "iqm"),
+        area=_bootstrapped(_values(cells, _area), _mean, condition, "area"),
+        avg_tokens=_bootstrapped(_values(cells, _tokens), _mean, condition, "tokens"),
+        reached=None if reached is None else sum(step is not None for step in reached),
+        to_threshold=_to_threshold(cells, reached or []),
+        total={what: fmean(cell.total[i] for cell in cells) if cells else math.nan for i, what in enumerate(SPENT)},
+    )
+
+
+def _compared(results: Results, pair: tuple[str, str], family: str, size: int) -> Comparison:
+    condition, against = pair
+    left, right = results.done(condition), results.done(against)
+    seeds = tuple(seed for seed in results.seeds if seed in left and seed in right)
+    planned = {cell.seed for label in (condition, against) for cell in results.of(label)}
+
+    def paired(measure: Measure) -> list[float]:
+        pairs = [(measure(left[seed]), measure(right[seed])) for seed in seeds]
+        return [a - b for a, b in pairs if a is not None and b is not None]
+
+    differences = paired(_accuracy)
+    own, other = (_values([side[seed] for seed in seeds], _accuracy) for side in (left, right))
+    draw = derive_seed(0, "improvement", condition, against)
+    return Comparison(
+        condition=condition,
+        against=against,
+        family=family,
+        size=size,
+        alpha=results.alpha,
+        seeds=seeds,
+        left_out=tuple(sorted(planned - set(seeds))),
+        difference=_paired_estimate(differences),
+        p=float(statistics.sign_flip(differences, derive_seed(0, "signs", condition, against))),
+        exact=len(seeds) <= statistics.EXACT_SEEDS,
+        effect=statistics.effect_size(differences),
+        improvement=Estimate(
+            statistics.probability_of_improvement(own, other), *statistics.improvement_interval(own, other, draw)
+        ),
+        area=_paired_estimate(paired(_area)),
+        avg_tokens=_paired_estimate(paired(_tokens)),
+    )
+
+
+def _needed(one: Comparison) -> int | None:
+    """Where nothing was told, more seeds than there are: the test has failed with these, whatever its power was.
+
+    At the level that Holm asks of the first of a family.
+    """
+    if math.isnan(one.effect):
+        return None
+    needed = statistics.seeds_needed(one.effect, one.alpha / one.size)
+    return needed if needed is None or one.told else max(needed, len(one.seeds) + 1)
+
+
+def _to_threshold(cells: Sequence[Cell], reached: Sequence[int | None]) -> dict[str, float]:
+    """Median over runs, the censored ones as infinite."""
+    if not reached:
+        return {}
+    pairs = list(zip(cells, reached, strict=True))
+    found = {"steps": _median([math.inf if step is None else float(step) for step in reached])}
+    for index, what in enumerate(SPENT):
+        spent = [math.inf if step is None else cell.spent_after(step)[index] for cell, step in pairs]
+        found[what] = _median(spent)
+    return found
+
+
+def _median(values: Sequence[float]) -> float:
+    """The middle value; between two middle ones their mean, infinite if one is."""
+    ordered = sorted(values)
+    return (median_low(ordered) + ordered[len(ordered) // 2]) / 2
+
+
+def _bootstrapped(values: Sequence[float], statistic: Callable[[Any], Any], *names: str) -> Estimate:
+    if not values:
+        return Estimate(math.nan, math.nan, math.nan)
+    interval = statistics.bootstrap_interval(values, statistic, derive_seed(0, "bootstrap", *names))
+    return Estimate(float(statistic(_row(values))[0]), *interval)
+
+
+def _paired_estimate(differences: Sequence[float]) -> Estimate:
+    if not differences:
+        return Estimate(math.nan, math.nan, math.nan)
+    low, high = statistics.mean_interval(differences)
+    return Estimate(fmean(differences), float(low), float(high))
+
+
+def _row(values: Sequence[float]) -> Any:
+    import numpy as np
+
+    return np.asarray([values], dtype=np.float64)
+
+
+def _values(cells: Sequence[Cell], measure: Measure) -> list[float]:
+    return [value for cell in cells if (value := measure(cell)) is not None]
+
+
+def _mean(values: Any) -> Any:
+    return values.mean(axis=-1)
+
+
+def _accuracy(cell: Cell) -> float | None:
+    return cell.accuracy
+
+
+def _area(cell: Cell) -> float | None:
+    return cell.area
+
+
+def _tokens(cell: Cell) -> float | None:
+    return cell.avg_tokens

@@ -1,0 +1,108 @@
+"""Any runs as a table of results: runs that differ by nothing but their seed are one condition."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+from retrain.campaign.verdict.provenance import settings
+from retrain.campaign.verdict.results import Cell, Results, read_campaign, read_cell, table
+from retrain.errors import ConfigError, ConfigProblem
+from retrain.storage.run_directory import read_json
+
+_SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
+"""What the names of runs of one condition end with: `-s3`, `_seed3`, `-3`."""
+
+
+def read_runs(paths: Sequence[Path]) -> Results:
+    """The table of these runs; a campaign's directory stands for its runs. The first condition is the baseline.
+
+    Two runs of equal configuration and seed are conditions of their own, each by its name. So are conditions of
+    several campaigns under one label: "c3: grpo" is grpo of the campaign in the directory c3.
+
+    Raises:
+        ConfigError: there is no run at a path.
+    """
+    single, campaigns = list[tuple[str, Cell]](), list[tuple[Path, Results]]()
+    for path in dict.fromkeys(paths):
+        if (path / "plan.json").is_file():
+            campaigns.append((path, read_campaign(path)))
+        else:
+            single.append(_run(path))
+    cells = _of_campaigns(campaigns)
+    groups: dict[str, list[Cell]] = {}
+    for key, cell in single:
+        groups.setdefault(key, []).append(cell)
+    for group in groups.values():
+        cells += _labelled(group, {cell.condition for cell in cells})
+    labels = list(dict.fromkeys(cell.condition for cell in _in_order(cells, paths)))
+    return table("comparison", cells, labels, labels[0], threshold=None)
+
+
+def compare_command(paths: Sequence[Path]) -> str:
+    """What gives the comparison again."""
+    return f"retrain compare {shlex.join(map(str, paths))}"
+
+
+def _run(path: Path) -> tuple[str, Cell]:
+    """(what decides the run besides its seed, its cell)."""
+    config = read_json(path / "config.resolved.json")
+    if not config:
+        problem = ConfigProblem(
+            str(path), 0, 0, "run directory", "holds no run", "give the paths of some, as runs/NAME"
+        )
+        raise ConfigError([problem])
+    seed = int(config.get("training", {}).get("seed", 0))
+    key = json.dumps(settings(path), sort_keys=True, default=str)
+    return key, read_cell(path, path.resolve().name, seed, read_json(path / "outcome.json"))
+
+
+def _of_campaigns(campaigns: Sequence[tuple[Path, Results]]) -> list[Cell]:
+    """All their cells; a label that several campaigns use gets the name of the campaign's directory."""
+    uses = Counter(label for _, found in campaigns for label in found.conditions)
+    taken = {label for label, times in uses.items() if times == 1}
+    cells: list[Cell] = []
+    for path, found in campaigns:
+        for label in found.conditions:
+            own = label if uses[label] == 1 else _free(f"{path.resolve().name}: {label}", taken)
+            cells += [replace(cell, condition=own) for cell in found.of(label)]
+    return cells
+
+
+def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
+    """The runs of one configuration under one label: what their names begin with."""
+    names = [cell.condition for cell in group]
+    if len({cell.seed for cell in group}) < len(group):
+        return [replace(cell, condition=_free(cell.condition, taken)) for cell in group]
+    if all(cell.path.resolve().parent.parent.name == "cells" for cell in group):
+        names = [cell.path.resolve().parent.name for cell in group]
+    pairs = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    common = "".join(letters[0] for letters in pairs)
+    label = names[0] if len(set(names)) == 1 else _SEED.sub("", common)
+    label = _free(label or names[0], taken)
+    return [replace(cell, condition=label) for cell in group]
+
+
+def _free(label: str, taken: set[str]) -> str:
+    """The label, numbered if another condition has it."""
+    number, found = 2, label
+    while found in taken:
+        number, found = number + 1, f"{label} ({number})"
+    taken.add(found)
+    return found
+
+
+def _in_order(cells: Sequence[Cell], paths: Sequence[Path]) -> list[Cell]:
+    """Cells in the order in which their run, or the campaign around it, was named."""
+
+    def position(cell: Cell) -> int:
+        own = {cell.path, *cell.path.parents}
+        return next(index for index, path in enumerate(paths) if path in own)
+
+    return sorted(cells, key=position)

@@ -1,0 +1,134 @@
+"""Where each condition puts its credit: the pipelines of all conditions on the same stored completions."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain.campaign.verdict.results import Cell, Results
+from retrain.errors import ConfigError, RetrainError
+from retrain.storage.run_directory import read_rows
+
+Row = Mapping[str, Any]
+
+STORED = frozenset({"planning_mask", "sepa_lambda"})
+"""Columns that are taken from the run's files rather than computed: they need a tokenizer, or the run's history."""
+
+_ROWS = 3
+
+
+@dataclass(frozen=True)
+class CreditMap:
+    """Advantages that every condition gives to the same completions.
+
+    Attributes:
+        condition, seed, step: the run that sampled them, and after how many steps.
+        rows: the completions shown, as stored.
+        advantages: per condition, one list per completion.
+        skipped: conditions whose credit cannot be computed from stored files, and why.
+    """
+
+    condition: str
+    seed: int
+    step: int
+    rows: tuple[Row, ...]
+    advantages: Mapping[str, list[list[float]]]
+    skipped: Mapping[str, str]
+
+
+def credit_map(results: Results) -> CreditMap | None:
+    """The credit of every condition on the last stored step of the baseline with a group of different rewards.
+
+    The whole step is credited, so that statistics over a batch are those of training; one group is shown. None if
+    no such rollouts were stored.
+    """
+    for label in (results.baseline, *results.conditions):
+        for cell in results.done(label).values():
+            if (found := _stored(cell.path)) is not None:
+                return _credited(results, cell, *found)
+    return None
+
+
+def _stored(run: Path) -> tuple[int, Sequence[Row], list[int]] | None:
+    """(step, scored rollouts, those to show) of the last step with a group of different rewards."""
+    for file in sorted(run.glob("rollouts/step-*.jsonl.gz"), reverse=True):
+        try:
+            rows = [row for row in read_rows(file) if row["reward"] is not None and row.get("tokens")]
+        except (OSError, EOFError, ValueError, KeyError, gzip.BadGzipFile):
+            continue
+        if shown := _shown(rows):
+            return int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2]), rows, shown
+    return None
+
+
+def _shown(rows: Sequence[Row]) -> list[int]:
+    """Best, second and worst completion of the first group with different rewards; texts that differ first."""
+    groups: dict[int, list[int]] = {}
+    for position, row in enumerate(rows):
+        groups.setdefault(int(row["group"]), []).append(position)
+    for members in groups.values():
+        if len({rows[i]["reward"] for i in members}) > 1:
+            distinct = list({(rows[i]["text"], rows[i]["reward"]): i for i in members}.values())
+            ordered = sorted(distinct, key=lambda i: -float(rows[i]["reward"]))
+            return ordered if len(ordered) <= _ROWS else [*ordered[: _ROWS - 1], ordered[-1]]
+    return []
+
+
+def _credited(results: Results, source: Cell, step: int, rows: Sequence[Row], shown: list[int]) -> CreditMap:
+    advantages, skipped = dict[str, list[list[float]]](), dict[str, str]()
+    for label in results.conditions:
+        cells = [cell for cell in results.of(label) if (cell.path / "config.resolved.json").is_file()]
+        cells.sort(key=lambda cell: (not cell.done, cell.seed != source.seed))
+        if not cells:
+            skipped[label] = "none of its runs was started"
+            continue
+        try:
+            credit = _advantages(cells[0].path, step, rows)
+        except RetrainError as error:
+            skipped[label] = "its configuration no longer loads" if isinstance(error, ConfigError) else str(error)
+        except Exception as error:  # a plug-in may raise anything, and the rest of the report stands without it
+            skipped[label] = f"{type(error).__name__}: {error}"
+        else:
+            advantages[label] = [credit[i] for i in shown]
+    return CreditMap(source.condition, source.seed, step, tuple(rows[i] for i in shown), advantages, skipped)
+
+
+def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
+    """Advantages per token that the run's pipeline gives to stored rollouts.
+
+    Raises:
+        RetrainError: it reads what only the model can tell.
+    """
+    from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.run.reopen import stored
+
+    loaded = stored(run, (), final=False)
+    pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, STORED)
+    if pipeline.policy_columns:
+        raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can tell")
+    pipeline.build(loaded.config.resources | {"run_dir": run})
+    lambdas = {row["step"]: row.get("sepa_lambda", 0.0) for row in read_rows(run / "metrics.jsonl")}
+    max_tokens = loaded.config.training.max_tokens
+    batch, _ = pipeline.credit(_batch(rows, step, float(lambdas.get(step, 0.0)), max_tokens))
+    return [batch.advantages[i, : len(row["tokens"])].tolist() for i, row in enumerate(rows)]
+
+
+def _batch(rows: Sequence[Row], step: int, sepa_lambda: float, max_tokens: int) -> Any:
+    """Completions without their prompts, which no credit reads, as a batch."""
+    import torch
+
+    from retrain.algorithms.graph.responses import padded, response_batch
+
+    rewards, correct, groups = ([row[name] for row in rows] for name in ("reward", "correct", "group"))
+    batch = response_batch([row["sampler_logprobs"] for row in rows], rewards, correct, groups, torch.float32)
+    planning = [row.get("planning") or [] for row in rows]
+    return batch.replace(
+        input_ids=padded([row["completion_ids"] for row in rows], batch.response_mask, torch.long),
+        planning_mask=padded(planning, batch.response_mask, torch.bool),
+        sepa_lambda=sepa_lambda,
+        step=step,
+        max_tokens=max_tokens,
+    )

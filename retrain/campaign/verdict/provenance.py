@@ -1,0 +1,71 @@
+"""Where the numbers of a campaign come from: configurations, environments, and commands that give them again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.campaign.verdict.results import Cell, Results
+from retrain.storage.run_directory import flatten, read_json
+
+_FREE = ("training.seed", "logging", "checkpoint", "components")
+"""What may differ between the runs of a condition, or follows from the rest."""
+
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def settings(run: Path) -> dict[str, Any]:
+    """What decides a run besides its seed: dotted key -> value."""
+    leaves = flatten(read_json(run / "config.resolved.json"))
+    return {key: value for key, value in leaves if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)}
+
+
+def differences(results: Results) -> dict[str, dict[str, str]]:
+    """Keys that differ between conditions: key -> label -> value as JSON; `-` where it is not set.
+
+    Conditions without a started run are left out.
+    """
+    first = {label: cell for label in results.conditions if (cell := _started(results.of(label)))}
+    found = {label: settings(cell.path) for label, cell in first.items()}
+    keys = dict.fromkeys(key for values in found.values() for key in values)
+    shown = {
+        key: {label: json.dumps(values[key]) if key in values else "-" for label, values in found.items()}
+        for key in keys
+    }
+    return {key: values for key, values in shown.items() if len(set(values.values())) > 1}
+
+
+def environments(results: Results) -> dict[str, dict[str, int]]:
+    """Of every fact about the machines and packages: value -> runs; most frequent first."""
+    counts: dict[str, dict[str, int]] = {}
+    for cell in results.cells.values():
+        facts = dict(flatten(read_json(cell.path / "environment.json")))
+        if cell.host:
+            facts["host"] = cell.host
+        for key, value in facts.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            values = counts.setdefault(key, {})
+            values[text] = values.get(text, 0) + 1
+    return {key: dict(sorted(values.items(), key=lambda item: -item[1])) for key, values in counts.items()}
+
+
+def campaign_commands(directory: Path, plan: Mapping[str, Any], results: Results) -> list[str]:
+    """What runs the campaign again, and what runs each of its cells alone."""
+    source = str(plan.get("file") or directory / "campaign.toml")
+    lines = ["# everything", f"retrain campaign {shlex.quote(source)}", f"retrain report {shlex.quote(str(directory))}"]
+    lines += ["", "# one run; its name keeps it apart from the campaign's"]
+    return lines + [_again(cell) for label in results.conditions for cell in results.of(label)]
+
+
+def _again(cell: Cell) -> str:
+    config, name = str(cell.path / "config.toml"), _NAME.sub("-", f"again-{cell.path.parent.name}-{cell.path.name}")
+    return f"retrain train {shlex.quote(config)} --set logging.name={name} --set logging.dir=runs"
+
+
+def _started(cells: Sequence[Cell]) -> Cell | None:
+    started = [cell for cell in cells if (cell.path / "config.resolved.json").is_file()]
+    return next((cell for cell in started if cell.done), started[0] if started else None)

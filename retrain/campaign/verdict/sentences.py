@@ -1,0 +1,288 @@
+"""What a campaign says, in sentences: text for the terminal, and the same with its tables as Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrain.campaign.verdict import statistics
+from retrain.campaign.verdict.analysis import Analysis, Comparison, Estimate, Summary
+from retrain.campaign.verdict.results import SPENT, Cell
+
+
+def headline(analysis: Analysis) -> str:
+    """How much could be told, and from how many runs."""
+    results, found = analysis.results, analysis.primary
+    runs = [cell for label in results.conditions for cell in results.of(label)]
+    done, told = sum(cell.done for cell in runs), sum(one.told for one in found)
+    start = f"{done} of {len(runs)} runs finished" if done < len(runs) else f"All {done} runs finished"
+    if not found:
+        return f"{start}. There is one condition, so there is nothing to compare."
+    if analysis.ladder:
+        return f"{start}. {told} of {len(found)} changes made a clear difference."
+    return f"{start}. {told} of {len(found)} conditions differ{'s' * (told == 1)} clearly from the baseline."
+
+
+def sentences(analysis: Analysis) -> list[str]:
+    """One per ingredient: the rungs of the ladder if there is one, else the conditions against the baseline."""
+    return [sentence(one) for one in analysis.primary]
+
+
+def second(analysis: Analysis) -> list[str]:
+    """The sentences of the other family that are not among `sentences`, whose first rung is often on the baseline."""
+    said = {(one.condition, one.against) for one in analysis.primary}
+    return [sentence(one) for one in analysis.secondary if (one.condition, one.against) not in said]
+
+
+def sentence(one: Comparison) -> str:
+    """`gtpo on top of maxrl: +0.012 accuracy [-0.004, +0.028], p = .19 (Holm .57), 8 seeds: cannot tell; ...`."""
+    if not one.seeds:
+        return f"{title(one)}: cannot tell; no seed finished in both."
+    return f"{title(one)}: {numbers(one)}: {conclusion(one)}."
+
+
+def title(one: Comparison) -> str:
+    """`gtpo on top of maxrl` where the label adds a stage to the other's chain, else `maxrl against grpo`."""
+    added = one.condition.removeprefix(one.against)
+    if added != one.condition and (added[:1] == "+" or (added[:1] == "_" and "+" in one.against)):
+        return f"{added[1:]} on top of {one.against}"
+    return f"{one.condition} against {one.against}"
+
+
+def numbers(one: Comparison) -> str:
+    """Difference, interval, p, corrected p and seeds."""
+    seeds = f"{len(one.seeds)} seed{'s' * (len(one.seeds) != 1)}"
+    if one.left_out:
+        lone = ", ".join(map(str, one.left_out))
+        seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
+    test = f"p {p_value(one.p)} (Holm {p_value(one.holm).removeprefix('= ')})"
+    return f"{signed(one.difference.value)} accuracy{interval(one.difference)}, {test}, {seeds}"
+
+
+def conclusion(one: Comparison) -> str:
+    """Better, worse, or cannot tell; and in the last case what would."""
+    if one.told:
+        return "better" if one.difference.value > 0 else "worse"
+    if len(one.seeds) < one.enough:
+        few = f"cannot tell; no outcome of {len(one.seeds)} seeds could, {one.enough} are the least"
+        return few if one.needed is None else f"{few} and about {max(one.needed, one.enough):,} would"
+    if one.needed is None:
+        return "cannot tell; there is no difference that more seeds would tell"
+    return f"cannot tell; about {one.needed:,} seeds would"
+
+
+def text(analysis: Analysis) -> str:
+    """The verdict for a terminal: headline, sentences, and every run without a result."""
+    lines = [headline(analysis), *(f"  {line}" for line in sentences(analysis))]
+    if others := second(analysis):
+        lines += [BASELINE, *(f"  {line}" for line in others)]
+    lost = analysis.results.without_result()
+    return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in lost)])
+
+
+def conditions_text(analysis: Analysis) -> str:
+    """As `text`, with what each condition reached."""
+    rows = [summary_row(one) for one in analysis.summaries]
+    widths = [max(map(len, column)) for column in zip(SUMMARY_COLUMNS, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (SUMMARY_COLUMNS, *rows)
+    ]
+    return "\n".join([*lines, "", text(analysis)])
+
+
+def lost_cell(cell: Cell) -> str:
+    """`maxrl seed 3 failed: loss became NaN (exit 4)`."""
+    return f"{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
+
+
+SUMMARY_COLUMNS = ("condition", "runs", "accuracy, mean", "accuracy, IQM", "area under curve", "tokens per answer")
+"""Of the table of conditions."""
+
+
+def summary_row(one: Summary) -> list[str]:
+    """The cells of SUMMARY_COLUMNS."""
+    return [
+        one.condition,
+        str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}",
+        *(estimate(value, ".3f") for value in (one.mean, one.iqm, one.area)),
+        estimate(one.avg_tokens, ".1f"),
+    ]
+
+
+REACH_COLUMNS = ("condition", "reached", "steps", *SPENT, *(f"{what}, whole run" for what in SPENT))
+"""Of the table of costs: medians to the threshold, means of whole runs."""
+
+
+def reach_row(one: Summary) -> list[str]:
+    """The cells of REACH_COLUMNS."""
+    reached = "-" if one.reached is None else f"{one.reached} of {one.done}"
+    to = [amount(one.to_threshold.get(what, math.nan)) for what in ("steps", *SPENT)]
+    return [one.condition, reached, *to, *(amount(one.total[what]) for what in SPENT)]
+
+
+BASELINE = "Against the baseline, a question of its own:"
+"""Above the sentences of `second`."""
+
+COMPARISON_COLUMNS = ("comparison", "accuracy", "seeds", "p", "Holm", "effect g", "verdict")
+"""Of the table of differences."""
+
+
+def comparison_row(one: Comparison) -> list[str]:
+    """The cells of COMPARISON_COLUMNS."""
+    return [
+        title(one),
+        f"{signed(one.difference.value)}{interval(one.difference)}",
+        str(len(one.seeds)),
+        p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)"),
+        p_value(one.holm).removeprefix("= "),
+        "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
+        conclusion(one) if one.seeds else "cannot tell",
+    ]
+
+
+DESCRIBED_COLUMNS = ("comparison", "P(improvement)", "area under curve", "tokens per answer")
+"""Of the table of differences that are not tested."""
+
+
+def described_row(one: Comparison) -> list[str]:
+    """The cells of DESCRIBED_COLUMNS."""
+    area = f"{signed(one.area.value)}{interval(one.area)}"
+    return [title(one), estimate(one.improvement, ".2f"), area, estimate(one.avg_tokens, "+.1f")]
+
+
+def note(analysis: Analysis) -> str:
+    """How to read the numbers, with what this report chose."""
+    threshold, both = analysis.results.threshold, (*analysis.primary, *analysis.secondary)
+    how = "exact" if all(one.exact for one in both) else f"exact up to {statistics.EXACT_SEEDS} seeds, sampled beyond"
+    family = (
+        "The ladder and the baseline are two questions, corrected one by one"
+        if analysis.secondary
+        else "Holm corrects it for all comparisons"
+    )
+    reach = "" if threshold is None else f" The threshold is an accuracy of {threshold:.3f}."
+    return (
+        f"Differences are paired by seed. p is the two-sided permutation test by sign flips ({how}). {family}: the "
+        f"chance of any false claim about one is at most {analysis.results.alpha:.0%}. Intervals of differences are "
+        "95% paired t intervals, each by itself; those of conditions are bootstrap intervals over runs. The seeds that "
+        f"would tell are for a power of 80% at the observed effect.{reach}"
+    )
+
+
+def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
+    """report.md."""
+    results = analysis.results
+    lost = [f"- {_marked(lost_cell(cell))}" for cell in results.without_result()]
+    seeds = [str(seed) for seed in results.seeds]
+    runs = [
+        [label, *(shown(results.cells.get((label, seed))) for seed in results.seeds)] for label in results.conditions
+    ]
+    others = [f"- {_marked(line)}" for line in second(analysis)]
+    both = (*analysis.ladder, *analysis.baseline)
+    parts = [
+        f"# {results.name}\n",
+        f"{headline(analysis)}\n",
+        "\n".join(f"- {_marked(line)}" for line in sentences(analysis)) + "\n",
+        *([f"{BASELINE}\n", "\n".join(others) + "\n"] if others else []),
+        *(["Without a result:\n", "\n".join(lost) + "\n"] if lost else []),
+        f"{note(analysis)}\n",
+        "## Differences\n",
+        _table(COMPARISON_COLUMNS, [comparison_row(one) for one in both]),
+        "Not tested:\n",
+        _table(DESCRIBED_COLUMNS, [described_row(one) for one in both]),
+        "## Conditions\n",
+        _table(SUMMARY_COLUMNS, [summary_row(one) for one in analysis.summaries]),
+        "Cost, to the threshold in the median and of a whole run in the mean:\n",
+        _table(REACH_COLUMNS, [reach_row(one) for one in analysis.summaries]),
+        "## Runs: final held-out accuracy by seed\n",
+        _table(["condition", *seeds], runs),
+        "## To reproduce\n",
+        "```sh\n" + "\n".join(commands) + "\n```\n",
+    ]
+    return "\n".join(parts)
+
+
+def _marked(text: str) -> str:
+    """Foreign text in Markdown: no HTML, and no cell of a table more."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(_marked, line))} |" for line in lines) + "\n"
+
+
+def as_json(analysis: Analysis) -> dict[str, Any]:
+    """The analysis for a machine; what is not finite is null."""
+    results = analysis.results
+    return {
+        "name": results.name,
+        "baseline": results.baseline,
+        "seeds": list(results.seeds),
+        "threshold": results.threshold,
+        "headline": headline(analysis),
+        "conditions": [_plain(one) for one in analysis.summaries],
+        "comparisons": [
+            _plain(one) | {"told": one.told, "verdict": conclusion(one) if one.seeds else "cannot tell"}
+            for one in (*analysis.ladder, *analysis.baseline)
+        ],
+        "without_result": [
+            {"condition": cell.condition, "seed": cell.seed, "status": cell.status, "reason": cell.reason}
+            for cell in results.without_result()
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def shown(cell: Cell | None) -> str:
+    """A cell of the table of runs: its accuracy, or what became of it."""
+    if cell is None:
+        return "-"
+    return cell.status if cell.accuracy is None else f"{cell.accuracy:.3f}"
+
+
+def p_value(p: float) -> str:
+    """`= .19`, `= .0078`, `< .001`, `= 1`."""
+    if p < 0.001:
+        return "< .001"
+    return f"= {p:.2f}".replace("0.", ".").replace("1.00", "1") if p >= 0.1 else f"= {p:.2g}".replace("0.", ".")
+
+
+def signed(value: float) -> str:
+    """`+0.012`; `-` if there is none."""
+    return "-" if math.isnan(value) else f"{value:+.3f}"
+
+
+def interval(value: Estimate) -> str:
+    """` [-0.004, +0.028]`; empty if there is none."""
+    return "" if math.isnan(value.low) else f" [{value.low:+.3f}, {value.high:+.3f}]"
+
+
+def estimate(value: Estimate, form: str) -> str:
+    """`0.512 [0.480, 0.541]`, without the interval or at all where there is none."""
+    if math.isnan(value.value):
+        return "-"
+    return f"{value.value:{form}}" + ("" if math.isnan(value.low) else f" [{value.low:{form}}, {value.high:{form}}]")
+
+
+def amount(value: float) -> str:
+    """`1.2 M`, `340`; `never` for what is infinite."""
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "never"
+    for unit, size in (("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            return f"{value / (1e6 if unit == 'M' else 1e3):.3g} {unit}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

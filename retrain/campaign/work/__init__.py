@@ -1,0 +1,1 @@
+"""Who runs the runs of a campaign: directory, workers, leases, executors."""

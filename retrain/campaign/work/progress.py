@@ -1,0 +1,91 @@
+"""How far a campaign is, from its files alone; cheap enough to ask twice a second."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from retrain.campaign.work.campaign_directory import CampaignDirectory, Job
+from retrain.campaign.work.lease import held
+
+_RECENT = 20
+
+
+class Progress:
+    """Looks at a campaign again and again, reading only what was appended to its files."""
+
+    def __init__(self, path: Path) -> None:
+        self._campaign = CampaignDirectory(path)
+        self._tails: dict[Path, _Tail] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """path, runs (one row per job), and over all of them: total, done, failed, running, left_s.
+
+        A row has id, condition, seed, state ("waiting", "running", "stopped", "done", "failed"), steps, max_steps,
+        accuracy of the last evaluation, left_s while running, host, attempts and reason at the end. What is not
+        known is None.
+        """
+        rows = [self._row(job) for job in self._campaign.jobs]
+        count = {state: sum(row["state"] == state for row in rows) for state in ("done", "failed", "running")}
+        return {"path": str(self._campaign.path), "total": len(rows), **count, "left_s": _left(rows), "runs": rows}
+
+    def _row(self, job: Job) -> dict[str, Any]:
+        run, outcome = self._campaign.run(job), self._campaign.outcome(job)
+        metrics, evals = self._tail(run / "metrics.jsonl"), self._tail(run / "eval.jsonl")
+        working = held(self._campaign.path / "leases", job.id)
+        state = str(outcome.get("status") or {None: "waiting", True: "running", False: "stopped"}[working])
+        step_s = metrics.mean("time/step_s")
+        return {
+            "id": job.id,
+            "condition": job.condition,
+            "seed": job.seed,
+            "state": state,
+            "steps": metrics.count,
+            "max_steps": job.max_steps,
+            "accuracy": evals.rows[-1].get("accuracy") if evals.rows else None,
+            "step_s": step_s,
+            "left_s": (job.max_steps - metrics.count) * step_s if state == "running" and step_s else None,
+            **{name: outcome.get(name) for name in ("host", "attempts", "reason")},
+        }
+
+    def _tail(self, file: Path) -> _Tail:
+        tail = self._tails.setdefault(file, _Tail(file))
+        tail.read()
+        return tail
+
+
+class _Tail:
+    """The last rows of a growing jsonl file, and how many there are."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._at = file, 0
+        self.count = 0
+        self.rows: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+
+    def read(self) -> None:
+        size = self._file.stat().st_size if self._file.is_file() else 0
+        if size < self._at:  # a resumed run took rows back
+            self._at = self.count = 0
+            self.rows.clear()
+        if size == self._at:
+            return
+        with self._file.open("rb") as file:
+            file.seek(self._at)
+            lines = file.read().split(b"\n")[:-1]
+        for line in lines:
+            self._at += len(line) + 1
+            self.count += 1
+            self.rows.append(json.loads(line))
+
+    def mean(self, name: str) -> float | None:
+        values = [float(row[name]) for row in self.rows if name in row]
+        return sum(values) / len(values) if values else None
+
+
+def _left(rows: list[dict[str, Any]]) -> float | None:
+    """Seconds until all is done, at the speed of the runs that go on; None while none has made a step."""
+    speeds = [1 / row["step_s"] for row in rows if row["state"] == "running" and row["step_s"]]
+    steps = sum(row["max_steps"] - row["steps"] for row in rows if row["state"] not in ("done", "failed"))
+    return steps / sum(speeds) if speeds else None

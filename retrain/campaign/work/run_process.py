@@ -1,0 +1,122 @@
+"""A run as a process of its own: how it is started, and what its end means."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import EngineError, Preempted
+from retrain.storage.run_directory import read_json, write_text
+from retrain.system.lock import Lock, alive, identity
+
+_PR_SET_PDEATHSIG = 1
+_GONE_S = 10.0
+_RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
+_REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "engine", 6: "storage", 75: "preempted"}
+
+
+def train_command(run: Path) -> list[str]:
+    """`retrain train`, resuming where there is something to resume."""
+    config, stored = run / "config.toml", run.parent
+    command = [sys.executable, "-m", "retrain.cli.main", "train", str(config), "--resume", "auto", "--plain"]
+    # On another machine the folder may be mounted at another place than the one that the file names.
+    return command if _writes_to(config, run) else [*command, "--set", f"logging.dir={stored}"]
+
+
+def warm_start_command(run: Path) -> list[str]:
+    """Compute the warm start of a run into the cache."""
+    return [sys.executable, "-m", "retrain.campaign.work.warmstart", str(run / "config.toml")]
+
+
+def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process that outlives neither its parent nor, with its own children, `end`; its output goes to `log`."""
+    with log.open("ab") as file:
+        return subprocess.Popen(  # noqa: S603 - our own command
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent to pass on
+            preexec_fn=follower(os.getpid()),  # safe: the parent has one thread
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and whatever it started; harmless if it has ended."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def evict(run: Path, previous: Mapping[str, Any]) -> None:
+    """Free a run directory for the owner of its new lease: the run that the previous one left behind is ended.
+
+    A process of another machine cannot be ended from here; it lost its lease for not showing a sign of
+    life, and its lock is void.
+    """
+    owner, child = Lock(run / "lock").owner(), previous.get("child")
+    if owner is None or child is None or (owner["host"], owner["pid"]) != (child["host"], child["pid"]):
+        return
+    if owner["host"] != identity(os.getpid())["host"]:
+        write_text(run / "lock", "")
+        return
+    deadline = time.monotonic() + _GONE_S
+    while alive(owner) and time.monotonic() < deadline:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(owner["pid"], signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def crashed(code: int) -> bool:
+    """Whether a restart may help: killed, engine, preempted. A mistake, or a divergence, only comes again."""
+    return code < 0 or code > 128 or code in _RESTARTED
+
+
+def reason(run: Path, code: int) -> str:
+    """Why the run ended with this exit code, in a line."""
+    if code < 0 or code > 128:
+        number = -code if code < 0 else code - 128
+        name = signal.Signals(number).name if number in {one.value for one in signal.Signals} else str(number)
+        return f"killed by {name}" + (": out of memory?" if number == signal.SIGKILL else "")
+    told = str(read_json(run / "status.json").get("error") or "") or _last_line(run / "log.txt")
+    return told or _REASONS.get(code, f"exit code {code}")
+
+
+def follower(parent: int) -> Callable[[], None] | None:
+    """Called in a child of `parent`: when that is killed, the system stops the child with SIGTERM, and it saves."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def follow() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before that
+            os._exit(Preempted.exit_code)
+
+    return follow
+
+
+def _writes_to(config: Path, run: Path) -> bool:
+    import tomli
+
+    logging = tomli.loads(config.read_text())["logging"]
+    return (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve()
+
+
+def _last_line(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,54 @@
+"""A SLURM array script: every task is a worker that takes one run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from retrain.campaign.work.campaign_directory import CampaignDirectory
+from retrain.campaign.work.campaign_worker import gpus
+
+_SCRIPT = """\
+#!/bin/bash
+# Campaign {name}: one task per run. A task takes whichever run is free, so that a failed node costs one run's
+# steps since its last checkpoint, and submitting this file again goes on with what is left to do.
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}%{slots}
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task={cores}
+{gpu}#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+#SBATCH --output={path}/slurm-%A_%a.log
+
+cd {folder}
+{python} -m retrain.cli.main worker {path} --slots 1 --limit 1 --plain &
+worker=$!
+trap 'kill -TERM $worker' TERM
+wait $worker  # ended by the signal that the trap passes on
+wait $worker
+code=$?
+# 75: stopped in time and saved. The task goes back into the queue.
+if [ $code -eq 75 ]; then scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"; fi
+exit $code
+"""
+
+
+def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
+    """The script for `sbatch`; its limits are for the user to adapt.
+
+    Args:
+        slots: tasks at a time; unset: all.
+    """
+    runs = len(campaign.jobs)
+    return _SCRIPT.format(
+        name=campaign.path.resolve().name,
+        last=runs - 1,
+        slots=slots or runs,
+        cores=2,
+        gpu="#SBATCH --gres=gpu:1\n" if gpus() else "",
+        folder=shlex.quote(str(campaign.plan["folder"])),
+        python=shlex.quote(sys.executable),
+        path=shlex.quote(str(Path.cwd() / campaign.path)),
+    )

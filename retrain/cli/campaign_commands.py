@@ -1,0 +1,94 @@
+"""`retrain campaign` and `retrain worker`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retrain.cli.config_commands import File, Overrides, warn
+
+if TYPE_CHECKING:
+    from retrain.campaign.plan.load_campaign import LoadedCampaign
+
+
+def campaign(  # noqa: PLR0913 - one per option
+    file: File,
+    overrides: Overrides = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier campaign of this name first.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Take failed runs up again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, time and power; run nothing.")] = False,
+    no_probe: Annotated[bool, typer.Option("--no-probe", help="With --dry-run: do not measure two steps.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Write the plan, and print a script for sbatch.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Run every condition of a TOML file with every seed, and say what the differences are worth.
+
+    Everything is written to runs/NAME; the same command goes on with what is left to do. Exit codes: 0 all runs
+    are done, 1 some failed, 2 configuration, 75 stopped by SIGTERM, 130 by Ctrl-C.
+    """
+    from retrain.campaign.plan.load_campaign import load_campaign
+
+    loaded = load_campaign(file, overrides or ())
+    warn(loaded.warnings)
+    if dry_run:
+        _preview(loaded, probe=not no_probe, as_json=as_json)
+    elif slurm:
+        _slurm(loaded, fresh)
+    else:
+        _run(loaded, fresh, retry_failed, plain)
+
+
+def _preview(loaded: LoadedCampaign, probe: bool, as_json: bool) -> None:
+    from retrain.campaign.preview import preview, render
+
+    facts = preview(loaded, probe)
+    print(json.dumps(facts, indent=2) if as_json else render(facts))
+
+
+def _slurm(loaded: LoadedCampaign, fresh: bool) -> None:
+    from retrain.campaign.work.campaign_directory import create
+    from retrain.campaign.work.slurm import slurm_script
+
+    slots = loaded.settings.slots
+    print(slurm_script(create(loaded, fresh), None if slots == "auto" else slots), end="")
+
+
+def _run(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
+    from retrain.campaign.driver import failed, run_campaign, verdict
+    from retrain.cli.campaign_display import matrix
+
+    with matrix(plain=plain) as observe:
+        directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
+    print(verdict(directory.path))
+    if failed(directory):
+        raise typer.Exit(1)
+
+
+def worker(
+    directory: Annotated[Path, typer.Argument(help="A campaign, runs/NAME, on a disk that all workers see.")],
+    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: as the campaign says.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take so many runs, and wait for none that others hold.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Join a campaign: take its runs until none is left, those of dead workers included.
+
+    Exit codes: 0 all runs are done, 1 some failed, 75 stopped by SIGTERM, 130 by Ctrl-C.
+    """
+    from retrain.campaign.driver import failed
+    from retrain.campaign.work.campaign_directory import CampaignDirectory
+    from retrain.campaign.work.campaign_worker import Worker, machine_slots
+    from retrain.cli.campaign_display import matrix
+
+    campaign = CampaignDirectory(directory)
+    with matrix(plain=plain) as observe:
+        observe("campaign", {"path": directory})
+        working = Worker(campaign, campaign.pending(), machine_slots(slots or campaign.plan["slots"]), observe, limit)
+        working.run()
+    if working.failures or (limit is None and failed(campaign)):
+        raise typer.Exit(1)

@@ -1,0 +1,99 @@
+"""What a campaign shows while it goes on: conditions x seeds in a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from retrain.campaign.work.progress import Progress
+from retrain.cli.run_display import clean, clock
+from retrain.types import Observer
+
+_REFRESH_S = 1.0
+_STYLES = {"done": "green", "failed": "red", "running": "yellow", "stopped": "magenta", "waiting": "dim"}
+
+
+@contextmanager
+def matrix(plain: bool) -> Generator[Observer]:
+    """An observer for the length of a campaign.
+
+    Lines instead of the live matrix: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal.
+    """
+    console = Console(highlight=False)
+    if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+        yield lines
+        return
+    # Without a thread of its own: the worker starts processes, and must be the only thread for that.
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        yield Matrix(live)
+
+
+def lines(event: str, details: Mapping[str, Any]) -> None:
+    """One line per event that is worth one."""
+    if event == "job":
+        text = f": {details['text']}" if details["text"] else ""
+        print(clean(f"{details['id']}  {details['event']}{text}"), flush=True)
+    elif event == "message":
+        print(clean(str(details["text"])), file=sys.stderr if details["level"] == "warning" else sys.stdout, flush=True)
+
+
+class Matrix:
+    """The live matrix; what happens to a job is read from the campaign's files."""
+
+    def __init__(self, live: Live) -> None:
+        self._live, self._drawn = live, 0.0
+        self._progress: Progress | None = None
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Take in an event; draw at most once a second."""
+        if event == "campaign":
+            self._progress = Progress(Path(details["path"]))
+        elif event == "message":
+            self._live.console.print(Text(clean(str(details["text"])), style="dim"))
+        elif event == "job" and details["event"] in ("crashed", "failed", "lost"):
+            text = clean(f"{details['id']} {details['event']}: {details['text']}")
+            self._live.console.print(Text(text, style="red" if details["event"] == "failed" else "yellow"))
+        if self._progress is not None and (event == "job" or time.monotonic() - self._drawn > _REFRESH_S):
+            self._drawn = time.monotonic()
+            self._live.update(picture(self._progress.facts()), refresh=True)
+
+
+def picture(facts: Mapping[str, Any]) -> Group:
+    """Conditions x seeds, and what is left, for a terminal."""
+    seeds = list(dict.fromkeys(row["seed"] for row in facts["runs"]))
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("condition", style="bold", no_wrap=True)
+    for seed in seeds:
+        table.add_column(f"s{seed}", justify="right", no_wrap=True)
+    for condition in dict.fromkeys(row["condition"] for row in facts["runs"]):
+        by_seed = {row["seed"]: row for row in facts["runs"] if row["condition"] == condition}
+        table.add_row(clean(condition), *(_cell(by_seed.get(seed)) for seed in seeds))
+    return Group(table, Text(tally(facts), style="dim"))
+
+
+def tally(facts: Mapping[str, Any]) -> str:
+    """The campaign in a line: how many runs are done, running and failed, and the time left."""
+    parts = [f"{facts['done']} of {facts['total']} runs done"]
+    parts += [f"{facts[state]} {state}" for state in ("running", "failed") if facts[state]]
+    left = "" if facts["left_s"] is None else f"; about {clock(facts['left_s'])} left"
+    return ", ".join(parts) + left
+
+
+def _cell(row: Mapping[str, Any] | None) -> Text:
+    """Accuracy once it is known, and the share of steps while running."""
+    if row is None:
+        return Text()
+    accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.1%}"
+    share = f"{row['steps'] / row['max_steps']:.0%}" if row["max_steps"] else "0%"
+    text = {"waiting": "·", "done": accuracy or "done", "failed": "failed"}.get(row["state"], f"{share} {accuracy}")
+    return Text(text.rstrip(), style=_STYLES[row["state"]])

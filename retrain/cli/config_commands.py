@@ -1,0 +1,107 @@
+"""Commands that read a configuration and train nothing: validate, explain, schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retrain.errors import ConfigError, ConfigProblem
+
+File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check a configuration without loading torch or a model.
+
+    Exit code 2 and one line per mistake: file:line:column, key, problem, fix.
+    """
+    try:
+        warnings, runs = _loaded(file, overrides or ())
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"valid": False, "problems": _rows(error.problems), "warnings": []}, indent=2))
+        raise typer.Exit(error.exit_code) from None
+    if as_json:
+        print(json.dumps({"valid": True, "problems": [], "warnings": _rows(warnings)}, indent=2))
+        return
+    warn(warnings)
+    print(f"{file}: valid{runs}")
+
+
+def _loaded(file: Path, overrides: Sequence[str]) -> tuple[tuple[ConfigProblem, ...], str]:
+    """Warnings about a run or a campaign, and how many runs the latter has."""
+    from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+    from retrain.config.load import load
+
+    if not is_campaign(file):
+        return load(file, overrides).warnings, ""
+    campaign = load_campaign(file, overrides)
+    conditions, seeds = len(campaign.conditions), len(campaign.settings.seed_list)
+    return campaign.warnings, f": {conditions} conditions x {seeds} seeds = {conditions * seeds} runs"
+
+
+def schema(
+    as_json: Annotated[bool, typer.Option("--json", help="As in the other commands; a schema is JSON anyway.")] = True,
+) -> None:
+    """Print the JSON Schema of a configuration, tables of all registered components included."""
+    from retrain.campaign.plan.campaign_schema import add_to
+    from retrain.config.jsonschema import json_schema
+
+    del as_json
+    print(json.dumps(add_to(json_schema()), indent=2))
+
+
+def explain(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
+
+    Every stage is tried on a small synthetic batch.
+    """
+    from retrain.campaign.plan.load_campaign import is_campaign
+    from retrain.config.explain import explain as report
+    from retrain.config.explain import render
+    from retrain.config.load import load
+
+    if is_campaign(file):
+        _explain_campaign(file, overrides or (), as_json)
+        return
+    loaded = load(file, overrides or ())
+    facts = report(loaded)
+    print(json.dumps(facts, indent=2) if as_json else render(facts))
+    if not as_json:
+        warn(loaded.warnings)
+
+
+def _explain_campaign(file: Path, overrides: Sequence[str], as_json: bool) -> None:
+    """The campaign, and the run of its baseline as `explain` shows a run."""
+    from retrain.campaign.plan.load_campaign import load_campaign
+    from retrain.campaign.preview import preview
+    from retrain.campaign.preview import render as render_campaign
+    from retrain.config.explain import explain as report
+    from retrain.config.explain import render
+
+    campaign = load_campaign(file, overrides)
+    labels = [condition.label for condition in campaign.conditions]
+    facts, run = preview(campaign, probe=False), report(campaign.configs[labels.index(campaign.baseline)])
+    if as_json:
+        print(json.dumps(facts | {"run": run}, indent=2))
+        return
+    print(f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n{render(run)}")
+    warn(campaign.warnings)
+
+
+def warn(warnings: tuple[ConfigProblem, ...]) -> None:
+    """Print warnings to standard error."""
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _rows(problems: list[ConfigProblem] | tuple[ConfigProblem, ...]) -> list[dict[str, Any]]:
+    return [vars(problem) for problem in problems]

@@ -1,0 +1,86 @@
+"""The command score: metrics of a file of stored rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retrain.cli.config_commands import Json
+
+
+class Equivalence(StrEnum):
+    """When a prediction is right."""
+
+    simple = "simple"
+    symbolic = "symbolic"
+
+
+_MEANING = {
+    "pass@1": "first rollout of each problem",
+    "avg@n": "mean over problems of the share of right rollouts",
+    "avg_tokens": "over all rollouts",
+}
+
+
+def score(
+    file: Annotated[Path, typer.Argument(help="JSON lines: predictions, lengths, ground_truth.", show_default=False)],
+    base: Annotated[Path | None, typer.Option(help="Results of another model on the same problems.")] = None,
+    ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Also pass@K. Repeatable.")] = None,
+    equivalence: Annotated[Equivalence, typer.Option(help="How answers are compared.")] = Equivalence.simple,
+    as_json: Json = False,
+) -> None:
+    """Score stored rollouts: pass@1, pass@k, avg@n and tokens with 95% intervals; against a base, the AES."""
+    from retrain.tools.rollout_scores import compare, score_file, summarize
+
+    wanted, how = ks or (), "symbolic" if equivalence is Equivalence.symbolic else "simple"
+    found = score_file(str(file), wanted, how)
+    facts: dict[str, Any] = summarize(found, wanted)
+    if base is not None:
+        other = score_file(str(base), wanted, how)
+        facts |= {"base": summarize(other, wanted), **compare(found, other, wanted)}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    _print_one(facts, str(file))
+    if base is not None:
+        _print_one(facts["base"], str(base))
+        _print_comparison(facts)
+
+
+def _print_one(facts: Mapping[str, Any], name: str) -> None:
+    print(f"{name}: {facts['problems']} problems, {facts['rollouts']} rollouts")
+    for metric, value in facts.items():
+        if isinstance(value, dict) and metric in (*_MEANING, *(key for key in facts if key.startswith("pass@"))):
+            meaning = _MEANING.get(metric, "at least one right in so many drawn, without bias")
+            print(f"{metric:>12}  {_with_interval(metric, value):<36}{meaning}")
+    if facts["failed"]:
+        print(f"{'failed':>12}  {facts['failed']} comparisons took too long or broke; they count as wrong")
+
+
+def _print_comparison(facts: Mapping[str, Any]) -> None:
+    for key in ("aes", "aes_avg"):
+        row = facts[key]
+        print(f"AES from {row['of']}: {row['value']:+.4f}")
+        change = f"{row['base_tokens']:.1f} -> {row['tokens']:.1f} tokens"
+        print(f"{row['length_part']:>+12.4f}  length: {change}, relative to the base")
+        change = f"{row['base_accuracy']:.1%} -> {row['accuracy']:.1%}"
+        print(
+            f"{row['accuracy_part']:>+12.4f}  accuracy: {change}, relative to the base, x 3 for a gain, x 5 for a loss"
+        )
+    print(f"Differences on {facts['pairs']} problems of both files ({facts['unpaired']} rows without a partner)")
+    for metric, value in facts["paired"].items():
+        print(f"{metric:>12}  {_with_interval(metric, value, sign='+')}")
+
+
+def _with_interval(metric: str, value: Mapping[str, Any], sign: str = "") -> str:
+    form = f"{sign}.1f" if metric == "avg_tokens" else f"{sign}.1%"
+    if value["low"] is None:
+        return f"{value['value']:{form}}  (one problem: no interval)"
+    if sign and value["low"] == value["high"]:
+        return f"{value['value']:{form}}  (the same on every problem)"
+    return f"{value['value']:{form}}  [{value['low']:{form}}, {value['high']:{form}}]"

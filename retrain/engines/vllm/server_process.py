@@ -1,0 +1,174 @@
+"""A vLLM server as a child of this process, which leaves no process behind however either of them ends."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from retrain.engines.vllm.in_process import adapter_options, engine_options, flags
+from retrain.errors import EngineError, MissingExtraError
+from retrain.system import http_client as http
+
+ENGINE = "vllm"
+"""The engine, and the table, that says what a server is started with."""
+_SERVER = "vllm.entrypoints.openai.api_server"
+_VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that replace weights
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_CPU_VARIABLES = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind to the same processors
+    "TORCHDYNAMO_DISABLE": "1",
+}
+_GRACE_S = 20.0
+_WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
+"""Ends a process group at the end of the standard input, unless a line comes first."""
+_PR_SET_PDEATHSIG = 1
+
+
+def check_installed() -> None:
+    """MissingExtraError without vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtraError("vllm", "vllm")
+
+
+def command(table: Mapping[str, Any], model: str, seed: int, cpu: bool, more: Mapping[str, Any]) -> list[str]:
+    """A server's command line.
+
+    Args:
+        table: `[vllm]` with its defaults.
+        model: directory or hub name of a model with the architecture that is trained; its weights will be replaced.
+        more: further options of vLLM: where to listen, and what loading this model takes.
+    """
+    # Scale-out is what vLLM calls the endpoint that takes and returns token ids.
+    options = engine_options(table, model, seed, cpu) | {"enable_scale_out": True} | dict(more)
+    return [sys.executable, "-m", _SERVER, *flags(options)]
+
+
+def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options and environment variables of a server for how weights reach it.
+
+    Args:
+        transfer: `[vllm] transfer`.
+        rank: of the adapter that the server is given by itself; None if it is given full weights.
+    """
+    options: dict[str, Any] = {}
+    variables: dict[str, str] = {}
+    if transfer != "file":
+        options["weight_transfer_config"] = json.dumps({"backend": transfer})
+    if transfer == "ipc":
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of GPU memory come as pickles
+    if rank is not None:
+        options |= adapter_options(rank)
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    return options, variables
+
+
+def serve(
+    arguments: list[str],
+    url: str,
+    cpu: bool,
+    ready: Callable[[str], None],
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Run a server until it ends or this process is told to; SIGTERM then raises SystemExit(0).
+
+    Args:
+        ready: told the address once the server answers.
+        variables: environment variables of this server besides those of all.
+    Raises:
+        EngineError: the server could not be started, or ended by itself.
+    """
+    own = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **(variables or {})}
+    with _server(arguments, own) as process:
+        while not _answers(url):
+            _check(process)
+            time.sleep(0.5)
+        ready(url)
+        process.wait()
+        _check(process)
+
+
+@contextmanager
+def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
+    """The running server, in a process group of its own; when the block is left, the group is gone."""
+    previous = signal.signal(signal.SIGTERM, _leave)
+    process = subprocess.Popen(  # noqa: S603 - our own command line
+        arguments,
+        env={**os.environ, **variables},
+        stdout=sys.stderr.fileno(),
+        start_new_session=True,
+        preexec_fn=_follow_parent(),
+    )
+    watch = _watch(process.pid)
+    try:
+        yield process
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _end(process)
+        watch.communicate(b"\n")
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _watch(group: int) -> subprocess.Popen[bytes]:
+    """A shell beside the server that ends its group when this process is gone, even if the server is killed with it.
+
+    The server follows this process; its helpers follow neither.
+    """
+    return subprocess.Popen(  # noqa: S603 - our own command line
+        ["/bin/sh", "-c", _WATCHER, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _answers(url: str) -> bool:
+    try:
+        http.call(f"{url}/health", None, seconds=2.0)
+    except http.FAILURES:
+        return False
+    return True
+
+
+def _check(process: subprocess.Popen[bytes]) -> None:
+    if (code := process.poll()) is not None:
+        raise EngineError(f"the vLLM server ended with exit code {code}; what it printed before says why")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the server to end, and kill what is left of its group: a server that was killed leaves helpers behind."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _follow_parent() -> Callable[[], None] | None:
+    """Called in the server's process: when this one is killed, the system asks the server to end."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def follow() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before that
+            os._exit(0)
+
+    return follow

@@ -1,0 +1,139 @@
+"""What a run is made of, once everything is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from retrain.errors import ComponentError
+from retrain.types import AdapterSampler, Observer, Sampler, State, Task
+
+if TYPE_CHECKING:
+    from retrain.algorithms.graph.objective import Objective
+    from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.config.schema import Config
+    from retrain.rewards.pool import RewardPool
+    from retrain.run.expert_rows import Experts
+    from retrain.storage.run_directory import RunDirectory
+    from retrain.training.model.loading import Loaded
+    from retrain.training.policy import TorchPolicy
+
+
+def silent(event: str, details: Any) -> None:
+    """An observer for runs that nobody watches."""
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """What training changes and what that takes: all that is saved, without what samples and scores.
+
+    Attributes:
+        config: the resolved configuration.
+        loaded: model and tokenizer with the ids that end a completion.
+        policy: what is trained.
+        pipeline: credit, from rewards to advantages per token.
+        objective: what the update minimizes.
+        directory: where everything is written.
+        observe: is told of events as they happen.
+        steps: of the run, that the policy's weights have behind them.
+    """
+
+    config: Config
+    loaded: Loaded
+    policy: TorchPolicy
+    pipeline: Pipeline
+    objective: Objective
+    directory: RunDirectory
+    observe: Observer = silent
+    steps: int = 0
+
+    def restore(self, state: State) -> None:
+        """Take policy and signals from a checkpoint. A part that the checkpoint's run did not have starts anew."""
+        self.policy.load_state_dict(state["policy"])
+        for name, part in self.pipeline.stateful.items():
+            self.restore_part(name, part, state["signals"].get(name))
+        self.steps = int(state["loop"]["step"])
+
+    def restore_part(self, name: str, part: Any, saved: State | None) -> None:
+        """Give a part its saved state, or say that there is none."""
+        if saved is not None:
+            part.load_state_dict(saved)
+            return
+        text = f"the checkpoint's run did not have {name}: it starts anew"
+        self.observe("message", {"text": text, "level": "warning"})
+
+
+@dataclass(kw_only=True)
+class Parts(Trained):
+    """The built run. The loop knows these roles and no component's name.
+
+    Attributes:
+        sampler: where completions come from.
+        task: where problems come from.
+        pool: scores completions in killable processes.
+        prompts: sampled per step.
+        experts: where expert rows come from, if a loss term trains on them.
+        trackers: sinks of metrics besides the run directory.
+    """
+
+    sampler: Sampler
+    task: Task
+    pool: RewardPool
+    prompts: int
+    experts: Experts | None = None
+    trackers: list[Any] = field(default_factory=list[Any])
+    _has_base: bool = field(default=False, init=False)
+
+    def sync(self, version: int) -> None:
+        """Give the sampler the policy's weights, which have `version` steps behind them.
+
+        A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
+
+        Raises:
+            EngineError: the sampler cannot load them.
+            StorageError: it takes them from a file, which cannot be written.
+            ComponentError: it takes adapters, and the policy has none.
+        """
+        if not getattr(self.sampler, "takes_adapters", False):
+            self.sampler.load_weights(self.policy.weights(), version)
+            return
+        if self.policy.adapter is None:
+            raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
+        if not self._has_base:
+            self.sampler.load_weights(self.policy.weights(adapters=False), version)
+            self._has_base = True
+        folder = self.directory.path / "adapter"
+        self.policy.save_adapter(folder)
+        cast(AdapterSampler, self.sampler).load_adapter(folder, version)
+
+    def state_dict(self, step: int, cursor: int) -> State:
+        """Everything a resumed run needs to go on bit for bit.
+
+        There is no generator state in it: every random stream derives from the seed and the step.
+        """
+        signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
+        experts = self.experts.state_dict() if self.experts is not None else {}
+        loop = {"step": step, "cursor": cursor, "data": self.data, "experts": experts}
+        return {"policy": self.policy.state_dict(), "signals": signals, "loop": loop}
+
+    @property
+    def data(self) -> dict[str, dict[str, Any]]:
+        """Hash of each section's data; None for a task that does not tell (a `fingerprint` is optional)."""
+        fingerprint = getattr(self.task, "fingerprint", None)
+        found = {"task": {"data": None if fingerprint is None else str(fingerprint())}}
+        return found | ({"expert": {"data": self.experts.data}} if self.experts is not None else {})
+
+    def load_state_dict(self, state: State) -> tuple[int, int]:
+        """Restore the parts; returns (step, cursor)."""
+        self.restore(state)
+        if self.experts is not None:
+            self.restore_part("the expert's rows", self.experts, state["loop"]["experts"] or None)
+        return self.steps, int(state["loop"]["cursor"])
+
+    def close(self) -> None:
+        """End the reward processes, the trackers, and a sampler that has something to end."""
+        self.pool.close()
+        for tracker in self.trackers:
+            tracker.close()
+        if (close := getattr(self.sampler, "close", None)) is not None:
+            close()

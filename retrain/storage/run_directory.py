@@ -1,0 +1,332 @@
+"""The run directory: who may write it, what it holds, and how a resumed run continues its files.
+
+runs/NAME/
+    config.toml  config.resolved.json  environment.json   what was asked for, what that meant, and where
+    metrics.jsonl  eval.jsonl                             one row per step, one per evaluation
+    rollouts/step-000010.jsonl.gz                         completions of a step with their credit
+    checkpoints/step-000100/                              see retrain.storage.checkpoint
+    model/                                                final weights in the transformers format
+    report.html  status.json  lock
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
+from retrain.storage import checkpoint
+from retrain.system.lock import Lock
+from retrain.types import Observer, State
+
+if TYPE_CHECKING:
+    from retrain.config.schema import Checkpoint
+
+Mode = Literal["new", "resume", "auto", "fresh"]
+"""What an existing run of that name means: new refuses, resume requires, auto continues, fresh deletes it."""
+
+_FILES = ("config.toml", "config.resolved.json", "environment.json", "metrics.jsonl", "eval.jsonl", "report.html")
+_FOLDERS = ("rollouts", "checkpoints", "model")
+_FREE = ("logging", "checkpoint", "components.tracker")
+_ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
+
+
+class RunDirectory:
+    """Context manager that owns a run directory from the first check to the final status.
+
+    Entering it makes the directory and takes its lock before anything expensive is loaded; leaving it
+    writes how the run ended to status.json and frees the lock.
+
+    Args:
+        path: `runs/NAME`.
+        mode: what to do with an existing run.
+        settings: `[checkpoint]`: how many to keep, and what a failed save does.
+        observe: told of rejected checkpoints and failed saves ("message").
+
+    Raises:
+        ConfigError: an existing run and no permission to touch it, nothing to resume, or another
+            process owns it.
+        StorageError: the directory cannot be written.
+    """
+
+    def __init__(self, path: Path, mode: Mode, settings: Checkpoint, observe: Observer) -> None:
+        self.path, self.mode = path, mode
+        self.checkpoints = path / "checkpoints"
+        self._settings, self._observe = settings, observe
+        self._lock = Lock(path / "lock")
+        self._earlier: dict[str, Any] = {}
+
+    def __enter__(self) -> RunDirectory:
+        if self.path.name in ("", ".."):
+            raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run directory", "is not a name of its own")])
+        with _storage(f"use run directory {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            try:
+                self._admit()
+                self._earlier = {} if self.mode == "fresh" else read_json(self.path / "status.json")
+                self._write_status({"outcome": "running"})
+            except BaseException:
+                self._lock.release()
+                raise
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        status: dict[str, Any] = {"outcome": _outcome(error)}
+        if isinstance(error, RetrainError):
+            status |= {"exit_code": error.exit_code, "error": str(error).split("\n")[0]}
+        if isinstance(error, ConfigError) and self._earlier:
+            status = self._earlier  # a refused resume says nothing of how the run itself ended
+        try:
+            self._write_status(status)
+            self._lock.release()
+        except OSError as problem:
+            if error is None:
+                raise StorageError(f"cannot write {self.path}: {problem}") from problem
+
+    def _admit(self) -> None:
+        """Refuse or clear what is there, according to the mode."""
+        if self.mode == "fresh":
+            for name in (*_FILES, *_FOLDERS):
+                _delete(self.path / name)
+        existing = self._existing()
+        if existing and self.mode == "new":
+            raise ConfigError([self._problem(f"holds {self._describe()}", "--resume auto, --fresh, or another name")])
+        if not existing and self.mode == "resume":
+            raise ConfigError([self._problem("holds no run to resume", "leave out --resume, or check the name")])
+
+    def _existing(self) -> bool:
+        return any((self.path / name).exists() for name in ("config.resolved.json", "metrics.jsonl", "checkpoints"))
+
+    def _problem(self, problem: str, fix: str) -> ConfigProblem:
+        return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
+
+    def _describe(self) -> str:
+        finished = read_json(self.path / "status.json").get("outcome") == "finished"
+        return "a finished run" if finished else "an unfinished run"
+
+    @property
+    def resuming(self) -> bool:
+        """There is a checkpoint to continue from, and the mode says to."""
+        return self.mode in ("resume", "auto") and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def write_config(self, source: str, resolved: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        """Write the TOML as it was, what it resolved to, and where it runs."""
+        with _storage(f"write the configuration to {self.path}"):
+            write_text(self.path / "config.toml", source)
+            write_text(self.path / "config.resolved.json", json.dumps(resolved, indent=2) + "\n")
+            write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+
+    def stored_config(self) -> dict[str, Any]:
+        """The resolved configuration that the run was started with; empty if there is none."""
+        return read_json(self.path / "config.resolved.json")
+
+    def previous_config(self, path: Path | None = None) -> dict[str, Any]:
+        """The resolved configuration of what is gone on with: the run of checkpoint `path`, else this one; or empty.
+
+        Raises:
+            ConfigError: `path` is a checkpoint of another run, and this directory holds one already.
+        """
+        if path is None:
+            return self.stored_config() if self.resuming else {}
+        run = path.resolve().parent.parent
+        if run != self.path.resolve() and self._existing():
+            problem, fix = f"holds a run of its own, and {path} is of another", "another name for the new run"
+            raise ConfigError([self._problem(problem, fix)])
+        return read_json(run / "config.resolved.json")
+
+    def restore(self, path: Path | None = None) -> State | None:
+        """The state of checkpoint `path`, or of the newest valid one, with every file rewound to it.
+
+        None to start from zero.
+
+        Rows, rollouts and checkpoints of steps after it are dropped, because the resumed run writes them
+        again: its files end up equal to those of a run that was never interrupted. Nothing is dropped
+        before the checkpoint is known to be good.
+
+        Raises:
+            StorageError: `path`, or every checkpoint there is, is not valid.
+        """
+        found = path
+        if found is None and self.resuming:
+            found = checkpoint.latest(self.checkpoints, self._say)
+        state = checkpoint.load(found) if found else None
+        done = checkpoint.step_of(found) if found else 0
+        if found is None and (self.path / "metrics.jsonl").exists():
+            self._say("there is no checkpoint to resume from: starting from step 0")
+        with _storage(f"rewind {self.path}"):
+            self._rewind(done)
+            checkpoint.drop_after(self.checkpoints, done)
+        return state
+
+    def _rewind(self, done: int) -> None:
+        """Keep steps 0 to `done` - 1 and the evaluations up to `done`; nothing if no step was done."""
+        _keep_rows(self.path / "metrics.jsonl", range(done))
+        _keep_rows(self.path / "eval.jsonl", range(done + 1 if done else 0))
+        for file in self.path.glob("rollouts/*"):
+            match = _ROLLOUTS.fullmatch(file.name)
+            if match is None or int(match[1]) >= done:
+                file.unlink()
+
+    def write_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append a row to metrics.jsonl."""
+        self._append("metrics.jsonl", row)
+
+    def write_eval(self, row: Mapping[str, Any]) -> None:
+        """Append a row to eval.jsonl."""
+        self._append("eval.jsonl", row)
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        with _storage(f"append to {self.path / name}"), (self.path / name).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step") -> Path:
+        """Write rollouts/NAME-STEP.jsonl.gz; equal rows give equal bytes."""
+        path = self.path / "rollouts" / f"{name}-{step:06d}.jsonl.gz"
+        with _storage(f"write {path}"):
+            path.parent.mkdir(exist_ok=True)
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            _write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
+        return path
+
+    def save_checkpoint(self, done: int, state: State) -> bool:
+        """Save the state after `done` steps; `on_save_error` decides whether a failure ends the run.
+
+        Returns:
+            whether it is saved.
+        """
+        try:
+            with _storage(f"flush {self.path}"):
+                for name in ("metrics.jsonl", "eval.jsonl"):
+                    _sync(self.path / name)
+            checkpoint.save(self.checkpoints, done, state, self._settings.keep)
+        except StorageError as error:
+            if self._settings.on_save_error == "stop":
+                raise
+            self._say(str(error))
+            return False
+        return True
+
+    def _say(self, text: str) -> None:
+        self._observe("message", {"text": text, "level": "warning"})
+
+    def _write_status(self, status: Mapping[str, Any]) -> None:
+        write_text(self.path / "status.json", json.dumps(status) + "\n")
+
+
+def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
+    """Lines `key: old -> new` of the changes between two resolved configurations.
+
+    What is written where may always change: it does not reach the weights.
+
+    Args:
+        allowed: dotted keys that may change; a table's name allows everything in it.
+
+    Raises:
+        ConfigError: other keys differ; each is listed with both values.
+    """
+    before, after = dict(flatten(old)), dict(flatten(new))
+    changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    lines = {key: f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}" for key in changed}
+
+    def problem(key: str) -> ConfigProblem:
+        text = f"differs from the run to be resumed: {lines[key]}"
+        return ConfigProblem("--resume", 0, 0, key, text, f"--allow-change {key}, or change it back")
+
+    free = (*allowed, *_FREE)
+    refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in free)]
+    if refused:
+        raise ConfigError([problem(key) for key in refused])
+    return [f"{key}: {lines[key]}" for key in changed]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run; empty if there is no such file or it is not one."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The complete rows of a .jsonl or .jsonl.gz file; a last line cut off by a kill is left out."""
+    if not path.is_file():
+        return []
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in data.split(b"\n")[:-1]]
+
+
+def _keep_rows(path: Path, steps: range) -> None:
+    """Rewrite the file with the rows of these steps, each once, byte for byte."""
+    if path.is_file():
+        lines = path.read_bytes().split(b"\n")[:-1]
+        kept = [line + b"\n" for line in lines if json.loads(line)["step"] in steps]
+        _write_bytes(path, b"".join(kept))
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted key; lists of tables by index, other lists as one value, empty tables as nothing."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{prefix}.{index}")
+    else:
+        yield prefix, list(value) if isinstance(value, tuple) else value
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "finished"
+    names = {Preempted: "preempted", DivergedError: "diverged", KeyboardInterrupt: "interrupted"}
+    return next((name for kind, name in names.items() if isinstance(error, kind)), "failed")
+
+
+@contextmanager
+def _storage(action: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot {action}: {reason}; check its permissions and the free space") from error
+    except json.JSONDecodeError as error:
+        raise StorageError(f"cannot {action}: a row is not JSON ({error}); mend it, or use --fresh") from error
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file's content: readers and a crash see the old or the new, never a part."""
+    _write_bytes(path, text.encode())
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    stage = path.with_name(path.name + ".tmp")
+    try:
+        stage.write_bytes(data)
+        _sync(stage)
+        stage.replace(path)
+    finally:
+        stage.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    if path.is_file():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Careful processes, files and locks: one mechanism each."""

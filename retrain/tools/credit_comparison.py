@@ -1,0 +1,310 @@
+"""A dry comparison of advantages: what each mode would give the completions of a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.plain_functions import Hyper
+from retrain.algorithms.graph.responses import padded, response_batch
+from retrain.algorithms.transforms import transform_chain
+from retrain.data.rows import BadRow
+from retrain.errors import ComponentError, DataError
+from retrain.registry import Bound, find, names
+from retrain.storage.records import Record, listed, read_records
+from retrain.tools.parameters import Parameters
+from retrain.types import Batch
+
+_LISTS = {"rewards": "reward", "corrects": "correct", "lengths": "length", "logprobs": "logprobs", "tokens": "tokens"}
+_ROUNDING = 1e-4
+"""What a sampler's rounding may put a log-probability of 1 above 0."""
+_HYPER = (("gtpo", "beta"), ("hicra", "alpha"))
+
+SUMMARY = {
+    "correct_above_0": "correct above 0 in mixed groups",
+    "below_wrong": "correct below a wrong one",
+    "length_correlation": "correlation with length",
+    "zero": "without credit",
+    "least": "least",
+    "greatest": "greatest",
+}
+"""Figures of a summary with their headings."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One completion of the file.
+
+    Attributes:
+        place: `file:line`, with the position in the row's lists.
+        group: what its prompt is called.
+        reward: any number; correct: by default reward > 0.5.
+        length: response tokens.
+        logprobs: of the sampled tokens, or None; tokens: their text, or None.
+    """
+
+    place: str
+    group: str
+    reward: float
+    correct: bool
+    length: int
+    logprobs: tuple[float, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one way of assigning credit gives.
+
+    Attributes:
+        name: the mode, with its transforms.
+        advantages: one per completion: the mean over its tokens.
+        tokens: one list per completion, one number per token; None without transforms.
+        planning: whether each token is planning, like `tokens`.
+        summary: see `summarize`.
+    """
+
+    name: str
+    advantages: list[float]
+    tokens: list[list[float]] | None
+    planning: list[list[bool]] | None
+    summary: dict[str, float | None]
+
+
+def read_completions(path: str) -> list[Completion]:
+    """Completions from a file of rows: one each, or one per group with lists.
+
+    A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` (or `sampler_logprobs`, as the rollouts
+    of a run have) and `tokens`. A group's row has lists instead: `rewards` or `correct`, `lengths`, `logprobs`,
+    `tokens`; its group is by default its line.
+
+    Raises:
+        DataError: rows that cannot be used, all of them together; log-probs in some rows and not in others.
+    """
+    found = [one for part in read_records(path, _parse) for one in part]
+    without = [one.place for one in found if one.logprobs is None]
+    if without and len(without) < len(found):
+        raise DataError(f"{without[0]}: no logprobs, and other rows have them; give them in all rows or in none")
+    return found
+
+
+def compare(
+    completions: Sequence[Completion],
+    modes: Sequence[str],
+    transforms: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    sepa_lambda: float = 1.0,
+) -> list[Credit]:
+    """Credit by every mode, alone and then with each of the transforms, by the pipeline that training runs.
+
+    Args:
+        modes: names or dotted paths of advantages.
+        transforms: each a documented chain, a stage, or stages with commas between them.
+        overrides: parameters, `table.key=value`.
+        sepa_lambda: SEPA's pooling weight.
+    Raises:
+        ConfigError, ComponentError: names or parameters that do not fit. DataError: transforms and no log-probs.
+    """
+    if transforms and completions[0].logprobs is None:
+        raise DataError(f"{completions[0].place}: no logprobs; --transform divides credit among tokens and needs them")
+    parameters = Parameters(overrides)
+    batch, pieces = _batch(completions)
+    batch = batch.replace(sepa_lambda=sepa_lambda)
+    chains = [(), *(transform_chain(name.split(",") if "," in name else name) for name in transforms)]
+    plans = [(mode, chain, _pipeline(parameters, mode, chain)) for mode in modes for chain in chains]
+    parameters.refuse_unread()
+    found: list[Credit] = []
+    for mode, chain, pipeline in plans:
+        pipeline.build({"tokenizer": pieces, "search_paths": ()})
+        credited, _ = pipeline.credit(batch)
+        found.append(_credit(" + ".join((mode, *chain)), credited, completions, bool(chain)))
+    return found
+
+
+def summarize(advantages: Sequence[float], completions: Sequence[Completion]) -> dict[str, float | None]:
+    """How a list of advantages treats right and wrong, long and short.
+
+    Returns:
+        correct_above_0: among correct completions of groups that also hold wrong ones, the share with a positive
+        advantage; below_wrong: of those, the share with less than a wrong one of their group; length_correlation: of
+        advantage with length among all correct completions, within groups; zero: share of completions without
+        credit; least, greatest. None where undefined.
+    """
+    rows = list(zip(advantages, completions, strict=True))
+    right = [(a, c) for a, c in rows if c.correct]
+    best_wrong: dict[str, float] = {}
+    for a, c in rows:
+        if not c.correct:
+            best_wrong[c.group] = max(a, best_wrong.get(c.group, -math.inf))
+    mixed = [(a, best_wrong[c.group]) for a, c in right if c.group in best_wrong]
+    return {
+        "correct_above_0": _share([a > 0 for a, _ in mixed]),
+        "below_wrong": _share([a < wrong for a, wrong in mixed]),
+        "length_correlation": _within_groups(right),
+        "zero": _share([a == 0 for a in advantages]),
+        "least": min(advantages),
+        "greatest": max(advantages),
+    }
+
+
+def figure(key: str, value: float | None) -> str:
+    """A figure of a summary as text."""
+    if value is None:
+        return "-"
+    return f"{value:+.2f}" if key in ("length_correlation", "least", "greatest") else f"{value:.0%}"
+
+
+def _parse(place: str, row: Record) -> list[Completion]:
+    lists = isinstance(row.get("rewards", row.get("correct")), list)
+    if not lists:
+        return [_completion(place, str(row["group"]) if "group" in row else "", row)]
+    columns = {_LISTS.get(name, name): row[name] for name in row if name in (*_LISTS, "correct")}
+    sizes = {name: len(column) if isinstance(column, list) else -1 for name, column in columns.items()}
+    if len(set(sizes.values())) > 1:
+        raise BadRow(f"lists of different lengths: {', '.join(f'{n} {size}' for n, size in sizes.items())}")
+    count = next(iter(sizes.values()))
+    if not count:
+        raise BadRow(f"empty: no completion in {', '.join(sizes)}")
+    group = str(row.get("group", place))
+    return [
+        _completion(f"{place}[{i}]", group, {name: column[i] for name, column in columns.items()}) for i in range(count)
+    ]
+
+
+def _completion(place: str, group: str, row: Record) -> Completion:
+    if not group:
+        raise BadRow(f'no field "group"; it has {", ".join(row) or "none"}')
+    if "reward" not in row and "correct" not in row:
+        raise BadRow(f'no field "reward" or "correct"; it has {", ".join(row) or "none"}')
+    outcome = _reward(row) if "reward" in row else float(bool(row["correct"]))
+    correct = row.get("correct", outcome > 0.5)
+    if correct not in (True, False):
+        raise BadRow("correct: expected true or false")
+    name = "sampler_logprobs" if "sampler_logprobs" in row else "logprobs"
+    logprobs = _logprobs(row, name) if name in row else None
+    tokens = tuple(listed(row, "tokens", str, "text")) if "tokens" in row else None
+    length = row.get("length", None if logprobs is None else len(logprobs))
+    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        raise BadRow("length: expected a count of tokens")
+    for name, values in (("logprobs", logprobs), ("tokens", tokens)):
+        if values is not None and len(values) != length:
+            raise BadRow(f"{len(values)} {name} for a length of {length}")
+    return Completion(place, group, outcome, bool(correct), length, logprobs, tokens)
+
+
+def _reward(row: Record) -> float:
+    value = row["reward"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRow(f"reward: expected a number, got {type(value).__name__}")
+    return _floats("reward", [value])[0]
+
+
+def _logprobs(row: Record, name: str) -> tuple[float, ...]:
+    values = _floats(name, listed(row, name, (int, float), "a number"))
+    if max(values, default=0.0) > _ROUNDING:
+        raise BadRow(f"{name}: {max(values):g} is above 0, which no log-probability is")
+    return values
+
+
+def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    try:
+        found = tuple(map(float, values))
+    except OverflowError:  # integers have no bound
+        raise BadRow(f"{name}: too large for a number") from None
+    if strange := [value for value in found if not math.isfinite(value)]:  # a .parquet may hold them
+        raise BadRow(f"{name}: {strange[0]} is no finite number")
+    return found
+
+
+class _Pieces:
+    """The file's token texts as a vocabulary: what the planning detector needs of a tokenizer."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {"a": 0}
+        self._texts = ["a"]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def add(self, text: str) -> int:
+        if text not in self._ids:
+            self._ids[text] = len(self._texts)
+            self._texts.append(text)
+        return self._ids[text]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(self._texts[index] for index in ids)
+
+
+def _batch(completions: Sequence[Completion]) -> tuple[Batch, _Pieces]:
+    """The completions as responses without prompts, in float64; without log-probs each is one token wide."""
+    pieces, numbers = _Pieces(), dict[str, int]()
+    groups = [numbers.setdefault(one.group, len(numbers)) for one in completions]
+    rewards, correct = [one.reward for one in completions], [one.correct for one in completions]
+    logprobs = [(0.0,) if one.logprobs is None else one.logprobs for one in completions]
+    batch = response_batch(logprobs, rewards, correct, groups, torch.float64)
+    ids = [[pieces.add(text) for text in one.tokens or ()] for one in completions]
+    if completions[0].logprobs is not None:
+        batch = batch.replace(input_ids=padded(ids, batch.response_mask, torch.long))
+    return batch.replace(
+        lengths=torch.tensor([one.length for one in completions]),
+        max_tokens=max(one.length for one in completions),
+        old_logprobs=batch.sampler_logprobs,
+    ), pieces
+
+
+def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeline:
+    def signal(name: str) -> Bound | None:
+        return parameters.bind("signal", name) if name in names("signal") else None
+
+    beta, alpha = (parameters.bind("transform", name).params[key] for name, key in _HYPER)
+    stages = Stages(
+        advantage=parameters.bind("advantage", mode),
+        transforms=tuple(parameters.bind("transform", name) for name in chain),
+        algorithm=None,
+        uncertainty=find("uncertainty", "surprisal").bind(),
+        filter=find("filter", "none").bind(),
+        observed=("planning_mask",) if chain else (),
+        hyper=Hyper(beta, alpha),
+    )
+    pipeline = Pipeline.resolve(stages, signal, frozenset({"sepa_lambda", "old_logprobs"}))
+    if pipeline.policy_columns:
+        raise ComponentError(
+            f"{chain} read {', '.join(sorted(pipeline.policy_columns))}, which log-probs do not tell",
+            "see it at work in the report of a run, where the policy is asked",
+        )
+    return pipeline
+
+
+def _credit(name: str, credited: Batch, completions: Sequence[Completion], tokens: bool) -> Credit:
+    sizes = credited.response_mask.sum(-1).tolist()
+    rows = [row[:size].tolist() for row, size in zip(credited.advantages, sizes, strict=True)]
+    if not tokens:
+        advantages = [row[0] if row else 0.0 for row in rows]
+        return Credit(name, advantages, None, None, summarize(advantages, completions))
+    advantages = [sum(row) / max(len(row), 1) for row in rows]
+    planning = [row[:size].tolist() for row, size in zip(credited.column("planning_mask"), sizes, strict=True)]
+    return Credit(name, advantages, rows, planning, summarize(advantages, completions))
+
+
+def _share(flags: Sequence[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
+
+
+def _within_groups(rows: Sequence[tuple[float, Completion]]) -> float | None:
+    """Correlation of advantage and length, both less their group's mean; None without spread."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for advantage, one in rows:
+        groups.setdefault(one.group, []).append((advantage, float(one.length)))
+    xs, ys = list[float](), list[float]()
+    for pairs in groups.values():
+        for values, column in ((xs, 0), (ys, 1)):
+            mean = sum(pair[column] for pair in pairs) / len(pairs)
+            values.extend(pair[column] - mean for pair in pairs)
+    spread = math.sqrt(sum(x * x for x in xs) * sum(y * y for y in ys))
+    return sum(x * y for x, y in zip(xs, ys, strict=True)) / spread if spread > 1e-12 else None

@@ -1,0 +1,48 @@
+"""Which engines work on this machine, found out by having each sample a token."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from retrain import registry
+from retrain.types import Sampling
+
+
+def prove(name: str) -> str:
+    """What the engine called `name` says of itself after it sampled one token from a tiny random model.
+
+    If it cannot: what is not installed, what its table must say first, or why it failed.
+    """
+    component = registry.find("engine", name)
+    package, extra = component.traits.get("extra", ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        return f'{package} is not installed; pip install "retrain[{extra}]"'
+    if required := [key for key, info in component.schema.model_fields.items() if info.is_required()]:
+        return f"needs [{component.table}] {', '.join(required)}"
+    try:
+        return f"works ({_sample(component.bind())})"
+    except Exception as error:  # a broken installation is what is looked for
+        return f"broken: {error}"
+
+
+def _sample(bound: registry.Bound) -> str:
+    import torch
+
+    from retrain.training.model.builtin_model import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer(["1 + 1 = 2\n"])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = build_model(tokenizer).to(device)  # pyright: ignore[reportArgumentType]
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {"model": model, "tokenizer": tokenizer, "seed": 0, "device": device, "run_dir": Path(folder)}
+        sampler = bound.build(parts)
+        try:
+            sampler.load_weights(model.state_dict(), 0)
+            sampler.sample([[3]], Sampling(group_size=1, max_tokens=1))
+            return str(sampler.describe())
+        finally:
+            if hasattr(sampler, "close"):
+                sampler.close()

@@ -1,0 +1,122 @@
+"""A server of an engine for a run: what the engine that samples from servers needs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+from urllib.parse import urlsplit
+
+from retrain.config.load import LoadedConfig
+from retrain.engines.vllm.server_process import ENGINE, check_installed, command, weight_options
+from retrain.engines.vllm.server_process import serve as run_server
+from retrain.errors import EngineError
+from retrain.system.http_client import address
+from retrain.types import BUILTIN
+
+_PORT = 8000
+_PROBE_S = 5.0
+
+
+def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[str], None]) -> None:
+    """Start a server for the model of a configuration, and wait until it ends or this process is told to.
+
+    Args:
+        host: what it listens on; anything but loopback opens its endpoints, which ask for no password.
+        port: unset: that of the first of the configured urls that is free, or 8000.
+        ready: told the address once the server answers.
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        EngineError: the server cannot be started, or ended by itself.
+    """
+    check_installed()
+    bound, config = loaded.components.named("engine", ENGINE), loaded.config
+    assert bound is not None, "built in"
+    import torch
+
+    cpu = not torch.cuda.is_available()
+    if cpu and config.training.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.training.threads))
+    ports = [port] if port else _ports(loaded)
+    with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder, free_port(ports, host) as port:
+        options, variables = weight_options(*_weights(loaded))
+        more = {
+            "revision": config.model.revision,
+            "trust_remote_code": config.model.trust_remote_code,
+            "host": host,
+            "port": port,
+            **options,
+        }
+        arguments = command(bound.params, _model(loaded, Path(folder)), config.training.seed, cpu, more)
+        run_server(arguments, address(host, port), cpu, ready, variables)
+
+
+def _weights(loaded: LoadedConfig) -> tuple[str, int | None]:
+    """How weights reach the server, and the rank of the adapter that comes by itself, if one does."""
+    table: dict[str, Any] = loaded.tables.get(ENGINE, {})
+    adapter = loaded.config.model.lora if table.get("lora") == "adapter" else None
+    return table.get("transfer", "file"), None if adapter is None else adapter.r
+
+
+def _model(loaded: LoadedConfig, folder: Path) -> str:
+    """What a server can read the model from; a built-in is written out, untrained."""
+    path = loaded.config.model.path
+    if not path.startswith(BUILTIN):
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    from retrain.run.build import untrained_model
+
+    untrained_model(loaded)[0].model.save_pretrained(folder)
+    return str(folder)
+
+
+def _ports(loaded: LoadedConfig) -> list[int]:
+    urls: list[str] = loaded.tables.get(ENGINE, {}).get("urls", [])
+    return [urlsplit(url).port or _PORT for url in urls] or [_PORT]
+
+
+@contextmanager
+def free_port(ports: Sequence[int], host: str) -> Generator[int]:
+    """The first of these ports that nobody listens on, or is about to: a server takes a while until it does.
+
+    Raises:
+        EngineError: none of them is free, or it cannot be said that one is taken.
+    """
+    for port in ports:
+        with _claim(port) as held, suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _listens(host, port):
+                yield port
+                return
+    raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")
+
+
+def _claim(port: int) -> TextIO:
+    """This user's file for the port, which is locked by whoever takes the port.
+
+    Everybody can write where temporary files are: what somebody else has put there is not opened.
+    """
+    folder = Path(tempfile.gettempdir()) / f"retrain-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"{folder} is not a directory of this user")
+        return open(os.open(folder / f"port-{port}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
+    except OSError as error:
+        raise EngineError(
+            f"port {port} cannot be claimed ({error}); remove it, or set TMPDIR to another place"
+        ) from error
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _PROBE_S).close()
+    except OSError:
+        return False
+    return True

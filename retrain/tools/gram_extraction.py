@@ -1,0 +1,231 @@
+"""Strategic grams from solutions: phrases of few words that many solutions share, by clusters of meaning."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from retrain.algorithms.planning.embedding import embedder, load
+from retrain.algorithms.planning.phrases import phrases
+from retrain.errors import DataError
+
+Runs = list[list[str]]
+"""Words of one solution, in runs that no n-gram crosses."""
+
+_REDUNDANT = 0.9
+"""A gram is dropped if this share of its solutions have a longer gram that contains it."""
+_MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How strategic grams are extracted.
+
+    Attributes:
+        n_min, n_max: words of an n-gram.
+        min_df: share of the solutions that an n-gram must occur in.
+        max_per_doc_rate: mean count in the solutions that hold it, above which a phrase is no strategic move.
+        max_grams: grams kept at most, those of most solutions first.
+        lowercase: "Let me check" and "let me check" are one.
+        clusters: of k-means, fewer if there are fewer n-grams.
+        top_percentile: share of the clusters that are kept.
+        seed: of k-means.
+        embedder: directory of a sentence-transformer; None is TF-IDF fitted on the n-grams.
+    """
+
+    n_min: int = 3
+    n_max: int = 5
+    min_df: float = 0.01
+    max_per_doc_rate: float = 3.0
+    max_grams: int = 200
+    lowercase: bool = True
+    clusters: int = 100
+    top_percentile: float = 0.2
+    seed: int = 0
+    embedder: str | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """N-grams of like meaning.
+
+    Attributes:
+        frequency: Cluster Document Frequency: distinct solutions that hold at least one of them.
+        grams: sorted.
+        center: the gram nearest to the cluster's mean.
+        selected: the cluster is among the most frequent.
+    """
+
+    frequency: int
+    grams: tuple[str, ...]
+    center: str
+    selected: bool
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Strategic grams and how they came about.
+
+    Attributes:
+        grams: sorted.
+        frequencies: document frequency of every n-gram that was clustered.
+        clusters: most frequent first.
+        counts: n-grams left after each step, in order.
+        solutions: how many were read.
+    """
+
+    grams: tuple[str, ...]
+    frequencies: dict[str, int]
+    clusters: tuple[Cluster, ...]
+    counts: dict[str, int]
+    solutions: int
+
+    @property
+    def execution(self) -> tuple[str, ...]:
+        """The center of every cluster that was not selected: what "semantic" takes for execution."""
+        return tuple(sorted(cluster.center for cluster in self.clusters if not cluster.selected))
+
+
+def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
+    """Strategic grams of successful solutions.
+
+    All n-grams of plain words (no digits, no LaTeX, none across a line or sentence) -> those in at least
+    min_df of the solutions, at most max_per_doc_rate times in each on average -> without n-grams that hardly
+    occur outside a longer one -> k-means of their embeddings -> the clusters in the top share by Cluster Document
+    Frequency -> their n-grams, without those that only extend another. The same solutions and
+    recipe give the same grams.
+
+    Raises:
+        DataError: no n-gram is left.
+        MissingExtraError: the extra `grams` is not installed.
+    References: Wang et al., HICRA, arXiv:2509.03646. The floor, the rate and the pruning are additions: without
+        them two fifths of all n-grams are strategic.
+    """
+    documents = [_runs(solution, recipe.lowercase) for solution in solutions]
+    frequent = _frequent(documents, recipe.n_max, max(1, ceil(recipe.min_df * len(documents) - 1e-9)))
+    long_enough = {gram for gram in frequent if gram.count(" ") + 1 >= recipe.n_min}
+    occurrences = _occurrences(documents, recipe, long_enough)
+    sparing = {gram for gram, (total, where) in occurrences.items() if total <= recipe.max_per_doc_rate * len(where)}
+    holders = {gram: frozenset(occurrences[gram][1]) for gram in sorted(sparing)}
+    candidates = _without_redundant(holders)
+    counts = {"frequent": len(long_enough), "sparing": len(sparing), "not contained": len(candidates)}
+    if not candidates:
+        raise DataError(
+            f"no n-gram of {recipe.n_min} to {recipe.n_max} words is left of {len(documents)} solutions "
+            f"({', '.join(f'{name}: {count}' for name, count in counts.items())}); "
+            "lower --min-df or --n-min, raise --max-per-doc-rate, or give more solutions"
+        )
+    clusters = _clusters(candidates, holders, recipe)
+    selected = [gram for cluster in clusters if cluster.selected for gram in cluster.grams]
+    shortest = _without_extensions(selected)
+    kept = sorted(shortest, key=lambda gram: (-len(holders[gram]), gram))[: recipe.max_grams]
+    counts |= {"in top clusters": len(selected), "not extending another": len(shortest), "kept": len(kept)}
+    frequencies = {gram: len(holders[gram]) for gram in candidates}
+    return Extraction(tuple(sorted(kept)), frequencies, clusters, counts, len(documents))
+
+
+def _runs(solution: str, lowercase: bool) -> Runs:
+    if lowercase:
+        return [[word.text for word in run] for run in phrases(solution)]
+    return [[solution[word.start : word.end] for word in run] for run in phrases(solution)]
+
+
+def _ngrams(runs: Runs, n: int) -> Iterator[str]:
+    for words in runs:
+        for start in range(len(words) - n + 1):
+            yield " ".join(words[start : start + n])
+
+
+def _frequent(documents: Sequence[Runs], n_max: int, floor: int) -> set[str]:
+    """N-grams of 1 to n_max words in at least `floor` documents.
+
+    An n-gram can only be frequent if both (n-1)-grams in it are, so each length counts few candidates.
+    """
+    found: set[str] = set()
+    shorter: set[str] | None = None
+    for n in range(1, n_max + 1):
+        counts: Counter[str] = Counter()
+        for runs in documents:
+            counts.update(_extensions(runs, n, shorter))
+        shorter = {gram for gram, count in counts.items() if count >= floor}
+        found |= shorter
+    return found
+
+
+def _extensions(runs: Runs, n: int, shorter: Collection[str] | None) -> set[str]:
+    """Distinct n-grams of a document whose beginning and end of n-1 words are both in `shorter`."""
+    if shorter is None:
+        return set(_ngrams(runs, n))
+    found: set[str] = set()
+    for words in runs:
+        known = [gram in shorter for gram in _ngrams([words], n - 1)]
+        for start in range(len(words) - n + 1):
+            if known[start] and known[start + 1]:
+                found.add(" ".join(words[start : start + n]))
+    return found
+
+
+def _occurrences(documents: Sequence[Runs], recipe: Recipe, grams: Collection[str]) -> dict[str, tuple[int, list[int]]]:
+    """Count of each gram in all documents, and the indices of those that hold it."""
+    found: dict[str, tuple[int, list[int]]] = {}
+    for index, runs in enumerate(documents):
+        counts = Counter(gram for n in range(recipe.n_min, recipe.n_max + 1) for gram in _ngrams(runs, n))
+        for gram in counts.keys() & grams:
+            total, where = found.setdefault(gram, (0, []))
+            where.append(index)
+            found[gram] = (total + counts[gram], where)
+    return found
+
+
+def _without_extensions(grams: Collection[str]) -> list[str]:
+    """Without the grams that contain another one: where they occur, that one is found."""
+    known = set(grams)
+    lengths = range(1, max((gram.count(" ") for gram in grams), default=0) + 1)
+    return [gram for gram in grams if not any(inner in known for n in lengths for inner in _inner(gram, n))]
+
+
+def _inner(gram: str, n: int) -> Iterator[str]:
+    """The n-grams within a longer gram."""
+    words = gram.split(" ")
+    return _ngrams([words], n) if n < len(words) else iter(())
+
+
+def _without_redundant(holders: dict[str, frozenset[int]]) -> list[str]:
+    """Sorted, without the grams that hardly occur but inside a longer one."""
+    redundant: set[str] = set()
+    for longer, where in holders.items():
+        for n in range(1, longer.count(" ") + 1):
+            for inner in _inner(longer, n):
+                if inner in holders and len(where & holders[inner]) >= _REDUNDANT * len(holders[inner]):
+                    redundant.add(inner)
+    return [gram for gram in holders if gram not in redundant]
+
+
+def _clusters(grams: Sequence[str], holders: dict[str, frozenset[int]], recipe: Recipe) -> tuple[Cluster, ...]:
+    """K-means of the embeddings, the most frequent cluster first; one thread, so that sums have one order."""
+    vectors = embedder(recipe.embedder, grams)(grams)
+    means = load("sklearn.cluster").KMeans(
+        min(recipe.clusters, len(grams)), n_init=1, max_iter=_MAX_ITERATIONS, random_state=recipe.seed
+    )
+    with load("threadpoolctl").threadpool_limits(1):
+        distances = means.fit_transform(vectors)
+    members: dict[int, list[int]] = {}
+    for index, label in enumerate(means.labels_.tolist()):
+        members.setdefault(label, []).append(index)
+    built = [_cluster(label, rows, grams, holders, distances) for label, rows in members.items()]
+    built.sort(key=lambda cluster: (-cluster.frequency, cluster.grams))
+    top = ceil(recipe.top_percentile * len(built) - 1e-9)
+    return tuple(
+        Cluster(cluster.frequency, cluster.grams, cluster.center, rank < top) for rank, cluster in enumerate(built)
+    )
+
+
+def _cluster(
+    label: int, rows: Sequence[int], grams: Sequence[str], holders: dict[str, frozenset[int]], distances: Any
+) -> Cluster:
+    nearest = min(rows, key=lambda row: (float(distances[row, label]), grams[row]))
+    inside = tuple(sorted(grams[row] for row in rows))
+    return Cluster(len(frozenset[int]().union(*(holders[gram] for gram in inside))), inside, grams[nearest], False)

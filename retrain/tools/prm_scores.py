@@ -1,0 +1,201 @@
+"""Solutions in a file, scored by an implicit process reward model that a run has written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from retrain.data.files import Jsonl
+from retrain.data.rows import BadRow, Reading, prompt_hash, read_problems
+from retrain.engines.capability import positions
+from retrain.errors import ComponentError, DataError, StorageError
+from retrain.run.build import choose_device
+from retrain.training.model.forward import Forward
+from retrain.training.model.loading import Loaded, load_model
+from retrain.training.prm import FACTS, REFERENCE, pair_accuracy
+from retrain.training.settings import PolicySettings
+from retrain.training.warmup import demonstrations, expert_batch
+from retrain.types import Metrics, Problem
+
+_READING = Reading(answer_field="solution", id_field="", on_bad_row=None)
+_TEXTS = ("solution", "completion", "text")
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """One solution. r_phi: sum of its rewards; length: its tokens, end-of-sequence included; prompt: a hash of it.
+
+    rewards: of every token, with the token's text; correct: what the file says, None if it does not.
+    """
+
+    line: int
+    r_phi: float
+    mean: float
+    length: int
+    correct: bool | None
+    prompt: str
+    rewards: tuple[tuple[str, float], ...]
+
+    def facts(self, tokens: bool) -> dict[str, Any]:
+        """As a JSON row; `tokens` adds the reward of every token."""
+        row = {"line": self.line, "r_phi": self.r_phi, "mean": self.mean, "length": self.length}
+        known = {} if self.correct is None else {"correct": self.correct}
+        return row | known | ({"tokens": [list(pair) for pair in self.rewards]} if tokens else {})
+
+
+def score_file(path: Path, model: str, reference: str | None = None, beta: float | None = None) -> list[ScoredRow]:
+    """r_phi of every solution in a jsonl file: beta * (log phi - log ref), per token and in sum.
+
+    Rows are `{"prompt": ..., "solution" | "completion" | "text": ...}` or `{"messages": [...]}` whose last message is
+    the assistant's; `correct`, or a `reward` above 0.5, says that a solution is right.
+
+    Args:
+        model: directory of the process reward model, or a name on the hub.
+        reference: what it is compared with; unset: the folder `reference` of the model.
+        beta: scale; unset: that of training, else 0.05.
+    Raises:
+        DataError: rows that cannot be read, or do not fit into the model; it names file and line.
+        ComponentError: there is no reference, or its tokenizer is another.
+        StorageError: what the run wrote of the model is damaged.
+    """
+    problems = read_problems(map(_as_solution, Jsonl.rows(str(path))), str(path), _READING)
+    facts = _facts(Path(model))
+    settings = PolicySettings(temperature=facts.get("temperature", 1.0))
+    phi, ref = _models(model, reference)
+    scale = facts.get("beta", 0.05) if beta is None else beta
+    rows = demonstrations(phi, problems)
+    _check_lengths(problems, rows, positions(phi.model))
+    forwards = Forward(phi.model, settings), Forward(ref.model, settings)
+    return [
+        row
+        for first in range(0, len(rows), _AT_ONCE)
+        for row in _scored(phi, problems[first:][:_AT_ONCE], rows[first:][:_AT_ONCE], forwards, scale)
+    ]
+
+
+def summary(rows: Sequence[ScoredRow]) -> Metrics:
+    """rows, r_phi_mean and, where there is a right and a wrong solution of one prompt, accuracy over such pairs."""
+    judged = [row for row in rows if row.correct is not None]
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in judged))}
+    found = pair_accuracy(
+        torch.tensor([row.r_phi for row in judged], dtype=torch.float64),
+        torch.tensor([bool(row.correct) for row in judged], dtype=torch.bool),
+        torch.tensor([prompts[row.prompt] for row in judged], dtype=torch.int64),
+    )
+    accuracy = {name.removeprefix("prm/"): value for name, value in found.items()}
+    return {"rows": float(len(rows)), "r_phi_mean": sum(row.r_phi for row in rows) / len(rows)} | accuracy
+
+
+def _scored(
+    phi: Loaded,
+    problems: Sequence[Problem],
+    rows: Sequence[tuple[list[int], int]],
+    forwards: tuple[Forward, Forward],
+    beta: float,
+) -> Iterator[ScoredRow]:
+    batch = expert_batch(rows, phi.model.device)
+    own, other = (forward.logprobs(batch)["old_logprobs"].double() for forward in forwards)
+    for problem, (ids, start), values in zip(problems, rows, (beta * (own - other)).tolist(), strict=True):
+        rewards = values[start : len(ids)]
+        tokenizer: Any = phi.tokenizer
+        yield ScoredRow(
+            line=int(problem.id.rpartition(":")[2]),
+            r_phi=sum(rewards),
+            mean=sum(rewards) / len(rewards),
+            length=len(rewards),
+            correct=_correct(problem.extra),
+            prompt=prompt_hash(problem),
+            rewards=tuple((tokenizer.decode([id_]), value) for id_, value in zip(ids[start:], rewards, strict=True)),
+        )
+
+
+def _as_solution(item: tuple[str, Any]) -> tuple[str, Any]:
+    """A row in the one form that `read_problems` takes: prompt, solution and the rest."""
+    place, row = item
+    if not isinstance(row, Mapping):
+        return place, row
+    values = dict(cast("Mapping[str, Any]", row))
+    try:
+        _correct(values)
+        return place, values | _parts(values)
+    except BadRow as reason:
+        return place, reason
+
+
+def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    messages = values.get("messages")
+    if "prompt" not in values and isinstance(messages, list) and messages:
+        *prompt, last = cast("list[Any]", messages)
+        if not isinstance(last, Mapping) or cast("Mapping[str, Any]", last).get("role") != "assistant":
+            raise BadRow("messages must end with the assistant's")
+        return {"prompt": prompt, "solution": cast("Mapping[str, Any]", last).get("content")}
+    for name in _TEXTS:
+        if values.get(name) is not None:
+            return {"solution": values[name]}
+    raise BadRow(f"no field {', '.join(_TEXTS)}; it has {', '.join(values) or 'none'}")
+
+
+def _correct(values: Mapping[str, Any]) -> bool | None:
+    """What the row says of its solution."""
+    correct, reward = values.get("correct"), values.get("reward")
+    if isinstance(correct, bool) or (correct is None and reward is None):
+        return correct
+    number = reward if correct is None else correct
+    if isinstance(number, int | float):
+        return number > 0.5
+    raise BadRow(f"correct, reward: expected true, false or a number, got {type(number).__name__}")
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What the run wrote of the model; nothing for a model from elsewhere."""
+    file = folder / FACTS
+    if not file.is_file():
+        return {}
+    try:
+        facts = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(file, f"cannot be read: {error}") from error
+    if not isinstance(facts, dict):
+        raise _damaged(file, f"expected an object with named fields, got {type(facts).__name__}")
+    found = cast("dict[str, Any]", facts)
+    for name in ("beta", "temperature"):
+        value = found.get(name, 1.0)
+        # The comparison refuses NaN, infinity, and integers that no float holds.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise _damaged(file, f"{name}: expected a finite number above 0, got {value!r:.40}")
+    return found
+
+
+def _damaged(file: Path, problem: str) -> StorageError:
+    return StorageError(f"{file}: {problem}; restore the file, or export the model again")
+
+
+def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
+    other = reference or str(Path(model) / REFERENCE)
+    if reference is None and not Path(other).is_dir():
+        raise ComponentError(f"{model} has no folder {REFERENCE}", "name the initial policy with --reference")
+    device = choose_device("auto")
+    phi, ref = load_model(model), load_model(other)
+    own, theirs = cast("tuple[Any, Any]", (phi.tokenizer, ref.tokenizer))
+    if own.get_vocab() != theirs.get_vocab():
+        raise ComponentError(f"{other} has another tokenizer than {model}", "name the model that this one started from")
+    for loaded in (phi, ref):
+        cast("Any", loaded.model).to(device)
+    return phi, ref
+
+
+def _check_lengths(problems: Sequence[Problem], rows: Sequence[tuple[list[int], int]], limit: int | None) -> None:
+    bad = [
+        f"{problem.id}: {len(ids)} tokens; the model takes {limit}"
+        for problem, (ids, _) in zip(problems, rows, strict=True)
+        if limit is not None and len(ids) > limit
+    ]
+    if bad:
+        raise DataError("\n".join([*bad[:20], "leave these rows out"]))

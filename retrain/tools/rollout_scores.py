@@ -1,0 +1,199 @@
+"""Metrics of stored rollouts: a results file alone, or against a base on the same problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from retrain.data.rows import BadRow
+from retrain.errors import DataError
+from retrain.functional.evaluation import aes, mean_interval, paired_interval, pass_at_k, ratio_interval
+from retrain.registry import find
+from retrain.rewards.boxed_math import simple_equal
+from retrain.rewards.pool import RewardPool
+from retrain.storage.records import Record, listed, read_records, refuse
+
+Equivalence = Literal["simple", "symbolic"]
+
+_IDS = ("question_id", "index", "id")
+_NO_ID = "row "
+
+
+@dataclass(frozen=True)
+class Result:
+    """The rollouts of one problem.
+
+    Attributes:
+        place: `file:line` of the row.
+        key: question_id, index or id of the row; "" if it has none.
+        predictions: final answers or whole completions; lengths: their tokens, one each.
+        truth: the right answer.
+        right: whether each prediction is equivalent to it.
+        failed: predictions whose comparison took too long or broke; they count as wrong.
+    """
+
+    place: str
+    key: str
+    predictions: tuple[str, ...]
+    lengths: tuple[int, ...]
+    truth: str
+    right: tuple[bool, ...] = ()
+    failed: int = 0
+
+    def score(self, name: str) -> float:
+        """A metric of this problem by name: pass@1, avg@n, avg_tokens, pass@K."""
+        n, correct = len(self.right), sum(self.right)
+        if name == "pass@1":
+            return float(self.right[0])
+        if name == "avg@n":
+            return correct / n
+        if name == "avg_tokens":
+            return sum(self.lengths) / n
+        return pass_at_k(n, correct, int(name.partition("@")[2]))
+
+
+def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "simple") -> list[Result]:
+    """Read and judge a results file.
+
+    Args:
+        path: JSON lines with `predictions` (list or text), `lengths` (list or integer), and `ground_truth` or `answer`.
+        ks: every row needs at least the largest of them in rollouts.
+        equivalence: "simple" compares normal forms; "symbolic" also takes what math-verify finds equal, in
+            processes that can be killed.
+    Raises:
+        DataError: rows that cannot be used, all of them together.
+    """
+    results = read_records(path, _parse)
+    need = max(ks, default=1)
+    few = [r for r in results if len(r.predictions) < need]
+    bad = [f"{r.place}: pass@{need} needs {need} predictions, there are {len(r.predictions)}" for r in few]
+    refuse(bad, path, "ask for a smaller k")
+    return _judge(results, equivalence)
+
+
+def summarize(results: Sequence[Result], ks: Sequence[int] = ()) -> dict[str, Any]:
+    """Metrics over problems, each as {value, low, high} with its 95% interval, and the counts."""
+    shares = {name: mean_interval([r.score(name) for r in results]) for name in _shares(ks)}
+    tokens = ratio_interval([float(sum(r.lengths)) for r in results], [len(r.lengths) for r in results])
+    return {
+        "problems": len(results),
+        "rollouts": sum(len(r.predictions) for r in results),
+        "failed": sum(r.failed for r in results),
+        **{name: _interval(found) for name, found in shares.items()},
+        "avg_tokens": _interval(tokens),
+    }
+
+
+def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int] = ()) -> dict[str, Any]:
+    """AES of the results against a base, and differences on the problems that both have.
+
+    Returns:
+        `aes` from pass@1 and `aes_avg` from avg@n, each with its parts and what went into it; `paired`:
+        the mean difference per problem of every metric with its 95% interval; `unpaired`: problems of only one file.
+    Raises:
+        DataError: the files have no problem in common, or give one problem two answers.
+    """
+    ours, theirs = summarize(results), summarize(base)
+    pairs = _pairs(results, base)
+    names = (*_shares(ks), "avg_tokens")
+    differences = {name: [ours.score(name) - theirs.score(name) for ours, theirs in pairs] for name in names}
+    return {
+        "aes": _aes("pass@1", ours, theirs),
+        "aes_avg": _aes("avg@n", ours, theirs),
+        "pairs": len(pairs),
+        "unpaired": len(results) + len(base) - 2 * len(pairs),
+        "paired": {name: _interval(paired_interval(values)) for name, values in differences.items()},
+    }
+
+
+def _parse(place: str, row: Record) -> Result:
+    predictions = listed(row, "predictions", str, "text")
+    lengths = listed(row, "lengths", int, "a count of tokens")
+    if not predictions:
+        raise BadRow("predictions: empty; it needs at least one")
+    if len(lengths) != len(predictions):
+        raise BadRow(f"{len(lengths)} lengths for {len(predictions)} predictions; give one each")
+    if min(lengths) < 0:
+        raise BadRow(f"lengths: {min(lengths)} is no count of tokens")
+    name = "ground_truth" if "ground_truth" in row else "answer"
+    if name not in row:
+        raise BadRow(f'no field "ground_truth" or "answer"; it has {", ".join(row)}')
+    truth = row[name]
+    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+        raise BadRow(f"{name}: expected text or a number, got {type(truth).__name__}")
+    key = next((str(row[name]) for name in _IDS if row.get(name) is not None), "")
+    return Result(place, key, tuple(predictions), tuple(lengths), str(truth))
+
+
+def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
+    simple = [tuple(simple_equal(text, r.truth) for text in r.predictions) for r in results]
+    verdicts: dict[tuple[int, int], bool | None] = {}
+    if equivalence == "symbolic":
+        open_ = [(i, j) for i, right in enumerate(simple) for j, equal in enumerate(right) if not equal]
+        pairs = [(results[i].predictions[j], results[i].truth) for i, j in open_]
+        verdicts = dict(zip(open_, _symbolic(pairs), strict=True))
+    return [
+        Result(
+            *(r.place, r.key, r.predictions, r.lengths, r.truth),
+            right=tuple(equal or bool(verdicts.get((i, j))) for j, equal in enumerate(simple[i])),
+            failed=sum(verdicts.get((i, j), False) is None for j in range(len(r.predictions))),
+        )
+        for i, r in enumerate(results)
+    ]
+
+
+def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
+    """Verdict of math-verify on (prediction, truth) pairs, each under a deadline; None where there was none."""
+    if not pairs:
+        return []
+    reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False})
+    items = [{"completion": _final(found), "answer": _final(truth)} for found, truth in pairs]
+    with RewardPool([(reward, 1.0)], max_failed=1.0) as pool:
+        return [score.correct for score in pool.score(items)]
+
+
+def _final(text: str) -> str:
+    """What follows the last ####, as the simple normal form has it."""
+    return text.rpartition("####")[2]
+
+
+def _shares(ks: Sequence[int]) -> tuple[str, ...]:
+    return ("pass@1", "avg@n", *(f"pass@{k}" for k in sorted(set(ks)) if k > 1))
+
+
+def _interval(found: tuple[float, float | None, float | None]) -> dict[str, float | None]:
+    return dict(zip(("value", "low", "high"), found, strict=True))
+
+
+def _aes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    used = [ours[name]["value"], theirs[name]["value"], ours["avg_tokens"]["value"], theirs["avg_tokens"]["value"]]
+    value, length, accuracy = aes(*used)
+    inputs = dict(zip(("accuracy", "base_accuracy", "tokens", "base_tokens"), used, strict=True))
+    return {"value": value, "length_part": length, "accuracy_part": accuracy, "of": name, **inputs}
+
+
+def _pairs(results: Sequence[Result], base: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Rows of one problem: by their ids if all have one, else by their number."""
+    named = all(r.key for r in (*results, *base))
+    ours, theirs = _keyed(results, named), _keyed(base, named)
+    pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
+    if not pairs:
+        raise DataError(f"{results[0].place} and {base[0].place}: no problem in common; compare by {', '.join(_IDS)}")
+    for one, other in pairs:
+        if not simple_equal(one.truth, other.truth):
+            raise DataError(
+                f"{one.place}: the answer is {one.truth!r}, and {other.truth!r} in {other.place}; "
+                "these are two problems: give the rows ids that tell them apart"
+            )
+    return pairs
+
+
+def _keyed(results: Sequence[Result], named: bool) -> dict[str, Result]:
+    keyed: dict[str, Result] = {}
+    for number, result in enumerate(results):
+        key = result.key if named else f"{_NO_ID}{number}"
+        if key in keyed:
+            raise DataError(f"{result.place}: id {key!r} is taken by {keyed[key].place}; give every problem its own")
+        keyed[key] = result
+    return keyed

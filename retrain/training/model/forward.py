@@ -1,0 +1,121 @@
+"""One forward of any transformers causal LM: packed where the model allows it, padded otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrain.functional.logprobs import predictors, token_scores
+from retrain.training.model.attention import longest_packed_row, packed
+from retrain.training.model.packing import Packing, micro_batches
+from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
+from retrain.types import Batch
+
+_TOLERANCE = 1e-3
+_CACHED_CELLS = 2048
+"""A processor is a tenth faster on parts whose activations stay in its cache than on larger ones."""
+
+
+class Forward:
+    """Scores response tokens with a causal LM.
+
+    What a model can do is found by trying: a probe compares the packed forward, and body plus output
+    embedding, with the model's own logits. A model that changes logits after the output embedding (soft
+    caps) keeps its own forward; a model that refuses the packed attention, or sees less than the whole row
+    (sliding windows), is run padded with its own attention.
+
+    Attributes:
+        splits: logits = output embedding of the last hidden state, so they can be computed in chunks.
+        packed_limit: longest row that may be packed; 0 if the model cannot pack.
+    """
+
+    def __init__(self, model: Any, settings: PolicySettings) -> None:
+        self.model, self.temperature = model, settings.temperature
+        self.config: Any = model.config.get_text_config()  # its own, but for a model that sees images as well
+        most = _CACHED_CELLS if model.device.type == "cpu" else settings.micro_batch_tokens
+        self.budget = min(settings.micro_batch_tokens, most)
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // self.config.vocab_size)
+        self.splits, self.packed_limit = False, 0.0
+        self._probe()
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        device = self.model.device
+        ids = torch.arange(10, device=device).view(2, 5) * 7 % self.config.vocab_size
+        mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
+        cells = mask.flatten()
+        packing = Packing.of(ids, mask, torch.zeros_like(mask))
+        expected = self._padded(ids, mask)[cells]
+        self.splits = True  # the probe's premise
+        self.splits = _agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
+        with packed(self.model):
+            if self.splits and _agrees(expected, lambda: self._head(self._packed(ids, packing))):
+                self.packed_limit = longest_packed_row(self.config)
+
+    def attention(self, width: int) -> AbstractContextManager[None]:
+        """Holds the attention that rows of this width use; forward and backward both belong in it."""
+        return packed(self.model) if width <= self.packed_limit else nullcontext()
+
+    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[Tensor]:
+        """These rows of the batch, by length, in parts that fit the token budget."""
+        return micro_batches(batch.attention_mask.sum(-1).tolist(), rows, self.budget)
+
+    def columns(self, batch: Batch) -> dict[str, Tensor]:
+        """logprobs, entropy (both with gradient) and varentropy of response tokens, [N, T], 0 elsewhere.
+
+        Called within `attention(T)`.
+        """
+        ids, mask, scored = batch.input_ids, batch.attention_mask, batch.response_mask
+        packing = Packing.of(ids, mask, scored) if ids.shape[1] <= self.packed_limit else None
+        cells = predictors(scored)
+        index = cells if packing is None else packing.gather.reshape(-1)[cells]
+        with self._autocast():
+            hidden = (self._padded(ids, mask) if packing is None else self._packed(ids, packing)).index_select(0, index)
+            scores = token_scores(hidden, self._head, ids[scored], temperature=self.temperature, chunk=self.chunk)
+        blank = scores.logprobs.new_zeros(ids.shape)
+        return {name: blank.masked_scatter(scored, values) for name, values in vars(scores).items()}
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
+        """old_logprobs, entropy, varentropy by name, each [N, T] float32 without gradient, in one pass."""
+        tables = {name: batch.sampler_logprobs.new_zeros(batch.input_ids.shape) for name in columns}
+        for part in self.micro_batches(batch, range(len(batch.input_ids))):
+            rows = batch.rows(part)
+            with self.attention(rows.input_ids.shape[1]):
+                found = self.columns(rows)
+            found["old_logprobs"] = found["logprobs"]
+            for name, table in tables.items():
+                table[part, : rows.input_ids.shape[1]] = found[name]
+        return tables
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=self.dtype)
+
+    def _padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """Last hidden states [R*S, d] of all cells by the model's own attention; logits if it cannot split."""
+        body = self.model.base_model if self.splits else self.model
+        return body(input_ids=input_ids, attention_mask=mask.long(), use_cache=False)[0].flatten(0, 1)
+
+    def _packed(self, input_ids: Tensor, packing: Packing) -> Tensor:
+        """Last hidden states [n, d] of the packed tokens; called within `attention`."""
+        ids, places = input_ids[packing.kept][None], packing.position_ids
+        return self.model.base_model(input_ids=ids, position_ids=places, packing=packing, use_cache=False)[0][0]
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(hidden) if self.splits else hidden
+
+
+def _agrees(expected: Tensor, compute: Callable[[], Tensor]) -> bool:
+    try:
+        logits = compute()
+    except Exception:  # whatever a model raises here, its own forward remains
+        return False
+    slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
+    return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))

@@ -1,0 +1,257 @@
+"""Model and tokenizer from a directory, the hub or the built-in; prompts to token ids; saving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.utils import disable_progress_bars
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from retrain.errors import ComponentError, DataError, StorageError
+from retrain.training.model.builtin_model import build_model, build_tokenizer
+from retrain.types import BUILTIN, Problem
+
+Chat = Literal["auto", "on", "off"]
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+# Bars of a library would tear the live display and fill logs; the phases of a run are told by its events.
+disable_progress_bar()
+disable_progress_bars()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to train and sample.
+
+    Attributes:
+        model: a transformers causal language model in `eval` mode, so that no dropout disturbs log-probs.
+        tokenizer: its tokenizer; always has a pad token.
+        stop_ids: every id that ends a completion, from tokenizer, config and generation_config; sorted.
+        name: what `[model] path` said.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    name: str
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows up; masks, never ids, say what is padding.
+
+        A pad token that was added to the tokenizer alone has no embedding: a stop id takes its place.
+        """
+        tokenizer: Any = self.tokenizer
+        pad = int(tokenizer.pad_token_id)
+        embedding: Any = self.model.get_input_embeddings()
+        return pad if pad < len(embedding.weight) else self.stop_ids[0]
+
+    @property
+    def end_id(self) -> int:
+        """The id that ends a worked solution: the tokenizer's own end of sequence, else the first stop id."""
+        own: Any = self.tokenizer.eos_token_id
+        return self.stop_ids[0] if own is None else int(own)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+        tokenizer: Any = self.tokenizer
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def load_model(
+    path: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    problems: Iterable[Problem] = (),
+) -> Loaded:
+    """Load `builtin:tiny`, a directory in transformers format, or a model of the hub.
+
+    The model's generation_config names stop ids and decides nothing else.
+
+    Args:
+        path: `builtin:tiny`, a directory, or a hub id such as `Qwen/Qwen3-0.6B`.
+        revision: branch, tag or commit of a hub model.
+        dtype: "float32" or "bfloat16": what the weights are held in.
+        trust_remote_code: run Python that the model brings along.
+        chat_template: a Jinja template instead of the tokenizer's own.
+        problems: texts that the built-in's tokenizer is trained on: a fixed sample, not this run's order.
+    Raises:
+        ComponentError: no such model, or it is not a causal language model that can be loaded (exit 2).
+        StorageError: files are missing or broken, or the hub cannot be reached (exit 6).
+    """
+    if path.startswith(BUILTIN):
+        return _builtin(path, problems, dtype)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    _check_path(path)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
+        loading: Any = AutoModelForCausalLM.from_pretrained
+        model, report = loading(path, dtype=getattr(torch, dtype), output_loading_info=True, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise _explained(path, error) from error
+    except Exception as error:  # safetensors raises a class of its own for a truncated or altered file
+        if type(error).__module__.split(".")[0] not in {"safetensors_rust", "safetensors", "builtins"}:
+            raise
+        raise StorageError(f"{path}: the weights cannot be read ({error}); copy or download the model again") from error
+    if report["missing_keys"]:
+        # transformers would train on with random numbers in their place.
+        raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return _ready(model, tokenizer, path)
+
+
+def _builtin(path: str, problems: Iterable[Problem], dtype: str) -> Loaded:
+    if path != "builtin:tiny":
+        raise ComponentError(f"no built-in model is called {path!r}", 'the built-in is "builtin:tiny"')
+    texts = [text for problem in problems for text in (plain_text(problem.prompt), problem.solution or problem.answer)]
+    if not texts:
+        raise ComponentError("builtin:tiny makes its tokenizer from the task's texts and got none", "name a [task]")
+    tokenizer = build_tokenizer(texts)
+    return _ready(build_model(tokenizer).to(getattr(torch, dtype)), tokenizer, path)
+
+
+def _check_path(path: str) -> None:
+    """A path that means a directory must be one; otherwise the hub would be asked for it."""
+    local = Path(path).expanduser()
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise ComponentError(f"{path} has no config.json", "give a directory written by save_pretrained")
+    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ComponentError(f"no model directory {path}", "check the path, or give a hub id such as Qwen/Qwen3-0.6B")
+
+
+def _explained(path: str, error: Exception) -> ComponentError | StorageError:
+    """What went wrong in transformers' loading, in one line, with what to do."""
+    text = " ".join(str(error).split())
+    first = text[:300]
+    if "trust_remote_code" in text:
+        return ComponentError(
+            f"{path} needs Python code of its own", "read it, then set [model] trust_remote_code = true"
+        )
+    if any(sign in text for sign in ("offline", "couldn't connect", "Max retries", "Connection", "resolve")):
+        return StorageError(f"{path}: the hub cannot be reached ({first}); download the model and give its directory")
+    if any(sign in text for sign in ("not a valid model identifier", "not a local folder", "gated", "404", "401")):
+        return ComponentError(f"no model {path} here or on the hub ({first})", "check the name, revision and access")
+    if isinstance(error, (OSError, RuntimeError)):
+        return StorageError(f"{path}: the model cannot be read ({first})")
+    return ComponentError(f"{path} cannot be loaded as a causal language model ({first})", "is the architecture known?")
+
+
+def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
+    stop_ids = find_stop_ids(model, tokenizer)
+    if not stop_ids:
+        raise ComponentError(f"{name} names no end-of-sequence token", "set eos_token in its tokenizer_config.json")
+    if tokenizer.pad_token_id is None:
+        # Padding is masked by length everywhere, so any id will do.
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stop_ids[0])
+    model.generation_config = _savable(model.generation_config)
+    return Loaded(model.eval(), tokenizer, stop_ids, name)
+
+
+def _savable(settings: Any) -> Any:
+    """The generation_config; its token ids alone if it is contradictory: transformers loads that, but saves it not."""
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return GenerationConfig(**{name: getattr(settings, name) for name in _SPECIAL_IDS})
+    return settings
+
+
+def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every end-of-sequence id that tokenizer, config or generation_config names, sorted."""
+    sources: list[Any] = [tokenizer, model.config, getattr(model, "generation_config", None)]
+    found: set[int] = set()
+    for source in sources:
+        ids: Any = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+def plain_text(prompt: str | Sequence[dict[str, str]]) -> str:
+    """The prompt as text without any template: itself, or its messages' contents, a line each."""
+    return prompt if isinstance(prompt, str) else "".join(f"{message['content']}\n" for message in prompt)
+
+
+def render(tokenizer: Any, prompt: str | list[dict[str, str]], chat: Chat = "auto") -> tuple[str, list[int]]:
+    """Prompt as the model sees it: (text, token ids). Rendered and tokenized once; never again.
+
+    Args:
+        prompt: text, or messages `[{"role": ..., "content": ...}]`.
+        chat: "auto" uses the chat template if the tokenizer has one, "on" demands it, "off" forbids it.
+            A text becomes the one user message. Without a template a text is tokenized as it is.
+    Raises:
+        DataError: messages without a chat template to render them, or chat = "on" without one.
+    """
+    template = getattr(tokenizer, "chat_template", None) is not None and chat != "off"
+    if not template:
+        if not isinstance(prompt, str) or chat == "on":
+            raise DataError(
+                f"the prompt is to be rendered as a chat and there is no chat template (chat = {chat!r}); "
+                'use an instruct model, or text prompts with [model] chat = "auto"'
+            )
+        ids: list[int] = tokenizer(prompt)["input_ids"]
+        # A few tokenizers close every text; the prompt of a completion stays open.
+        return prompt, ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+    text: str = tokenizer.apply_chat_template(_messages(prompt), tokenize=False, add_generation_prompt=True)
+    return text, tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def template_warning(tokenizer: Any, prompt: str | list[dict[str, str]], chat: Chat = "auto") -> str | None:
+    """What is wrong with the chat template, or None: the prompt must be a prefix of prompt + answer.
+
+    A template that rewrites history (some drop earlier thinking) shows the model, in use, another
+    prompt than the one it was trained on.
+    """
+    text, _ = render(tokenizer, prompt, chat)
+    if getattr(tokenizer, "chat_template", None) is None or chat == "off":
+        return None
+    turns = [*_messages(prompt), {"role": "assistant", "content": "42"}]
+    whole: str = tokenizer.apply_chat_template(turns, tokenize=False)
+    if whole.startswith(text):
+        return None
+    at = next((i for i, pair in enumerate(zip(text, whole, strict=False)) if pair[0] != pair[1]), len(whole))
+    return (
+        f"the chat template renders the prompt differently once it is answered: {text[at : at + 40]!r} becomes "
+        f"{whole[at : at + 40]!r}; several turns would not continue the tokens that were trained"
+    )
+
+
+def save_model(
+    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor]
+) -> None:
+    """Write a model in transformers format (safetensors), for `from_pretrained` of any tool.
+
+    Args:
+        model: gives architecture, config and generation_config.
+        weights: the policy's full weights, adapters merged, by the base model's names.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(directory, state_dict=distinct(weights))
+        tokenizer.save_pretrained(str(directory))
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{directory}: the model cannot be saved ({error})") from error
+
+
+def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, every storage once, under its first name: a tied head is left to tying."""
+    found: dict[int, str] = {}
+    for name, value in weights.items():
+        found.setdefault(value.data_ptr(), name)
+    return {name: weights[name].detach().contiguous() for name in found.values()}

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from retrain.algorithms.planning.gram_pattern import STRATEGIC_GRAMS, GramPattern, normalize, read_grams
+from retrain.errors import ComponentError
+
+
+def found(text, grams=STRATEGIC_GRAMS):
+    return [gram for _, _, gram in GramPattern(grams).find(normalize(text))]
+
+
+def test_there_are_eighteen_default_grams_and_each_is_found():
+    assert len(set(STRATEGIC_GRAMS)) == 18
+    for gram in STRATEGIC_GRAMS:
+        assert gram in found(f"So {gram.upper()} 12.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Wait, let me", "wait\n  let\tme", "Wait... let me", "WAIT \u2014 let me", "wait\u00a0let me", "(wait let me)"],
+)
+def test_case_space_and_punctuation_do_not_matter(text):
+    assert found(text) == ["wait let me"]
+
+
+def test_typographic_apostrophes():
+    assert found("No, that\u2019s not right; that doesn\u02bct work") == ["that's not right", "that doesn't work"]
+
+
+@pytest.mark.parametrize("text", ["await let me", "let me thinking", "the keys is", "wait2let me", "letme think", ""])
+def test_whole_words_only(text):
+    assert found(text) == []
+
+
+def test_longest_at_a_place_and_overlapping_places():
+    assert found("the key is", ["the key", "the key is"]) == ["the key is"]
+    assert found("let's go", ["let", "let's", "let's go"]) == ["let's go"]
+    assert found("the key, here", ["the key", "the key is"]) == ["the key"]
+    assert found("wait let me think") == ["wait let me", "let me think"]
+
+
+def test_offsets_cover_the_match():
+    text = "so Wait, let me add"
+    ((start, end, _),) = GramPattern(STRATEGIC_GRAMS).find(normalize(text))
+    assert text[start:end] == "Wait, let me"
+
+
+def test_grams_may_start_and_end_with_symbols():
+    assert found("x <plan> y", ["<plan>"]) == ["<plan>"]
+
+
+def test_every_documented_form_reads_the_same(tmp_path):
+    grams = ("wait let me", "hm")
+    plain, keyed = tmp_path / "plain.json", tmp_path / "keyed.json"
+    plain.write_text(json.dumps(grams))
+    keyed.write_text(json.dumps({"strategic_grams": grams, "metadata": {}}))
+    assert read_grams(list(grams)) == grams
+    assert read_grams(json.dumps(grams)) == grams
+    assert read_grams("wait let me, hm ,") == grams
+    assert read_grams(path=str(plain)) == grams
+    assert read_grams(path=str(keyed)) == grams
+    assert read_grams() == STRATEGIC_GRAMS
+
+
+@pytest.mark.parametrize("content", ['{"grams": ["a"]}', '"a"', "[]", "[1]", '[""]', "{", '{"strategic_grams": "a"}'])
+def test_any_other_file_is_an_error_that_names_it(tmp_path, content):
+    path = tmp_path / "grams.json"
+    path.write_text(content)
+    with pytest.raises(ComponentError, match=r"grams\.json"):
+        read_grams(path=str(path))
+
+
+def test_other_mistakes(tmp_path):
+    with pytest.raises(ComponentError, match="No such file"):
+        read_grams(path=str(tmp_path / "missing.json"))
+    with pytest.raises(ComponentError, match="not valid JSON"):
+        read_grams('["wait')
+    with pytest.raises(ComponentError, match="both"):
+        read_grams(["a"], str(tmp_path))
+    with pytest.raises(ComponentError, match="non-empty"):
+        read_grams('{"a": 1}')

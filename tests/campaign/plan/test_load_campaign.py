@@ -1,0 +1,363 @@
+"""From a campaign's file to its runs: conditions, labels, grids, and every mistake at its line."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+from retrain.campaign.work.campaign_directory import create
+from retrain.config.load import load
+from retrain.errors import ConfigError, StorageError
+
+ROOT = Path(__file__).parents[3]
+CAMPAIGNS = sorted((ROOT / "campaigns").glob("*.toml"))
+EVIDENCE = sorted((ROOT / "benchmarks" / "evidence").glob("*.toml"))
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    """Load a campaign from its text: `campaign(text, *overrides)`."""
+
+    def go(text, *overrides):
+        (tmp_path / "sweep.toml").write_text(text)
+        return load_campaign(tmp_path / "sweep.toml", overrides)
+
+    return go
+
+
+@pytest.fixture
+def problems(campaign):
+    """The mistakes of a campaign as "line:column key: problem; fix"."""
+
+    def go(text, *overrides):
+        with pytest.raises(ConfigError) as caught:
+            campaign(text, *overrides)
+        return [f"{p.line}:{p.column} {p.key}: {p.problem}; {p.fix}" for p in caught.value.problems]
+
+    return go
+
+
+def labels(loaded):
+    return [condition.label for condition in loaded.conditions]
+
+
+def test_the_documented_snippet_is_five_conditions_with_eight_seeds(campaign):
+    loaded = campaign("[campaign]\nmax_steps = 500\n")
+    assert labels(loaded) == ["grpo", "maxrl", "maxrl+gtpo", "maxrl+gtpo_hicra", "maxrl+gtpo_sepa"]
+    assert loaded.settings.seed_list == list(range(8))
+    assert loaded.baseline == "grpo"
+    assert {config.config.training.max_steps for config in loaded.configs} == {500}
+    assert [config.config.algorithm.transform_mode for config in loaded.configs][-1] == "gtpo_sepa"
+    assert loaded.ladder == [
+        ("maxrl", "grpo"),
+        ("maxrl+gtpo", "maxrl"),
+        ("maxrl+gtpo_hicra", "maxrl+gtpo"),
+        ("maxrl+gtpo_sepa", "maxrl+gtpo"),
+    ]
+
+
+def test_a_condition_may_say_what_it_adds_to(campaign, problems):
+    text = """[[campaign.conditions]]
+advantage_mode = "grpo"
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+"optimizer.lr" = 1e-3
+against = "AGAINST"
+"""
+    assert campaign(text.replace("AGAINST", "grpo")).ladder == [("maxrl", "grpo"), ("maxrl,lr=0.001", "grpo")]
+    assert campaign(text.replace('against = "AGAINST"\n', "")).ladder[1] == ("maxrl,lr=0.001", "maxrl")
+    expected = '8:1 [[campaign.conditions]] against: no other condition is called "grop"'
+    assert expected in "\n".join(problems(text.replace("AGAINST", "grop")))
+
+
+@pytest.mark.parametrize("file", CAMPAIGNS, ids=lambda file: file.stem)
+def test_every_shipped_campaign_is_valid(file):
+    # What a GPU's runs need need not be installed here.
+    overrides = ("rollout.engine=auto", "task.name=addition") if "gpu" in file.stem else ()
+    loaded = load_campaign(file, overrides)
+    # A penalty that is too strong is what campaigns/dca.toml is there to show.
+    assert [warning.key for warning in loaded.warnings if "grpo_lp.gamma" not in warning.key] == []
+    assert len(loaded.conditions) == 5
+    assert is_campaign(file)
+
+
+@pytest.mark.parametrize("file", EVIDENCE, ids=lambda file: file.stem)
+def test_every_benchmark_of_evidence_is_valid_and_has_seeds_enough_to_tell(file):
+    loaded = load_campaign(file)
+    assert len(loaded.settings.seed_list) >= 5
+    assert loaded.ladder
+
+
+def test_conditions_set_any_key_and_name_themselves_after_what_they_set(campaign):
+    loaded = campaign("""
+[campaign]
+seeds = [3, 1]
+baseline = "mine"
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+transform_mode = "gtpo"
+"gtpo.beta" = 0.2
+[[campaign.conditions]]
+label = "mine"
+advantage_mode = "maxrl"
+transform_mode = "gtpo"
+gtpo.beta = 0.3
+training.lr = 1e-4
+[[campaign.conditions]]
+transform_mode = ["gtpo", "hicra"]
+[[campaign.conditions]]
+advantage_mode = "grpo"
+[gtpo]
+beta = 0.1
+""")
+    assert labels(loaded) == ["maxrl+gtpo,beta=0.2", "mine", "gtpo+hicra", "grpo"]
+    assert [config.tables["gtpo"]["beta"] for config in loaded.configs] == [0.2, 0.3, 0.1, 0.1]
+    assert [config.config.optimizer.lr for config in loaded.configs] == [2e-4, 1e-4, 2e-4, 2e-4]
+    assert loaded.baseline == "mine"
+    assert loaded.settings.seed_list == [3, 1]
+    assert dict(loaded.conditions[1].overrides)["training.lr"] == 1e-4
+
+
+def test_a_grid_crosses_the_conditions(campaign):
+    loaded = campaign("""
+[campaign.grid]
+"optimizer.lr" = [1e-4, 2e-4]
+training.group_size = [4, 8]
+[[campaign.conditions]]
+advantage_mode = "grpo"
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+""")
+    assert len(loaded.conditions) == 8
+    assert labels(loaded)[:3] == [
+        "grpo,lr=0.0001,group_size=4",
+        "grpo,lr=0.0001,group_size=8",
+        "grpo,lr=0.0002,group_size=4",
+    ]
+    pairs = {(config.config.optimizer.lr, config.config.training.group_size) for config in loaded.configs}
+    assert pairs == {(1e-4, 4), (1e-4, 8), (2e-4, 4), (2e-4, 8)}
+
+
+def test_a_campaign_extends_the_run_that_it_names(campaign, tmp_path):
+    (tmp_path / "run.toml").write_text("[training]\nmax_steps = 9\nlr = 1e-5\n[optimizer]\nweight_decay = 0.1\n")
+    loaded = campaign('[campaign]\nbase = "run.toml"\n[optimizer]\nlr = 3e-5\n')
+    optimizer, training = loaded.configs[0].config.optimizer, loaded.configs[0].config.training
+    assert (optimizer.lr, optimizer.weight_decay, training.max_steps) == (3e-5, 0.1, 9)
+
+
+def test_overrides_apply_to_every_run_and_to_the_campaign(campaign):
+    loaded = campaign("[campaign]\nseeds = 5\nmax_steps = 7\n", "training.max_steps=2", "campaign.seeds=[4]")
+    assert {config.config.training.max_steps for config in loaded.configs} == {2}
+    assert loaded.settings.seed_list == [4]
+
+
+def test_a_cells_file_is_the_whole_run(campaign, tmp_path):
+    loaded = campaign(
+        '[campaign]\nseeds = 2\n[logging]\ntrackers = ["wandb"]\ndir = "out"\n[task]\nname = "addition"\n'
+    )
+    condition = loaded.conditions[2]
+    file = tmp_path / "cell.toml"
+    file.write_text(loaded.cell_toml(condition, 1))
+    run = load(file)
+    assert run.config.training.seed == 1
+    assert (run.config.logging.dir, run.config.logging.name) == ("out/sweep/cells/maxrl+gtpo", "s1")
+    assert "campaign" not in tomllib.loads(file.read_text())
+    wandb = run.tables["wandb"]
+    assert (wandb["name"], wandb["group"]) == ("maxrl+gtpo_s1", "maxrl+gtpo")
+    assert wandb["tags"] == ["sweep", "maxrl+gtpo"]
+
+
+def test_two_conditions_with_one_seed_differ_in_what_they_set_only(campaign):
+    loaded = campaign("[campaign]\nseeds = 1\n")
+    first, second = (loaded.cell_config(condition, 0) for condition in loaded.conditions[:2])
+    assert first.pop("algorithm") != second.pop("algorithm")
+    assert first.pop("logging") != second.pop("logging")
+    assert first == second
+
+
+def test_all_mistakes_are_told_at_once_each_where_it_was_made(problems, tmp_path):
+    (tmp_path / "run.toml").write_text("[training]\nmax_stpes = 3\n")
+    found = problems("""[campaign]
+base = "run.toml"
+seeds = 0
+thresholds = 0.5
+executor = "locale"
+baseline = "grop"
+[[campaign.conditions]]
+advantage_mode = "gpro"
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+"gtpo.betta" = 1
+""")
+    text = "\n".join(found)
+    assert '2:1 [training] max_stpes: unknown key; did you mean "max_steps"?' in found
+    assert '8:1 [[campaign.conditions]] advantage_mode: no advantage is called "gpro"' in text.replace(
+        "named", "is called"
+    )
+    assert '[[campaign.conditions]] gtpo.betta: unknown key; did you mean "beta"?' in text
+    assert '4:1 [campaign] thresholds: unknown key; did you mean "threshold"?' in found
+    assert "3:1 [campaign] seeds:" in text
+    assert '5:1 [campaign] executor: no executor named "locale"; did you mean "local"?' in text
+    assert '6:1 [campaign] baseline: no condition is called "grop"' in text
+    assert len(found) == 7, "a mistake of the base run is told once, not once per condition"
+
+
+def test_a_condition_that_is_another_ones_twin_is_refused(problems):
+    found = problems("""[[campaign.conditions]]
+advantage_mode = "grpo"
+[[campaign.conditions]]
+label = "again"
+transform_mode = "none"
+""")
+    assert found == [
+        "3:1 [campaign] conditions[1]: condition 'again' is the same run as 'grpo'; change or remove one of the two"
+    ]
+
+
+def test_two_conditions_need_two_labels_and_an_axis_is_a_list(problems):
+    found = problems("""[[campaign.conditions]]
+label = "a"
+advantage_mode = "grpo"
+[[campaign.conditions]]
+label = "A"
+advantage_mode = "maxrl"
+[campaign.grid]
+"optimizer.lr" = 1e-3
+""")
+    assert "4:1 [campaign] conditions[1]: two conditions are called 'A' (another is 'a'); give each a label" in found
+    assert '8:1 [campaign.grid] optimizer.lr: an axis is a list of values; write "optimizer.lr" = [..., ...]' in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("campaign = 3\n", "must be a table"),
+        ("[campaign]\nseeds = [1, 1]\n", "listed twice"),
+        ("[campaign]\nslots = 'many'\n", "slots"),
+        ('[[campaign.conditions]]\n"training.seed.x" = 1\n[training]\nseed = 3\n', "[training] seed is not a table"),
+        ("[campaign]\nlease_s = 0\n", "it must be > 0"),
+        (
+            "[campaign]\nmax_steps = 3\n[training]\nmax_steps = 'x'\n",
+            "4:1 [training] max_steps: must be an integer, not",
+        ),
+        ("[campaign]\nmax_steps = 3\n[training]\nmax_steps = -1\n", "4:1 [training] max_steps: -1 is out of range"),
+        ("training = 4\n[campaign]\nmax_steps = 3\n", "must be a table"),
+        ("[training]\nmax_steps = 3\n", "0:0 file: no [campaign] table; add [campaign]"),
+    ],
+)
+def test_other_mistakes(problems, text, expected):
+    assert expected in "\n".join(problems(text))
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("gtpo.beta=0.4", "gtpo.beta: condition 'mine' sets this key; change it in the file"),
+        ("gtpo={beta=0.4}", "gtpo: condition 'mine' sets this key; change it in the file"),
+        ("optimizer.lr=1e-3", "optimizer.lr: condition 'mine' sets this key; change it in the file"),
+        ("training.lr=1e-3", "training.lr: condition 'mine' sets this key; change it in the file"),
+        ("training.group_size=2", "training.group_size: condition 'mine,group_size=4' sets this key"),
+        ("algorithm.advantage_mode=dca", "algorithm.advantage_mode: condition 'grpo' sets this key"),
+        ("training.seed=3", "training.seed: the campaign sets this; list the seeds in [campaign] seeds"),
+        ("training={seed=3}", "training: the campaign sets this; list the seeds in [campaign] seeds"),
+        ("logging.name=x", "logging.name: the campaign sets this; set [campaign] name"),
+    ],
+)
+def test_an_override_of_what_the_campaign_or_a_condition_sets_is_refused(problems, flag, expected):
+    text = """[[campaign.conditions]]
+advantage_mode = "grpo"
+[[campaign.conditions]]
+label = "mine"
+transform_mode = "gtpo"
+"gtpo.beta" = 0.2
+"training.lr" = 1e-4
+"""
+    if "group_size" in flag:
+        text = text.replace("[[", '[campaign.grid]\n"training.group_size" = [4, 8]\n[[', 1).replace("grpo", "maxrl")
+        expected = expected.replace("mine", "maxrl")
+    (found,) = problems(text, flag)
+    assert found.startswith(f"0:0 {expected}")
+
+
+def test_an_override_of_a_standard_condition_is_refused_and_the_directory_may_be_chosen(campaign, problems):
+    (found,) = problems("[campaign]\n", "algorithm.transform_mode=gtpo")
+    assert "condition 'grpo' sets this key" in found
+    assert str(campaign("[campaign]\n", "logging.dir=there", "gtpo.beta=0.4").directory) == "there/sweep"
+
+
+def test_what_the_campaign_sets_is_no_matter_of_a_condition_or_an_axis(problems):
+    text = """[campaign]
+max_steps = 5
+[campaign.grid]
+"training.seed" = [1, 2]
+[[campaign.conditions]]
+advantage_mode = "grpo"
+"logging.name" = "x"
+training.max_steps = 3
+[[campaign.conditions]]
+advantage_mode = "maxrl"
+[campaign.conditions.logging]
+dir = "there"
+"""
+    found = [line for line in problems(text) if "the campaign sets this" in line]
+    assert [line.split(": the")[0] for line in found] == [
+        "4:1 [campaign.grid] training.seed",
+        "7:1 [[campaign.conditions]] logging.name",
+        "8:10 [[campaign.conditions.training]] max_steps",
+        "12:1 [[campaign.conditions.logging]] dir",
+    ]
+    assert found[2].endswith("remove it, or [campaign] max_steps")
+
+
+def test_a_condition_may_set_the_steps_where_the_campaign_does_not(campaign):
+    loaded = campaign("[campaign.grid]\n'training.max_steps' = [3, 4]\n")
+    assert {config.config.training.max_steps for config in loaded.configs} == {3, 4}
+
+
+@pytest.mark.parametrize("label", ["a\\nb", "a\\u0007", "\\u001b[31ma", "a\\u2028b", "a\\n"])
+def test_a_label_is_printable(problems, label):
+    (found,) = problems(f'[[campaign.conditions]]\nlabel = "{label}"\nadvantage_mode = "grpo"\n')
+    assert found.startswith("2:1 [[campaign.conditions]] label: ")
+    assert "it has a line break or another character that cannot be printed" in found
+
+
+def test_a_label_made_from_values_is_printable(campaign):
+    text = '[[campaign.conditions]]\nadvantage_mode = "grpo"\n"model.path" = "a\\nb"\n'
+    assert labels(campaign(text)) == ['grpo,path="a\\nb"']
+
+
+def test_a_file_in_the_place_of_the_directory_is_a_storage_error(campaign, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/sweep").write_text("mine")
+    with pytest.raises(StorageError, match="runs/sweep is not a directory") as caught:
+        create(campaign(f"[campaign]\n[logging]\ndir = '{tmp_path}/runs'\n"))
+    assert caught.value.exit_code == 6
+    assert (tmp_path / "runs/sweep").read_text() == "mine"
+
+
+def test_a_value_that_an_axis_lists_twice_is_told_once(problems):
+    axes = '[campaign]\n[campaign.grid]\n"optimizer.lr" = [1e-4, 2e-4, 1e-4]\n"training.group_size" = [4, 8]\n'
+    [said] = problems(axes)
+    assert said == "3:31 [campaign.grid] optimizer.lr[2]: 0.0001 is listed twice; remove one of the two"
+
+
+def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
+    (tmp_path / "other.toml").write_text("[campaign]\nseeds = 2\n")
+    said = problems('[campaign]\nbase = "other.toml"\n')
+    assert [text.partition("other.toml is ")[2] for text in said] == ["a campaign itself; give the file of a run"]
+    with pytest.raises(ConfigError, match="makes this a campaign, not a run; retrain campaign"):
+        load(tmp_path / "other.toml")
+    (tmp_path / "broken.toml").write_text("[campaign")
+    assert not is_campaign(tmp_path / "broken.toml")
+
+
+def test_a_plug_in_that_cannot_be_imported_shows_its_traceback(campaign, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('on import')\n")
+    with pytest.raises(ConfigError) as caught:
+        campaign('[[campaign.conditions]]\nadvantage_mode = "broken_plugin.mine"\n')
+    assert caught.value.problems[0].line == 2
+    assert "RuntimeError: on import" in "\n".join(caught.value.__notes__)

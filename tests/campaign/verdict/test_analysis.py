@@ -1,0 +1,151 @@
+"""Comparisons recover the differences that the table was made with, and say what they cannot."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from retrain.campaign.verdict.analysis import analyze, compare, summarize
+from retrain.campaign.verdict.results import Cell, Results
+from retrain.campaign.verdict.sentences import (
+    as_json,
+    conclusion,
+    headline,
+    second,
+    sentence,
+    sentences,
+    text,
+)
+from tests.campaign.tables import EFFECTS
+from tests.reference import statistics as reference
+
+
+def simulated(accuracies: dict[str, list[float | None]], **more) -> Results:
+    """A table of runs of one evaluation; None: the run failed."""
+    cells = {
+        (label, seed): Cell(label, seed, None, "failed" if value is None else "done", curve=((0, 0.1), (10, value)))
+        for label, values in accuracies.items()
+        for seed, value in enumerate(values)
+    }
+    seeds = tuple(range(max(map(len, accuracies.values()))))
+    labels = tuple(accuracies)
+    ladder = tuple(zip(labels[1:], labels, strict=False))
+    return Results("t", labels, labels[0], seeds, cells, **{"ladder": ladder} | more)
+
+
+def test_the_families_are_the_ladder_and_the_baseline(results):
+    found = analyze(results)
+    labels = list(EFFECTS)
+    assert [(one.condition, one.against) for one in found.ladder] == list(zip(labels[1:], labels, strict=False))
+    assert [(one.condition, one.against) for one in found.baseline] == [(label, "grpo") for label in labels[1:]]
+    assert all(one.size == 4 for one in (*found.ladder, *found.baseline))
+
+
+def test_known_differences_are_found_and_estimated(results):
+    for one in (*analyze(results).ladder, *analyze(results).baseline):
+        true = EFFECTS[one.condition] - EFFECTS[one.against]
+        assert one.difference.low - 0.01 < true < one.difference.high + 0.01
+        assert one.told == (abs(true) > 0.02)
+        assert one.difference.low < one.difference.value < one.difference.high
+
+
+def test_a_comparison_equals_the_reference(results):
+    found = analyze(results)
+    pairs = [
+        [results.done(one.condition)[seed].accuracy - results.done(one.against)[seed].accuracy for seed in one.seeds]
+        for one in found.baseline
+    ]
+    p_values = [reference.sign_flip(differences) for differences in pairs]
+    for one, differences, p, holm in zip(found.baseline, pairs, p_values, reference.holm(p_values), strict=True):
+        assert one.difference.value == pytest.approx(np.mean(differences), abs=1e-12)
+        assert (one.difference.low, one.difference.high) == pytest.approx(reference.t_interval(differences), abs=1e-9)
+        assert (one.p, one.holm) == pytest.approx((p, holm), abs=1e-12)
+        assert one.effect == pytest.approx(reference.hedges(differences), rel=1e-9)
+
+
+def test_failed_and_missing_runs_leave_their_seed_out_of_the_pairs_only(results):
+    found = {(one.condition, one.against): one for one in (*analyze(results).ladder, *analyze(results).baseline)}
+    assert found["maxrl", "grpo"].left_out == (3,)
+    assert found["maxrl+gtpo", "maxrl"].left_out == (3,)
+    assert found["maxrl+gtpo", "grpo"].left_out == ()
+    assert found["maxrl+gtpo+sepa", "grpo"].left_out == (9,)
+    assert "9 seeds (seed 3 without a pair)" in sentence(found["maxrl", "grpo"])
+    assert "no result: maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)" in text(analyze(results))
+
+
+def test_equal_tables_give_equal_numbers_whatever_the_order_of_their_cells(results):
+    turned = replace(results, cells=dict(reversed(results.cells.items())))
+    assert as_json(analyze(turned)) == as_json(analyze(results))
+
+
+def test_runs_that_never_reach_the_threshold_count_as_later_than_all():
+    table = simulated({"a": [0.2, 0.3, 0.4], "b": [0.1, 0.1, 0.4], "c": [0.1, 0.4]}, threshold=0.25)
+    found = {label: summarize(table, label) for label in table.conditions}
+    assert [found[label].reached for label in "abc"] == [2, 1, 1]
+    assert [found[label].to_threshold["steps"] for label in "abc"] == [10.0, math.inf, math.inf]
+    none = summarize(replace(table, threshold=None), "a")
+    assert none.reached is None
+    assert none.to_threshold == {}
+
+
+def test_the_verdict_says_what_would_tell():
+    rng = np.random.default_rng(1)
+    share = rng.normal(0.5, 0.03, 8)
+    noisy = {label: list(share + rng.normal(0, 0.02, 8)) for label in ("grpo", "maxrl", "maxrl+gtpo")}
+    first, _ = analyze(simulated(noisy)).primary
+    assert not first.told
+    assert first.needed > 8
+    assert conclusion(first) == f"cannot tell; about {first.needed:,} seeds would"
+    few = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.39, 0.5]})).primary[0]
+    assert conclusion(few) == "cannot tell; no outcome of 3 seeds could, 6 are the least and about 6 would"
+    same = analyze(simulated({"a": [0.1] * 8, "b": [0.1] * 8})).primary[0]
+    assert (same.p, same.needed) == (1.0, None)
+    assert conclusion(same) == "cannot tell; there is no difference that more seeds would tell"
+    two = analyze(simulated({"a": [0.1, 0.2], "b": [0.3, 0.5]})).primary[0]
+    assert conclusion(two) == "cannot tell; no outcome of 2 seeds could, 6 are the least"
+
+
+def test_sentences_name_the_ingredient():
+    table = simulated({"grpo": [0.1] * 8, "maxrl": [0.2] * 8, "maxrl+gtpo": [0.25] * 8, "maxrl+gtpo_sepa": [0.2] * 8})
+    found = analyze(table)
+    assert sentences(found) == [
+        "maxrl against grpo: +0.100 accuracy [+0.100, +0.100], p = .0078 (Holm .023), 8 seeds: better.",
+        "gtpo on top of maxrl: +0.050 accuracy [+0.050, +0.050], p = .0078 (Holm .023), 8 seeds: better.",
+        "sepa on top of maxrl+gtpo: -0.050 accuracy [-0.050, -0.050], p = .0078 (Holm .023), 8 seeds: worse.",
+    ]
+    assert [line.split(":")[0] for line in second(found)] == ["maxrl+gtpo against grpo", "maxrl+gtpo_sepa against grpo"]
+    assert headline(found) == "All 32 runs finished. 3 of 3 changes made a clear difference."
+
+
+def test_the_level_is_the_campaigns():
+    values = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [0.2, 0.3, 0.41, 0.3, 0.2]}
+    assert not analyze(simulated(values)).primary[0].told
+    assert analyze(simulated(values, alpha=0.1)).primary[0].told
+
+
+def test_without_a_ladder_the_baseline_is_the_question():
+    found = analyze(simulated({"a": [0.1] * 8, "b": [0.2] * 8}, ladder=()))
+    assert found.ladder == ()
+    assert found.primary == found.baseline
+    assert second(found) == []
+    assert headline(found) == "All 16 runs finished. 1 of 1 conditions differs clearly from the baseline."
+
+
+def test_nothing_to_compare():
+    one = analyze(simulated({"a": [0.1, 0.2]}))
+    assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
+    none = analyze(simulated({"a": [None, None], "b": [0.2, 0.3]}))
+    assert sentences(none) == ["b against a: cannot tell; no seed finished in both."]
+    assert headline(none).startswith("2 of 4 runs finished. 0 of 1 conditions")
+    assert math.isnan(none.summaries[0].mean.value)
+    assert as_json(none)["conditions"][0]["mean"] == {"value": None, "low": None, "high": None}
+
+
+def test_simulated_tables_without_a_difference_give_false_verdicts_in_at_most_5_percent():
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(200):  # 4,000 tables in test_statistics.py, which takes the same way without the tables
+        share = rng.normal(0.5, 0.03, 8)
+        table = {label: list(share + rng.normal(0, 0.02, 8)) for label in "abc"}
+        wrong += any(one.told for one in compare(simulated(table), [("b", "a"), ("c", "b")], "ladder"))
+    assert wrong / 200 <= 0.05

@@ -1,0 +1,190 @@
+"""The report of a campaign is complete, self-contained, stable, and lets no foreign text out of its quotes."""
+
+import gzip
+import json
+import random
+import re
+
+import pytest
+
+from retrain.campaign.verdict.analysis import analyze
+from retrain.campaign.verdict.campaign_page import render, write_report
+from retrain.campaign.verdict.credit_map import credit_map
+from retrain.campaign.verdict.figures import forest_span, mean_curve
+from retrain.campaign.verdict.provenance import differences, environments
+from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.verdict.sentences import amount, p_value, sentences
+from tests.campaign.tables import group, write_campaign
+from tests.report.test_run_page import HOSTILE, checked
+
+SMALL = {"seeds": range(3), "steps": 40, "failed": (), "missing": ()}
+
+
+def test_the_report_is_well_formed_complete_and_stable(campaign, results):
+    report = write_report(campaign)
+    html = report.files[0].read_text(encoding="utf-8")
+    words = checked(html)
+    assert [file.name for file in report.files[:3]] == ["report.html", "report.md", "results.csv"]
+    assert html == write_report(campaign).files[0].read_text(encoding="utf-8")
+    for sentence in sentences(report.analysis):
+        assert sentence in words
+        assert sentence in report.text
+    for part in (
+        "48 of 50 runs finished. 3 of 4 changes made a clear difference.",
+        "maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)",
+        "missing",
+        "P(improvement)",
+        "Learning curves",
+        "Cost and accuracy",
+        "Where the credit goes",
+        "algorithm.transform_mode",
+        "packages.torch",
+        "retrain campaign",
+        "9 of 10",
+    ):
+        assert part in words, part
+    assert html.count("<svg") == 8 + 1 + 6 + 2 + 2 * 5  # forest and its axis, curves, costs, keys of two legends
+    assert "nan" not in re.sub(r"<pre>.*?</pre>", "", html)
+    assert "default-src 'none'" in html
+
+
+def test_the_markdown_has_the_verdict_and_every_run(campaign, results):
+    text = write_report(campaign).files[1].read_text()
+    assert text.startswith("# ladder\n\n48 of 50 runs finished.")
+    assert "| maxrl | 0.447 | 0.494 | 0.488 | failed |" in text
+    assert "- maxrl+gtpo+sepa seed 9 missing: it was never started" in text
+    assert text.count("\n| ") == (1 + 1 + 8) * 2 + (2 + 5) * 3
+
+
+def test_credit_is_that_of_every_conditions_own_pipeline_on_the_same_completions(results):
+    found = credit_map(results)
+    assert (found.condition, found.seed, found.step) == ("grpo", 0, 100)
+    assert [row["reward"] for row in found.rows] == [1.0, 1.0, 0.0]
+    assert found.skipped == {}
+    grpo, maxrl = found.advantages["grpo"], found.advantages["maxrl"]
+    assert grpo == [[reward] * len(row["tokens"]) for reward, row in zip((0.5, 0.5, -0.5), found.rows, strict=True)]
+    assert maxrl[0] == pytest.approx([1.0] * len(maxrl[0]), rel=1e-5)  # over the mean reward of one half
+    gtpo, hicra = found.advantages["maxrl+gtpo"][0], found.advantages["maxrl+gtpo+hicra"][0]
+    assert len(set(gtpo)) > 5
+    planning = found.rows[0]["planning"]
+    assert 1 in planning
+    assert all((a != b) == bool(plan) for a, b, plan in zip(hicra, gtpo, planning, strict=True))
+    sepa = found.advantages["maxrl+gtpo+sepa"][0]  # its weight is 1 at step 100: execution tokens are pooled
+    assert len({round(value, 5) for value, plan in zip(sepa, planning, strict=True) if not plan}) == 1
+
+
+def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path):
+    directory = write_campaign(tmp_path / "a", **SMALL)
+    changes = {
+        "maxrl": {"uncertainty_kind": "shannon_entropy"},
+        "maxrl+gtpo": {"advantage_mode": "gone.py:missing"},
+        "maxrl+gtpo+hicra": {"transform_mode": "broken:credit"},
+    }
+    (tmp_path / "broken.py").write_text("def credit(ctx):\n    raise ValueError('<b>no</b>')\n")
+    for label, change in changes.items():
+        for file in directory.glob(f"cells/{label}/s*/config.resolved.json"):
+            config = json.loads(file.read_text())
+            config["algorithm"] |= change
+            config["plugins"]["search_paths"] = [str(tmp_path)]
+            file.write_text(json.dumps(config))
+    found = credit_map(read_campaign(directory))
+    assert list(found.advantages) == ["grpo", "maxrl+gtpo+sepa"]
+    assert found.skipped["maxrl"] == "it reads entropy, which only the model can tell"
+    assert found.skipped["maxrl+gtpo"] == "its configuration no longer loads"
+    assert "no" in found.skipped["maxrl+gtpo+hicra"]
+    checked(render(analyze(read_campaign(directory)), []))
+
+
+def test_the_last_readable_step_with_different_rewards_is_credited(tmp_path):
+    directory = write_campaign(tmp_path / "a", **SMALL | {"seeds": [0], "missing": [("maxrl", 0)]})
+    (directory / "cells/grpo/s0/rollouts/step-000020.jsonl.gz").write_bytes(b"torn")
+    found = credit_map(read_campaign(directory))
+    assert found.step == 0
+    assert found.skipped["maxrl"] == "none of its runs was started"
+    assert "Not shown" in checked(render(analyze(read_campaign(directory)), []))
+    for file in directory.glob("cells/*/s0/rollouts/*"):
+        rows = [row | {"reward": 0.0} for row in group(random.Random(0))]
+        file.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    assert credit_map(read_campaign(directory)) is None
+
+
+def test_a_campaign_that_has_just_begun_has_a_report(tmp_path):
+    directory = write_campaign(tmp_path / "a", **SMALL | {"unfinished": [("grpo", 0)]})
+    for cell in directory.glob("cells/*/s*"):
+        if cell.parent.name != "grpo" or cell.name != "s0":
+            for file in ("config.resolved.json", "outcome.json", "status.json", "eval.jsonl", "environment.json"):
+                (cell / file).unlink()
+    report = write_report(directory)
+    words = checked(report.files[0].read_text())
+    assert "0 of 15 runs finished" in words
+    assert "cannot tell; no seed finished in both" in words
+    assert "grpo seed 0 unfinished: it has not finished" in words
+    assert "Where the credit goes" not in words
+    assert "Learning curves" not in words
+
+
+def test_hostile_text_stays_text(tmp_path):
+    conditions = ("grpo", HOSTILE.replace("/", "|"))
+    effects = dict.fromkeys(conditions, 0.0)
+    directory = write_campaign(tmp_path / "a", **SMALL | {"conditions": conditions, "effects": effects})
+    (directory / "campaign.toml").write_text(f"# {HOSTILE}")
+    for file in directory.glob("cells/*/s1/outcome.json"):
+        file.write_text(json.dumps({"status": "failed", "reason": HOSTILE}))
+    html = write_report(directory).files[0].read_text()
+    assert "<script" not in html
+    assert "<img" not in html
+    assert HOSTILE in checked(html)
+    assert "<script" not in (directory / "report.md").read_text().split("```")[0]
+
+
+def test_configurations_differ_where_they_differ(results):
+    assert differences(results) == {
+        "algorithm.advantage_mode": {"grpo": '"grpo"'} | dict.fromkeys(results.conditions[1:], '"maxrl"'),
+        "algorithm.transform_mode": dict(
+            zip(results.conditions, ('"none"', '"none"', '"gtpo"', '"gtpo_hicra"', '"gtpo_sepa"'), strict=True)
+        ),
+    }
+
+
+def test_environments_are_counted(results, tmp_path):
+    assert environments(results)["packages.torch"] == {"2.13.0": 49}
+    directory = write_campaign(tmp_path / "a", **SMALL)
+    file = directory / "cells/grpo/s0/environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"python": "3.12.0"}))
+    found = read_campaign(directory)
+    assert environments(found)["python"] == {"3.11.7": 14, "3.12.0": 1}
+    assert "3.11.7 (14 runs); 3.12.0 (1 run)" in checked(render(analyze(found), []))
+
+
+def test_mean_curves_and_axes(results):
+    curve = mean_curve(list(results.done("grpo").values()))
+    assert [step for step, _ in curve] == list(range(0, 201, 20))
+    assert all(at.low < at.value < at.high for _, at in curve)
+    low, high = forest_span(analyze(results).baseline)
+    assert low < 0 < 0.158 < high
+    assert mean_curve([]) == []
+
+
+def test_numbers_are_short():
+    assert [p_value(p) for p in (1.0, 0.996, 0.19, 0.05, 0.0078125, 0.00002)] == [
+        *("= 1", "= 1", "= .19", "= .05", "= .0078", "< .001")
+    ]
+    assert [amount(value) for value in (1.5e6, 25600, 7680, 20.171, float("inf"), float("nan"))] == [
+        *("1.5 M", "25.6 k", "7,680", "20.2", "never", "-")
+    ]
+
+
+def test_two_runs_that_learn_nothing_are_drawn_within_their_axes(tmp_path):
+    options = SMALL | {"seeds": range(2), "conditions": ("grpo", "maxrl")}
+    directory = write_campaign(tmp_path / "a", **options)
+    for file in directory.glob("cells/*/s*/eval.jsonl"):
+        file.write_text(
+            json.dumps({"step": 0, "accuracy": 0.0}) + "\n" + json.dumps({"step": 40, "accuracy": 0.0}) + "\n"
+        )
+    html = render(analyze(read_campaign(directory)), [])
+    words = checked(html)
+    assert "-50%" not in words
+    assert "a run that never gets there" not in words
+    places = [float(x) for x in re.findall(r'class="whisker c\d" x1="([-\d.]+)"', html)]
+    assert places
+    assert all(50 <= x <= 426 for x in places)

@@ -1,0 +1,104 @@
+"""The table of a campaign holds every planned cell, with its result or the reason why there is none."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from retrain.campaign.verdict.results import COLUMNS, Cell, read_campaign, row, write_tables
+from retrain.errors import ConfigError
+from tests.campaign.tables import CONDITIONS, write_campaign
+
+SMALL = {"conditions": ("grpo", "maxrl"), "seeds": range(3), "steps": 40, "failed": (), "missing": ()}
+
+
+def test_every_planned_cell_is_there_in_the_plans_order(results):
+    assert results.conditions == tuple(CONDITIONS)
+    assert results.baseline == "grpo"
+    assert results.seeds == tuple(range(10))
+    assert len(results.cells) == 50
+    assert sorted(results.done("maxrl")) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    lost = {(cell.condition, cell.seed): (cell.status, cell.reason) for cell in results.without_result()}
+    assert lost == {
+        ("maxrl", 3): ("failed", "the loss was not finite in 5 steps (exit 4)"),
+        ("maxrl+gtpo+sepa", 9): ("missing", "it was never started"),
+    }
+    assert all(cell.accuracy is None and cell.area is None for cell in results.without_result())
+    assert results.cells["maxrl", 0].overrides == ('algorithm.advantage_mode="maxrl"', "training.seed=0")
+
+
+def test_how_a_cell_ended(tmp_path):
+    write_campaign(tmp_path / "a", **SMALL | {"unfinished": (("grpo", 1), ("maxrl", 0))})
+    cells = tmp_path / "a" / "cells"
+    (cells / "maxrl/s0/status.json").write_text('{"outcome": "preempted"}')
+    (cells / "maxrl/s1/eval.jsonl").write_text("")
+    (cells / "maxrl/s2/outcome.json").unlink()
+    (cells / "maxrl/s2/status.json").write_text('{"outcome": "diverged", "exit_code": 4}')
+    (cells / "grpo/s2/outcome.json").unlink()
+    (cells / "grpo/s2/status.json").write_text('{"outcome": "finished"}')
+    found = read_campaign(tmp_path / "a").cells
+    assert {key: (cell.status, cell.reason) for key, cell in found.items() if key != ("grpo", 0)} == {
+        ("grpo", 1): ("unfinished", "it has not finished"),
+        ("grpo", 2): ("done", ""),
+        ("maxrl", 0): ("unfinished", "it has not finished"),
+        ("maxrl", 1): ("failed", "it was never evaluated"),
+        ("maxrl", 2): ("failed", "its status is diverged (exit 4)"),
+    }
+
+
+def test_area_threshold_and_what_was_spent():
+    spent = tuple((float(8 * i), float(100 * i), 0.5 * i) for i in range(11))
+    cell = Cell("grpo", 0, None, "done", curve=((0, 0.1), (4, 0.3), (10, 0.5)), spent=spent)
+    assert cell.area == pytest.approx((4 * 0.2 + 6 * 0.4) / 10)
+    assert [cell.reached(level) for level in (0.1, 0.2, 0.3, 0.45, 0.6)] == [0, 4, 4, 10, None]
+    assert cell.total == (80.0, 1000.0, 5.0)
+    assert cell.spent_after(4) == (32.0, 400.0, 2.0)
+    found = row(cell, 0.3)
+    assert tuple(found) == COLUMNS
+    assert (found["steps"], found["reached"], found["steps_to_threshold"]) == (10, True, 4)
+    assert (found["rollouts_to_threshold"], found["tokens_to_threshold"]) == (32.0, 400.0)
+    assert row(cell, 0.6)["reached"] is False
+    assert row(cell, 0.6)["seconds_to_threshold"] is None
+    assert row(cell, None)["reached"] is None
+    single = Cell("grpo", 0, None, "done", curve=((0, 0.1),))
+    assert single.area == single.accuracy == 0.1
+
+
+def test_the_threshold_is_the_campaigns_or_nine_tenths_of_the_baselines_way(tmp_path):
+    plan = write_campaign(tmp_path / "a", **SMALL) / "plan.json"
+    found = read_campaign(tmp_path / "a")
+    runs = found.done("grpo").values()
+    first, last = (sum(cell.curve[end][1] for cell in runs) / 3 for end in (0, -1))
+    assert found.threshold == pytest.approx(0.1 * first + 0.9 * last)
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"threshold": 0.25, "alpha": 0.1}))
+    assert (read_campaign(tmp_path / "a").threshold, read_campaign(tmp_path / "a").alpha) == (0.25, 0.1)
+
+
+def test_no_threshold_without_a_baseline_that_learns(tmp_path):
+    write_campaign(tmp_path / "a", **SMALL | {"effects": {"grpo": -0.35, "maxrl": 0}})
+    assert read_campaign(tmp_path / "a").threshold is None
+    write_campaign(tmp_path / "b", **SMALL | {"failed": [("grpo", seed) for seed in range(3)]})
+    assert read_campaign(tmp_path / "b").threshold is None
+
+
+def test_the_tables_hold_a_row_per_cell(results, tmp_path):
+    files = write_tables(results, tmp_path)
+    with files[0].open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 50
+    assert rows[0]["condition"] == "grpo"
+    assert float(rows[0]["accuracy"]) == results.cells["grpo", 0].accuracy
+    failed = next(one for one in rows if one["status"] == "failed")
+    assert (failed["accuracy"], failed["reason"]) == ("", "the loss was not finite in 5 steps (exit 4)")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    stored = parquet.read_table(files[1]).to_pylist()
+    assert [one["accuracy"] for one in stored if one["condition"] == "maxrl"][3] is None
+    assert math.fsum(one["accuracy"] or 0 for one in stored) == pytest.approx(
+        math.fsum(float(one["accuracy"] or 0) for one in rows)
+    )
+
+
+def test_a_folder_without_a_plan_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no plan\.json"):
+        read_campaign(tmp_path)

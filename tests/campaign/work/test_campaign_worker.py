@@ -1,0 +1,178 @@
+"""What a worker does with runs that end well, badly, or not at all."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from retrain.campaign.work.campaign_worker import gpus, machine_slots
+from retrain.campaign.work.run_process import crashed
+from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, retrain, write
+from tests.waiting import alive, ends, until
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        command(*arguments), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
+    conditions = {
+        "good": [0],
+        "killed-once": [-9, 0],
+        "engine": [5, 75, 0],
+        "always": [-9],
+        "code": [1],
+        "config": [2],
+        "data": [3],
+        "diverged": [4],
+    }
+    write(tmp_path, conditions, retries=2)
+    result = retrain(tmp_path, "campaign", "sweep.toml", "--plain")
+    assert result.returncode == 1, result.stderr
+    found = {name.removesuffix("/s0"): outcome for name, outcome in outcomes(tmp_path).items()}
+    assert {name: outcome["status"] for name, outcome in found.items()} == {
+        name: "done" if name in ("good", "killed-once", "engine") else "failed" for name in conditions
+    }
+    assert {name: outcome["attempts"] for name, outcome in found.items()} == {
+        **dict.fromkeys(conditions, 1),
+        "killed-once": 2,
+        "engine": 3,
+        "always": 3,
+    }
+    assert [found[name]["exit_code"] for name in ("good", "always", "config")] == [0, 137, 2]
+    assert found["always"]["reason"] == "killed by SIGKILL: out of memory?"
+    assert found["config"]["reason"] == "ends with 2"
+    assert found["good"]["reason"] == ""
+    assert all(outcome["seconds"] > 0 and outcome["host"] for outcome in found.values())
+    assert "killed-once/s0  crashed: killed by SIGKILL" in result.stdout
+
+    before = ran(tmp_path)
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--plain").returncode == 1
+    assert ran(tmp_path) == before, "what has ended is not run again"
+
+    (tmp_path / "codes.json").write_text("{}")  # everything is mended
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--plain", "--retry-failed").returncode == 0
+    assert len(ran(tmp_path)) == len(before) + 5
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_path, number, code):
+    write(tmp_path, {"a": ["hang", 0], "b": [0]}, slots=1)
+    process = start(tmp_path, "campaign", "sweep.toml", "--plain")
+    until(lambda: ran(tmp_path), process)
+    children = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True).stdout
+    assert len(children.split()) == 1
+    process.send_signal(number)
+    assert ends(process) == code, process.stdout.read()
+    assert not [pid for pid in children.split() if alive(int(pid))]
+    assert outcomes(tmp_path) == {}
+    result = retrain(tmp_path, "campaign", "sweep.toml", "--plain")
+    assert result.returncode == 0, result.stderr
+    assert ran(tmp_path) == ["a/s0", "a/s0", "b/s0"]
+    assert outcomes(tmp_path)["a/s0"]["attempts"] == 2
+
+
+def test_dir_waits_for_workers(tmp_path):
+    write(tmp_path, {"a": [0], "b": [0]}, executor="dir", slots=1)
+    driver = start(tmp_path, "campaign", "sweep.toml", "--plain")
+    until(lambda: (tmp_path / "runs/sweep/plan.json").exists(), driver)
+    one = retrain(tmp_path, "worker", "runs/sweep", "--limit", "1", "--plain")
+    assert one.returncode == 0
+    assert len(ran(tmp_path)) == 1
+    assert retrain(tmp_path, "worker", "runs/sweep", "--plain").returncode == 0
+    assert ends(driver) == 0
+    assert "waiting for workers: retrain worker runs/sweep" in driver.stdout.read()
+    assert sorted(ran(tmp_path)) == ["a/s0", "b/s0"]
+
+
+def test_a_worker_elsewhere_writes_to_the_folder_that_it_was_given(tmp_path):
+    write(tmp_path, {"a": [1]}, executor="dir")
+    there = tmp_path / "there"
+    there.mkdir()
+    driver = start(tmp_path, "campaign", "sweep.toml", "--plain")
+    until(lambda: (tmp_path / "runs/sweep/plan.json").exists(), driver)
+    driver.send_signal(signal.SIGINT)
+    assert ends(driver) == 130
+    for name in ("ending.py", "codes.json"):
+        (there / name).write_text((tmp_path / name).read_text())
+    (there / "codes.json").write_text('{"a": [0]}')
+    assert retrain(there, "worker", "../runs/sweep", "--plain").returncode == 0
+    assert ran(there) == ["a/s0"]
+    assert outcomes(tmp_path)["a/s0"]["status"] == "done"
+    assert not (there / "runs").exists()
+
+
+def test_a_plan_changes_where_no_run_has_started_only(tmp_path):
+    write(tmp_path, {"a": [0]})
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--plain").returncode == 0
+    run = tmp_path / "runs/sweep/cells/a/s0"
+    more = retrain(tmp_path, "campaign", "sweep.toml", "--plain", "--set", "campaign.seeds=2")
+    assert more.returncode == 0
+    assert ran(tmp_path) == ["a/s0", "a/s1"]
+    (run / "config.resolved.json").write_text("{}")  # what a run that got further leaves
+    changed = retrain(tmp_path, "campaign", "sweep.toml", "--plain", "--set", "training.group_size=4")
+    assert changed.returncode == 2
+    assert "[training] group_size: None -> 4 since the run was started" in changed.stderr
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--set", "training.group_size=4", "--fresh").returncode == 0
+    assert ran(tmp_path) == ["a/s0", "a/s1", "a/s0"]
+
+
+def test_a_directory_that_is_no_campaign_is_left_alone(tmp_path):
+    write(tmp_path, {"a": [0]})
+    (tmp_path / "runs/sweep").mkdir(parents=True)
+    (tmp_path / "runs/sweep/metrics.jsonl").write_text("")
+    result = retrain(tmp_path, "campaign", "sweep.toml", "--fresh")
+    assert result.returncode == 2
+    assert "exists and is not a campaign" in result.stderr
+    missing = retrain(tmp_path, "worker", "runs/nothing")
+    assert missing.returncode == 2
+    assert "holds no plan.json" in missing.stderr
+
+
+def test_an_outcome_is_written_once(tmp_path):
+    from retrain.campaign.work.campaign_directory import CampaignDirectory
+
+    write(tmp_path, {"a": [0]})
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--plain").returncode == 0
+    campaign = CampaignDirectory(tmp_path / "runs/sweep")
+    before = campaign.outcome(campaign.jobs[0])
+    assert not campaign.finish(campaign.jobs[0], {"status": "failed"})
+    assert campaign.outcome(campaign.jobs[0]) == before
+    assert not list(campaign.run(campaign.jobs[0]).glob("*.tmp"))
+
+
+def test_slots_share_cores_and_gpus(monkeypatch):
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert gpus() == ["2", "5"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in machine_slots(3)] == ["2", "5", "2"]
+    assert len(machine_slots("auto")) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine_slots("auto") == [{"OMP_NUM_THREADS": "1"}] * cores
+    assert machine_slots(1) == [{"OMP_NUM_THREADS": str(cores)}]
+
+
+def test_which_ends_are_worth_a_restart():
+    assert [code for code in (*range(8), 75, 130, 137, 143, -9, -15) if crashed(code)] == [
+        5,
+        75,
+        130,
+        137,
+        143,
+        -9,
+        -15,
+    ]
+
+
+def test_json_of_the_plan_is_what_the_report_reads(tmp_path):
+    write(tmp_path, {"a": [0], "b": [0]}, seeds=2, threshold=0.5)
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--slurm").returncode == 0
+    plan = json.loads((tmp_path / "runs/sweep/plan.json").read_text())
+    assert (plan["ladder"], plan["baseline"], plan["threshold"]) == ([["b", "a"]], "a", 0.5)
+    assert [cell["id"] for cell in plan["cells"]] == ["a/s0", "b/s0", "a/s1", "b/s1"]
+    assert plan["cells"][3]["overrides"] == {"training.max_steps": 2}
+    assert all((tmp_path / "runs/sweep" / cell["path"] / "config.toml").exists() for cell in plan["cells"])

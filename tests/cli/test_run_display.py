@@ -1,0 +1,165 @@
+"""The live screen keeps its height and width; the plain lines say the same; model text drives neither."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from retrain.cli.run_display import Lines, Screen, clean, clock, display, sparkline
+
+
+def step(number, **changes):
+    row = {"step": number, "max_steps": 100, "reward/mean": 0.5, "reward/accuracy": 0.25, "groups/informative": 0.75}
+    return row | {"tokens/response": 12.0, "grad/norm": 0.1, "time/tokens_per_s": 1234.0, "time/step_s": 0.5} | changes
+
+
+EVAL = {"step": 20, "accuracy": 0.625, "ci_low": 0.5, "ci_high": 0.75}
+
+
+def picture(screen):
+    screen.console.file = io.StringIO()
+    screen.console.print(screen.render())
+    return screen.console.file.getvalue()
+
+
+def screen_of(width):
+    return Screen(Console(width=width, height=24, force_terminal=True, color_system=None, file=io.StringIO()))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_frame_is_wider_than_the_terminal_and_the_height_does_not_jump(width):
+    screen = screen_of(width)
+    screen("phase", {"name": "loading the model"})
+    assert "loading the model" in picture(screen)
+    screen("warmup_waiting", {})
+    screen("warmup", {"step": 5, "steps": 10, "loss": 1.5, "left_s": 65.0})
+    assert "1:05 left" in picture(screen)
+    screen("eval", EVAL)
+    heights = set()
+    for number in range(60):
+        screen("step", step(number, **{"grad/norm": float("nan") if number == 7 else 0.1}))
+        screen("sample", {"prompt": "質問 " * 50, "text": "word " * number * 5, "reward": None if number % 2 else 1.0})
+        text = picture(screen)
+        heights.add(text.count("\n"))
+        assert max(map(screen.console.measure, text.splitlines()), key=lambda m: m.maximum).maximum <= width
+    assert len(heights) == 1
+    assert heights.pop() <= 20
+    assert "60/100" in text
+    assert "62.5%" in text
+
+
+def test_curves_keep_one_axis_when_a_step_lacks_a_metric():
+    screen = screen_of(100)
+    for number in range(6):
+        row = step(number)
+        if number in (0, 2, 5):
+            del row["grad/norm"]
+        screen("step", row)
+    norm = next(line for line in picture(screen).splitlines() if line.startswith("grad norm"))
+    assert norm.split("0.1  ")[1].rstrip("\n")[:6] == " ▁ ▁▁ "
+
+
+def test_the_picture_names_what_a_user_asks_for():
+    screen = screen_of(100)
+    for number in range(3):
+        screen("step", step(number))
+    screen("sample", {"prompt": "1+1=", "text": "2", "reward": 1.0})
+    screen("eval", EVAL)
+    text = picture(screen)
+    for part in (
+        "reward",
+        "accuracy",
+        "informative",
+        "75%",
+        "tokens/s",
+        "1,234",
+        "grad norm",
+        "1+1=",
+        "reward 1.000",
+        "3/100",
+        "left",
+    ):
+        assert part in text
+    assert "62.5%  95% interval 50.0% to 75.0%, after 20 steps" in text
+    assert "entropy" not in text  # not reported, not shown
+    screen("done", {"text": "Done: all well."})
+    assert "left" not in picture(screen)
+    assert screen.summary == "Done: all well."
+
+
+def test_messages_are_printed_above_and_unknown_events_ignored():
+    screen = screen_of(100)
+    screen("message", {"text": "[red]not markup[/red]", "level": "warning"})
+    screen("someday", {"a": 1})
+    assert "[red]not markup[/red]" in screen.console.file.getvalue()
+
+
+def test_text_of_a_model_cannot_send_escape_codes():
+    assert clean("a\x1b[2Jb\x07\u202ec\td\ne") == "a·[2Jb··c d\ne"
+    screen = screen_of(80)
+    screen("sample", {"prompt": "\x1b]0;title\x07", "text": "\x1b[2J\x9b[bold]x", "reward": 0.0})
+    assert "\x1b" not in picture(screen)
+    assert "\x9b" not in picture(screen)
+
+
+def test_sparkline():
+    assert sparkline([], 10) == ""
+    assert sparkline([1.0], 10) == "▁"
+    assert sparkline([0.0, 1.0], 10) == "▁█"
+    assert sparkline([0.0, float("nan"), 7.0], 3) == "▁ █"
+    assert sparkline([0.0, 0.0, 7.0, 7.0], 2) == "▁█"  # a bar is the mean of its share
+    assert sparkline([float("nan")] * 3, 3) == "   "
+    assert len(sparkline(list(range(1000)), 37)) == 37
+
+
+def test_clock():
+    assert [clock(seconds) for seconds in (0, 59.9, 60, 3599, 3600, 86400)] == [
+        "0:00",
+        "0:59",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "24:00:00",
+    ]
+
+
+def test_lines_are_few_and_complete(capsys):
+    lines = Lines()
+    lines("phase", {"name": "loading the model"})
+    for number in range(700):
+        lines("warmup", {"step": number + 1, "steps": 700, "loss": 1.0, "left_s": 0.0})
+    lines("warmup_waiting", {})
+    for number in range(1000):
+        lines("step", step(number, max_steps=1000))
+        lines("sample", {"prompt": "p", "text": "t", "reward": 1.0})
+    lines("eval", EVAL)
+    lines("message", {"text": "resumed", "level": "info"})
+    lines("message", {"text": "\x1b[2Jlook out", "level": "warning"})
+    lines("done", {"text": "Done."})
+    out, err = capsys.readouterr()
+    printed = out.splitlines()
+    assert sum(line.startswith("step ") for line in printed) == 51
+    assert sum(line.startswith("warm start ") for line in printed) == 10
+    assert printed[-3] == "held-out accuracy 62.5% (95% interval 50.0% to 75.0%) after 20 steps"
+    assert printed[-2:] == ["resumed", "Done."]
+    assert err == "warning: ·[2Jlook out\n"
+    values = "reward 0.500  accuracy 25.0%  informative 75%  tokens 12.0  grad norm 0.1  tokens/s 1,234  0.50 s"
+    assert f"step 1000/1000  {values}" in printed
+
+
+def test_without_a_terminal_or_when_asked_there_are_lines(monkeypatch, capsys):
+    with display(plain=False) as observe:
+        assert isinstance(observe, Lines)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with display(plain=True) as observe:
+        assert isinstance(observe, Lines)
+    with display(plain=False) as observe:
+        assert isinstance(observe, Screen)
+        observe("step", step(0))
+        observe("done", {"text": "Done: last words."})
+    assert capsys.readouterr().out.rstrip().splitlines()[-1].strip("\x1b[0m1") == "Done: last words."
+    monkeypatch.setenv("NO_COLOR", "1")
+    with display(plain=False) as observe:
+        assert isinstance(observe, Lines)

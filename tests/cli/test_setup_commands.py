@@ -1,0 +1,121 @@
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import retrain
+from retrain.cli.main import app
+from retrain.cli.setup_commands import EXTRAS, _extras
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("template", ["quickstart", "jsonl"])
+def test_a_template_is_written_and_valid(tmp_path, monkeypatch, template):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "problems.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    result = run("init", "mine.toml", "--template", template)
+    assert result.exit_code == 0
+    assert "retrain train mine.toml" in result.stdout
+    assert "retrain train mine.toml" in Path("mine.toml").read_text()
+    checked = run("validate", "mine.toml")
+    assert (checked.exit_code, checked.stderr) == (0, "")
+
+
+def test_init_overwrites_on_demand_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text("precious = 1\n")
+    refused = run("init")
+    assert refused.exit_code == 2
+    assert "exists already" in refused.stderr
+    assert Path("run.toml").read_text() == "precious = 1\n"
+    assert run("init", "--force").exit_code == 0
+    assert "precious" not in Path("run.toml").read_text()
+
+
+def test_init_into_a_missing_directory_is_a_storage_error(tmp_path):
+    result = run("init", str(tmp_path / "no" / "run.toml"))
+    assert result.exit_code == 6
+    assert "cannot be written" in result.stderr
+
+
+def test_plugins_lists_names_reads_parameters_and_summaries():
+    rows = {(row["kind"], row["name"]): row for row in json.loads(run("plugins", "--json").stdout)}
+    gtpo = rows["transform", "gtpo"]
+    assert gtpo["params"] == {"beta": 0.1}
+    assert "uncertainty" in gtpo["reads"]
+    assert gtpo["source"] == "built-in"
+    built_in = {key: row for key, row in rows.items() if row["source"] == "built-in"}  # other tests register theirs
+    assert all(row["summary"] for row in built_in.values()), built_in
+
+
+def test_plugins_of_one_kind_as_text():
+    result = run("plugins", "advantage")
+    assert "advantage grpo  (built-in)" in result.stdout
+    assert "    [grpo_std] ddof = 0" in result.stdout
+    assert "transform" not in result.stdout.split("\n")[0]
+
+
+def test_plugins_lists_presets():
+    lines = run("plugins", "preset").stdout.splitlines()
+    assert "preset dapo  (built-in)" in lines
+    assert any("clip-higher" in line for line in lines)
+
+
+def test_plugins_of_an_unknown_kind():
+    result = run("plugins", "advantages")
+    assert result.exit_code == 2
+    assert "one of: advantage" in result.stderr
+
+
+def test_doctor_describes_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(run("doctor", "--json").stdout)
+    assert found["torch"]["version"].startswith("2.")
+    assert found["this directory"] == "writable"
+    assert "torch" in found["engines"]
+    assert "this directory: writable" in run("doctor").stdout
+
+
+def test_doctor_finds_an_extra_under_another_name(tmp_path, monkeypatch):
+    """Only the package directory says what can be imported: builds for other machines have names of their own."""
+    monkeypatch.setitem(EXTRAS, "vllm", ("elsewhere",))
+    assert _extras()["vllm"] == "not installed"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _extras()["vllm"] == "installed"
+    record = tmp_path / "elsewhere_cpu-1.2.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere-cpu\nVersion: 1.2\n")
+    (record / "top_level.txt").write_text("elsewhere\n")
+    assert _extras()["vllm"] == "elsewhere-cpu 1.2"
+
+
+def test_doctor_fails_where_nothing_can_be_written(monkeypatch):
+    monkeypatch.chdir("/proc")
+    result = run("doctor")
+    assert result.exit_code == 6
+    assert "this directory: broken" in result.stdout
+
+
+def test_doctor_looks_for_every_extra():
+    project = tomllib.loads((Path(retrain.__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"bench", "dev", "docs", "test"}
+
+
+def test_schema_and_explain_print_json(tmp_path):
+    assert json.loads(run("schema").stdout)["title"] == "retrain configuration"
+    assert run("schema", "--json").stdout == run("schema").stdout
+    file = tmp_path / "run.toml"
+    file.write_text("[training]\ngroup_size = 1\n")
+    assert (
+        json.loads(run("explain", str(file), "--json").stdout)["batch"]["completions_per_step"] == "16 prompts x 1 = 16"
+    )
+    shown = run("explain", str(file))
+    assert "completions per step: 16 prompts x 1 = 16" in shown.stdout
+    assert "warning: " in shown.stderr

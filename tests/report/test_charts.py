@@ -1,0 +1,136 @@
+"""Charts: well-formed, inside the drawing, honest about gaps and ranges."""
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.report.charts import (
+    HEIGHT,
+    WIDTH,
+    Axes,
+    interval_chart,
+    line_chart,
+    number,
+    roomy,
+    running_mean,
+    runs,
+    span,
+    stacked_chart,
+    thin,
+    ticks,
+)
+
+FINITE = st.floats(-1e9, 1e9)
+
+
+def positions(chart):
+    """Every point of a shape in the drawing."""
+    root = ElementTree.fromstring(chart)
+    pairs = " ".join(element.get("points") or "" for element in root.iter()).split()
+    points = [tuple(map(float, pair.split(","))) for pair in pairs]
+    return points + [(float(e.get("cx")), float(e.get("cy"))) for e in root.iter() if e.get("cx")]
+
+
+@settings(deadline=None, max_examples=50)
+@given(values=st.lists(FINITE | st.just(math.nan) | st.just(math.inf), max_size=30))
+def test_every_curve_stays_inside_its_drawing(values):
+    chart = line_chart(list(enumerate(values)))
+    if not any(map(math.isfinite, values)):
+        assert chart == ""
+        return
+    assert "nan" not in chart
+    assert "inf" not in chart
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in positions(chart))
+
+
+def test_axes_by_hand():
+    axes = Axes((0, 10), (0, 1))
+    assert axes.place((0, 0)) == "50.0,196.0"
+    assert axes.place((10, 1)) == "426.0,10.0"
+    assert axes.place((5, 0.5)) == "238.0,103.0"
+
+
+def test_what_is_not_finite_is_a_gap():
+    assert runs([(0, 1.0), (1, 2.0), (2, math.nan), (3, math.inf), (4, 5.0)]) == [[(0, 1.0), (1, 2.0)], [(4, 5.0)]]
+    assert runs([(0, math.nan)]) == []
+    chart = line_chart([(0, 1.0), (1, 2.0), (2, math.nan), (3, 1.0), (4, 5.0)])
+    assert chart.count('class="raw"') == 2
+
+
+def test_running_mean_is_centered_and_keeps_constants():
+    assert running_mean([(0, 1.0), (1, 3.0)]) == [(0, 1.0), (1, 3.0)]  # short runs are not smoothed
+    line = [(i, float(i)) for i in range(100)]
+    smooth = running_mean(line)
+    assert smooth[50] == (50, 50.0)
+    assert smooth[0] == (0, 1.0)  # the mean of 0, 1, 2
+    assert all(y == pytest.approx(7) for _, y in running_mean([(i, 7.0) for i in range(500)]))
+
+
+def test_thinning_keeps_the_mean_and_the_size_down():
+    line = [(float(i), float(i % 7)) for i in range(40_000)]
+    short = thin(line)
+    assert len(short) == 400
+    assert sum(y for _, y in short) / 400 == pytest.approx(sum(y for _, y in line) / len(line))
+    assert thin(line[:400]) == line[:400]
+    assert len(line_chart(line)) < 30_000
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0, 120, [0, 50, 100]),
+        (0.13, 0.31, [0.15, 0.2, 0.25, 0.3]),
+        (-3, 3, [-2, 0, 2]),
+    ],
+)
+def test_ticks_are_round(low, high, expected):
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+@settings(deadline=None)
+@given(low=FINITE, width=st.floats(1e-3, 1e9))
+def test_ticks_lie_within_the_range_and_are_few(low, width):
+    found = ticks(low, low + width)
+    assert len(found) <= 7
+    assert all(low - 1e-6 * width - 1e-6 <= tick <= low + width * (1 + 1e-6) + 1e-6 for tick in found)
+
+
+def test_ranges():
+    assert span([2.0, 2.0]) == (1.5, 2.5)
+    assert roomy([0.1, 1.0], percent=False) == (0.0, pytest.approx(1.045))
+    assert roomy([0.1, 1.0], percent=True) == (0.0, 1.0)  # never past 100 %
+    low, high = roomy([0.90, 0.95], percent=True)
+    assert 0.89 < low < 0.90
+    assert 0.95 < high < 0.96
+    assert roomy([-1.0, 1.0], percent=False) == (-1.1, 1.1)
+
+
+def test_intervals_start_at_zero_and_end_at_100_percent():
+    chart = interval_chart([(0, 0.5, 0.4, 0.6), (20, 0.9, 0.8, 1.0)])
+    assert "100%" in chart
+    assert ">0%" in chart
+    assert chart.count('class="bar"') == 2
+    assert chart.count("<circle") == 2
+    assert interval_chart([]) == ""
+    assert "<circle" in interval_chart([(0, 0.0, 0.0, 0.0)])
+
+
+def test_layers_add_up():
+    chart = stacked_chart([0.0, 1.0], {"a": [1.0, 1.0], "b": [3.0, 3.0]})
+    shapes = [
+        re.findall(r"([\d.]+),([\d.]+)", points) for points in re.findall(r'<polygon[^>]*points="([^"]*)"', chart)
+    ]
+    axes = Axes((0, 1), (0, 1.05 * 4))
+    assert {float(y) for _, y in shapes[0]} == {round(axes.up(0), 1), round(axes.up(1), 1)}
+    assert {float(y) for _, y in shapes[1]} == {round(axes.up(1), 1), round(axes.up(4), 1)}
+    assert stacked_chart([], {}) == ""
+    assert stacked_chart([0.0], {"a": [0.0]})
+
+
+def test_numbers():
+    assert [number(value) for value in (0.25, 40, 9999, 12_000, -20_000)] == ["0.25", "40", "9999", "12k", "-20k"]

@@ -1,0 +1,222 @@
+"""The report is complete, self-contained, and lets no text of a model out of its quotes."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from retrain.config.schema import Checkpoint, Config
+from retrain.errors import ConfigError, UserCodeError
+from retrain.report.run_page import pick, recipe, render, status, summary, write_report
+from retrain.storage.run_directory import RunDirectory
+
+HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
+VOID = {"meta", "line", "circle", "polyline", "polygon", "img", "br"}
+
+
+def rollout(reward, text="2+2=4", **changes):
+    tokens = list(text)
+    row = {
+        "problem_id": "p",
+        "prompt": "2+2?",
+        "text": text,
+        "group": 0,
+        "reward": reward,
+        "correct": None if reward is None else reward > 0.5,
+        "completion_ids": [1] * len(tokens),
+        "tokens": tokens,
+        "advantages": [0.5 if reward else -0.25] * len(tokens),
+        "planning": [1] + [0] * (len(tokens) - 1),
+    }
+    return row | changes
+
+
+def evaluation(step, accuracy, **changes):
+    row = {"step": step, "accuracy": accuracy, "ci_low": accuracy - 0.05, "ci_high": accuracy + 0.05, "problems": 256}
+    return row | {"avg_tokens": 12.0, "truncated": 0.0, "greedy_accuracy": 0.5, "pass@4": 0.9} | changes
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = tmp_path / "my-run"
+    with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
+        resolved = {"training": {"max_steps": 30, "note": HOSTILE}}
+        directory.write_config(
+            f"[training]\n# {HOSTILE}\n",
+            resolved,
+            {"python": "3.11", "devices": [], "git": None, "packages": {"torch": "2"}},
+        )
+        directory.write_eval(evaluation(0, 0.2))
+        for step in range(30):
+            row = {"step": step, "reward/mean": step / 30, "reward/accuracy": step / 30, "tokens/response": 10.0}
+            row |= {"groups/informative": 0.5, "policy/entropy": 1.0, "grad/norm": float("nan") if step == 3 else 1.0}
+            row |= {"time/rollout_s": 0.5, "time/update_s": 0.25, "time/step_s": 0.8, "time/tokens_per_s": 9.0}
+            directory.write_metrics(row | {"tokens/sampled": 100.0})
+        directory.write_rollouts(
+            0,
+            [rollout(1.0, prompt=HOSTILE), rollout(0.0, HOSTILE, prompt=HOSTILE, tokens=[HOSTILE], advantages=[-1.0])],
+        )
+        directory.write_rollouts(20, [rollout(None, advantages=None, group=1), rollout(None, "a\nb", group=1)])
+        directory.write_eval(evaluation(30, 0.8))
+        directory.save_checkpoint(30, {"loop": {"step": 30}})
+    return path
+
+
+class Checker(HTMLParser):
+    """Fails on tags that do not nest, on scripts, and on anything that would be fetched."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack, self.text = [], []
+
+    def handle_starttag(self, tag, attributes):
+        assert tag not in ("script", "img", "iframe", "link", "object", "embed", "a")
+        for name, value in attributes:
+            assert not name.startswith("on")
+            assert name not in ("src", "href")
+            assert "url(" not in (value or "")
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        if self.stack.pop() != tag:
+            raise AssertionError(f"</{tag}> closes nothing")
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def checked(html):
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    assert checker.stack == []
+    return "".join(checker.text)
+
+
+def test_the_report_is_well_formed_complete_and_stable(run):
+    html = write_report(run).read_text(encoding="utf-8")
+    assert html == render(run)
+    text = checked(html)
+    for part in (
+        "my-run",
+        "finished, 30 of 30 steps",
+        "Held-out accuracy rose from 20.0% to 80.0% (95% interval 75.0% to 85.0%) on 256 problems in 30 steps.",
+        "Informative groups",
+        "Gradient norm",
+        "Entropy",
+        "Tokens per response",
+        "Seconds per step",
+        "rollout",
+        "pass@4",
+        "Early: step 0",
+        "Late: step 20",
+        "not scored",
+        "python",
+        "torch 2",
+        "Resolved, with every default",
+    ):
+        assert part in text, part
+    assert html.count("<svg") == 8
+    assert "step</text>" in html
+    assert "nan" not in re.sub(r"<pre>.*?</pre>", "", html)
+    assert "default-src 'none'" in html
+
+
+def test_hostile_text_stays_text_wherever_it_comes_from(run):
+    html = render(run)
+    assert "<script" not in html
+    assert "<img" not in html
+    assert HOSTILE in checked(html)  # prompt, completion, configuration: shown as it was written
+    assert html.count("&lt;script&gt;") == 4  # prompt, token, config.toml, config.resolved.json
+
+
+def test_credit_is_shown_as_color_relative_to_the_step(run):
+    html = render(run)
+    assert html.count('class="up planning" title="advantage +0.5" style="--a:0.30"') == 1
+    assert html.count('class="up" title="advantage +0.5" style="--a:0.30"') == 4
+    assert 'class="down planning" title="advantage -1" style="--a:0.60"' in html
+    assert "↵\n" in html
+
+
+def test_pick_shows_best_second_and_worst_of_a_group_that_differs():
+    rows = [rollout(0.0, group=0), rollout(0.0, "2+2=5", group=0)]
+    assert pick(rows) == rows
+    assert pick([*rows, rows[0]]) == rows  # equal completions are shown once
+    mixed = [rollout(reward, group=1) for reward in (0.0, 1.0, 0.5, None, 0.25)]
+    assert [row["reward"] for row in pick(rows + mixed)] == [1.0, 0.5, 0.0]
+    assert pick([]) == []
+    unscored = [rollout(None, group=0)]
+    assert pick(unscored) == unscored
+    assert pick([*unscored, rollout(1.0, group=0)]) == [rollout(1.0, group=0)]
+
+
+def test_status_of_a_finished_run(run):
+    found = status(run)
+    assert found["state"] == "finished"
+    assert (found["steps"], found["max_steps"], found["eval_step"]) == (30, 30, 30)
+    assert found["accuracy"] == 0.8
+    assert found["checkpoint"] == "step-000030"
+    assert found["eta_s"] is None
+    assert found["owner"] is None
+    json.dumps(found)
+
+
+def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
+    path = tmp_path / "a"
+    with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
+        assert status(path)["steps"] == 0
+        directory.write_config("", {"training": {"max_steps": 10}}, {})
+        for step in range(4):
+            directory.write_metrics({"step": step, "reward/mean": 0.5, "time/step_s": 2.0})
+        found = status(path)
+        assert found["state"] == "running"
+        assert found["eta_s"] == pytest.approx(12.0)
+        assert found["reward"] == 0.5
+        (path / "lock").write_text("")
+        assert status(path)["state"] == "killed"
+        checked(render(path))
+    with pytest.raises(UserCodeError), RunDirectory(path, "fresh", Checkpoint(), lambda event, details: None):
+        raise UserCodeError("reward mine.py raised")
+    assert status(path)["state"] == "failed"
+    assert status(path)["error"] == "reward mine.py raised"
+    assert "failed, 0 steps: reward mine.py raised" in checked(render(path))
+
+
+def test_recipe_names_the_ingredients_that_the_configuration_holds():
+    config = Config().model_dump(mode="json")
+    config["algorithm"] |= {"advantage_mode": "maxrl", "transform_mode": ["gtpo", "my.own"]}
+    sizes = "16 prompts x 8 completions x at most 64 tokens per step"
+    assert recipe(config) == f"builtin:tiny on addition; maxrl + gtpo + my.own; {sizes}; seed 0"
+    config["algorithm"]["algorithm_mode"] = "my.algorithm"
+    assert recipe(config) == f"builtin:tiny on addition; my.algorithm; {sizes}; seed 0"
+    assert recipe({"training": {"max_steps": 3}}) == ""
+
+
+def test_no_run_is_a_configuration_error(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        status(tmp_path)
+
+
+def test_summary_says_what_the_numbers_say():
+    assert summary([], []) == "0 steps; no evaluation yet."
+    assert summary([{}], []) == "1 step; no evaluation yet."
+    assert summary([], [evaluation(0, 0.5)]).startswith("Held-out accuracy is 50.0% (95% interval 45.0% to 55.0%)")
+    assert "fell from 80.0% to 20.0%" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
+    assert "did not move: from" in summary([], [evaluation(0, 0.8), evaluation(9, 0.8)])
+    assert summary([], [evaluation(0, 0.5), evaluation(9, 0.55)]).endswith("The intervals before and after overlap.")
+
+
+def test_a_run_of_one_stored_step_and_no_evaluation(tmp_path):
+    path = tmp_path / "a"
+    with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
+        directory.write_metrics({"step": 0, "reward/mean": 0.5})
+        directory.write_rollouts(0, [rollout(1.0, "", tokens=[], advantages=[])])
+    text = checked(render(path))
+    assert "Early: step 0" in text
+    assert "Late" not in text
+    assert "(empty)" in text

@@ -1,0 +1,37 @@
+"""SIGTERM: at once where there is nothing to save, after the step where there is, at once the second time."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from retrain.errors import Preempted
+from retrain.run.stop_signal import Stop
+
+
+def test_before_the_first_step_the_run_ends_at_once_and_the_handler_is_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Preempted, match="no step under way"), Stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_during_a_step_it_is_noted():
+    told = []
+    with Stop() as stop:
+        stop.defer(lambda: told.append(stop.requested))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested == "SIGTERM"
+    assert told == ["SIGTERM"]
+
+
+def test_the_second_one_ends_the_process():
+    text = (
+        "import os, signal\nfrom retrain.run.stop_signal import Stop\n"
+        "with Stop() as stop:\n    stop.defer(None)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n    os.kill(os.getpid(), signal.SIGTERM)\n    print('alive')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (75, "")

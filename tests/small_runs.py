@@ -1,0 +1,101 @@
+"""Small real runs: the built-in model after a handful of warm-up steps, cached for the whole test session."""
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import Preempted
+from retrain.run.session import Resume, run
+
+TOML = """
+[training]
+max_steps = 4
+batch_size = 3
+group_size = 4
+max_tokens = 12
+
+[warmup]
+steps = 12
+batch_size = 8
+problems = 96
+
+[eval]
+every = 2
+problems = 6
+
+[checkpoint]
+every = 2
+
+[logging]
+rollouts_every = 2
+
+[reward_pool]
+workers = 0
+
+[[rewards]]
+name = "exact"
+
+[[rewards]]
+name = "overlong"  # a signal from the first step on
+params = { buffer_share = 1.0 }
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """One cache of warm starts for the session, apart from the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    file = tmp_path / "run.toml"
+    file.write_text(TOML)
+    return file
+
+
+@pytest.fixture
+def train(toml: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Train the small run: `train(*overrides, name=..., resume=..., observe=...)` -> run directory."""
+
+    def go(
+        *overrides: str, name: str = "run", resume: Resume | None = None, observe=lambda event, details: None
+    ) -> Path:
+        loaded = load(toml, [f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", *overrides])
+        return run(loaded, resume or Resume(), observe)
+
+    return go
+
+
+@pytest.fixture
+def stopped(train: Callable[..., Path]) -> Callable[..., None]:
+    """`stopped(*overrides, name=..., steps=...)`: train until SIGTERM comes in the last of these steps."""
+
+    def go(*overrides: str, name: str = "run", steps: int = 3) -> None:
+        def observe(event: str, details: Mapping[str, Any]) -> None:
+            if event == "step" and details["step"] == steps - 1:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(Preempted, match=f"after step {steps}"):
+            train(*overrides, name=name, observe=observe)
+
+    return go
+
+
+def rows(file: Path) -> list[dict]:
+    """Rows of a jsonl file without what a clock decides."""
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in found]
+
+
+def digest(run_directory: Path) -> str:
+    """sha256 of the final weights."""
+    return hashlib.sha256((run_directory / "model" / "model.safetensors").read_bytes()).hexdigest()

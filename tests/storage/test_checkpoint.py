@@ -1,0 +1,361 @@
+"""Checkpoints survive kills, bit flips, full disks and hostile directories."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrain.errors import StorageError, UserCodeError
+from retrain.storage.checkpoint import latest, load, problem, save, step_of
+from tests.waiting import PATIENCE_S
+
+
+def some_state(step):
+    return {
+        "policy": {"w": torch.full((3, 2), float(step)), "lr": 0.1},
+        "signals": {"sepa": {"seen": step}},
+        "loop": {"step": step, "rng": torch.arange(5, dtype=torch.uint8)},
+    }
+
+
+def quiet(_line):
+    pass
+
+
+def same(a, b):
+    """Equal in value, type, dtype and key types, all the way down."""
+    if torch.is_tensor(a):
+        return torch.is_tensor(b) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(map(repr, a)) == list(map(repr, b)) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return repr(a) == repr(b)
+
+
+def test_a_real_optimizer_comes_back_exactly(tmp_path):
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    state = {"policy": {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}}
+
+    back = load(save(tmp_path, 1, state, keep=1))
+
+    assert same(back, state)
+    assert list(back["policy"]["optimizer"]["state"]) == [0, 1]  # parameter ids stay ints
+    assert back["policy"]["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)  # a tuple stays a tuple
+    torch.optim.AdamW(model.parameters()).load_state_dict(back["policy"]["optimizer"])
+
+
+KEYS = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.sampled_from(["$tensor", "$tuple", "a.b"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(value=VALUES)
+def test_every_json_value_and_python_key_round_trips(tmp_path_factory, value):
+    state = {"part": {"value": value}}
+    assert same(load(save(tmp_path_factory.mktemp("c"), 0, state, keep=1)), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
+def test_dtype_scalars_and_empty_tensors_are_kept(tmp_path, dtype):
+    state = {"a": {"x": torch.ones(3, 2).to(dtype), "scalar": torch.tensor(1).to(dtype), "none": torch.empty(0, 4)}}
+    assert same(load(save(tmp_path, 0, state, keep=1)), state)
+
+
+def test_shared_memory_is_stored_once_and_views_are_copied(tmp_path):
+    weight = torch.randn(100, 100)
+    parameter = torch.nn.Parameter(weight)
+    state = {
+        "model": {"embed": weight, "head": parameter, "flat": weight.view(-1), "row": weight[3], "turned": weight.t()},
+        "odd": {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}},
+    }
+    path = save(tmp_path, 0, state, keep=1)
+    back = load(path)
+    assert back["model"]["embed"].data_ptr() == back["model"]["head"].data_ptr()
+    assert all(torch.equal(back["model"][key], state["model"][key].detach()) for key in state["model"])
+    assert same(back["odd"], state["odd"])
+    assert (path / "model.safetensors").stat().st_size < 3.2 * weight.nbytes  # embed = head, flat, row, turned
+
+
+def test_a_set_in_the_state_is_refused_by_name(tmp_path):
+    with pytest.raises(UserCodeError, match=r"state signals\.mine\.seen is a set"):
+        save(tmp_path, 0, {"signals": {"mine": {"seen": {1}}}}, keep=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_component_names_cannot_leave_the_directory(tmp_path):
+    root = tmp_path / "checkpoints"
+    state = {"../../evil": {"w": torch.ones(1)}, "my.mod:fn": {"w": torch.zeros(1)}}
+    assert same(load(save(root, 0, state, keep=1)), state)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_retention_and_replacement(tmp_path):
+    for step in (1, 2, 3, 3):
+        save(tmp_path, step, some_state(step), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+    save(tmp_path, 3, {"loop": {"new": True}}, keep=2)
+    assert load(tmp_path / "step-000003") == {"loop": {"new": True}}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+
+
+def test_a_kill_while_replacing_leaves_the_replaced_one(tmp_path):
+    save(tmp_path, 3, some_state(3), keep=1).rename(tmp_path / "step-000003.old")
+    assert latest(tmp_path, quiet) == tmp_path / "step-000003.old"
+    assert same(load(tmp_path / "step-000003.old"), some_state(3))
+    assert step_of(tmp_path / "step-000003.old") == 3
+    save(tmp_path, 3, some_state(3), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
+
+
+def test_none_where_there_never_was_one(tmp_path):
+    assert latest(tmp_path / "absent", quiet) is None
+    assert latest(tmp_path, quiet) is None
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGE = {
+    "flip": flip,
+    "truncate": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "missing": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "extended": lambda file: file.write_bytes(file.read_bytes() + b" x"),
+}
+FILES = ["policy.safetensors", "loop.safetensors", "state.json", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_rejected_by_name_and_the_previous_one_is_used(tmp_path, name, damage):
+    save(tmp_path, 1, some_state(1), keep=2)
+    newest = save(tmp_path, 2, some_state(2), keep=2)
+    DAMAGE[damage](newest / name)
+    with pytest.raises(StorageError, match=name):
+        load(newest)
+    lines = []
+    assert latest(tmp_path, lines.append) == tmp_path / "step-000001"
+    assert len(lines) == 1
+    assert name in lines[0]
+    assert "step-000002" in lines[0]
+    assert (tmp_path / "bad-step-000002").is_dir()
+    assert not newest.exists()
+
+
+def test_a_flip_in_any_byte_of_a_manifest_matters(tmp_path):
+    path = save(tmp_path, 2, {"loop": {"step": 2}}, keep=1)
+    manifest = path / "manifest.json"
+    good = manifest.read_bytes()
+    for position in range(len(good)):
+        for bit in (0, 5):  # another character, and the other case of a letter
+            bad = bytearray(good)
+            bad[position] ^= 1 << bit
+            manifest.write_bytes(bad)
+            if problem(path) is None:  # only white space between tokens may differ
+                assert json.loads(bad) == json.loads(good)
+    manifest.write_bytes(good)
+    assert problem(path) is None
+
+
+def test_all_bad_never_starts_from_zero(tmp_path):
+    for step in (1, 2):
+        flip(save(tmp_path, step, some_state(step), keep=2) / "state.json")
+    with pytest.raises(StorageError) as first:
+        latest(tmp_path, quiet)
+    assert first.value.exit_code == 6
+    assert "step-000001: state.json" in str(first.value)
+    assert "step-000002: state.json" in str(first.value)
+    with pytest.raises(StorageError, match=r"bad-step-000001: state\.json"):  # nor on the second try
+        latest(tmp_path, quiet)
+
+
+def test_a_step_that_goes_bad_twice_keeps_both(tmp_path):
+    save(tmp_path, 1, some_state(1), keep=3)
+    for _ in range(2):
+        flip(save(tmp_path, 2, some_state(2), keep=3) / "state.json")
+        latest(tmp_path, quiet)
+    assert {"bad-step-000002", "bad-step-000002-2"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def hostile(path, name):
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = manifest["files"]["state.json"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_names_that_leave_the_directory_and_symlinks_are_refused(tmp_path):
+    root = tmp_path / "checkpoints"
+    for step, name in enumerate(["../outside.json", "/etc/passwd", "..", "sub/../state.json", "a\\b"]):
+        path = save(root, step, some_state(step), keep=9)
+        hostile(path, name)
+        with pytest.raises(StorageError, match="not a plain file"):
+            load(path)
+    path = save(root, 20, some_state(20), keep=9)
+    moved = tmp_path / "outside.json"
+    (path / "state.json").rename(moved)
+    (path / "state.json").symlink_to(moved)
+    with pytest.raises(StorageError, match=r"state\.json: not a plain file"):
+        load(path)
+    path = save(root, 21, some_state(21), keep=9)
+    (path / "manifest.json").rename(tmp_path / "m.json")
+    (path / "manifest.json").symlink_to(tmp_path / "m.json")
+    with pytest.raises(StorageError, match="not a plain file"):
+        load(path)
+    linked = root / "step-000022"
+    linked.symlink_to(save(root, 19, some_state(19), keep=9))
+    with pytest.raises(StorageError, match="not a directory"):
+        load(linked)
+
+
+def test_wrong_step_format_and_manifest_without_state(tmp_path):
+    path = save(tmp_path, 5, some_state(5), keep=2)
+    shutil.copytree(path, tmp_path / "step-000009")
+    assert problem(tmp_path / "step-000009") == "manifest.json: written for step 5"
+    for changed, reason in (
+        ({"format": 2}, "format 2"),
+        ({"files": {}}, "does not list state.json"),
+        ({"files": 3}, "TypeError"),
+    ):
+        copy = tmp_path / "step-000005"
+        manifest = json.loads((copy / "manifest.json").read_text())
+        (copy / "manifest.json").write_text(json.dumps(manifest | changed))
+        assert reason in problem(copy)
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="not named like a checkpoint"):
+        step_of(tmp_path / "model")
+
+
+def test_a_reference_to_a_tensor_that_is_not_there_is_a_storage_error(tmp_path):
+    path = save(tmp_path, 1, {"loop": {"w": torch.ones(1)}}, keep=1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["files"]["loop.safetensors"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="cannot be read"):
+        load(path)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import torch
+from retrain.errors import StorageError
+from retrain.storage.checkpoint import latest, load, save
+
+root = Path(sys.argv[1])
+save(root, 1, {"policy": {"w": torch.ones(10)}, "loop": {"text": "x"}}, keep=2)
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+for state in ({"policy": {"w": torch.ones(100_000)}}, {"loop": {"text": "x" * 100_000}}):
+    try:
+        save(root, 2, state, keep=2)
+    except StorageError as error:
+        assert "previous checkpoints are intact" in str(error), error
+        assert "free some space" in str(error), error
+        assert error.exit_code == 6
+    else:
+        raise SystemExit("the save went through")
+    assert [path.name for path in root.iterdir()] == ["step-000001"], list(root.iterdir())
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+assert torch.equal(load(latest(root, print))["policy"]["w"], torch.ones(10))
+save(root, 2, {"loop": {}}, keep=2)
+"""
+
+
+def run_script(source, *args):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_write_that_hits_the_limit_leaves_the_old_checkpoint_and_no_stray_file(tmp_path):
+    run_script(FULL_DISK, tmp_path / "c")
+
+
+def test_a_root_that_cannot_be_made_is_a_storage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="check that the directory can be written"):
+        save(tmp_path / "file" / "checkpoints", 1, some_state(1), keep=1)
+
+
+KILLS = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from retrain.storage.checkpoint import latest, load, save, step_of
+
+root, done, fatal = Path(sys.argv[1]), 0, 0
+
+def count(event, facts):
+    global done
+    done += 1
+    if done == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def state(step):
+    values = torch.arange(50_000, dtype=torch.float32) + step
+    return {"policy": {"w": values, "m": {0: values * 2}}, "loop": {"step": step}}
+
+for step in (1, 2):
+    save(root, step, state(step), keep=2)
+sys.addaudithook(count)  # the files that are opened, renamed, listed, removed
+save(root, 3, state(3), keep=2)
+points, staged = done, 0
+for point in range(1, points + 3):
+    start = step_of(latest(root, print))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        done, fatal = 0, point
+        for step in range(start + 1, start + 4):
+            save(root, step, state(step), keep=2)
+            os.write(writer, step.to_bytes(4, "big"))
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    os.close(writer)
+    acknowledged = os.read(reader, 1 << 16)[-4:]
+    os.close(reader)
+    staged += any(root.glob(".tmp-*"))
+    path = latest(root, lambda line: sys.exit("rejected: " + line))
+    step = step_of(path)
+    assert step >= (int.from_bytes(acknowledged, "big") if acknowledged else start)
+    back = load(path)
+    assert back["loop"]["step"] == step
+    assert torch.equal(back["policy"]["w"], state(step)["policy"]["w"])
+    assert torch.equal(back["policy"]["m"][0], state(step)["policy"]["m"][0])
+save(root, 100_000, state(100_000), keep=2)
+assert not list(root.glob(".tmp-*"))
+print(points, staged)
+"""
+
+
+def test_sigkill_at_any_point_of_a_save_never_loses_or_mixes_a_checkpoint(tmp_path):
+    points, staged = map(int, run_script(KILLS, tmp_path / "c").split())
+    assert points > staged > 5, "before, inside and after what is written"

@@ -1,0 +1,337 @@
+"""The run directory: ownership, refusal, resume, and files that do not depend on interruptions."""
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from retrain.config.schema import Checkpoint
+from retrain.errors import ConfigError, DivergedError, Preempted, StorageError, UserCodeError
+from retrain.storage.run_directory import RunDirectory, config_changes, read_json, read_rows
+from retrain.storage.run_environment import environment
+from retrain.system.lock import Lock
+
+
+class Ear:
+    """An observer that remembers messages."""
+
+    def __init__(self):
+        self.texts = []
+
+    def __call__(self, event, details):
+        assert event == "message"
+        self.texts.append(details["text"])
+
+
+def opened(path, mode="new", ear=None, **settings):
+    return RunDirectory(path, mode, Checkpoint(**settings), ear or Ear())
+
+
+def run_steps(directory, start, end, every=2, after=lambda done: None):
+    """What the loop does to a run directory: rows, rollouts, evaluations, checkpoints."""
+    if start == 0:
+        directory.write_eval({"step": 0, "accuracy": 0.0})
+    for step in range(start, end):
+        directory.write_metrics({"step": step, "reward/mean": step / 10})
+        directory.write_rollouts(step, [{"text": f"completion of {step}", "reward": 1.0}])
+        done = step + 1
+        directory.write_eval({"step": done, "accuracy": done / 10})
+        after(done)
+        if done % every == 0:
+            directory.save_checkpoint(done, {"loop": {"step": done, "w": torch.full((2,), float(done))}})
+
+
+def content(path):
+    return {
+        file.relative_to(path).as_posix(): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name not in ("lock", "status.json")
+    }
+
+
+def test_layout_and_status_of_a_finished_run(tmp_path):
+    path = tmp_path / "runs" / "a"
+    with opened(path) as directory:
+        assert read_json(path / "status.json") == {"outcome": "running"}
+        assert Lock(path / "lock").held()
+        assert not directory.resuming
+        assert directory.restore() is None
+        directory.write_config("[training]\n", {"training": {"lr": 0.1}}, {"python": "3"})
+        run_steps(directory, 0, 4)
+    assert sorted(content(path)) == [
+        "checkpoints/step-000002/loop.safetensors",
+        "checkpoints/step-000002/manifest.json",
+        "checkpoints/step-000002/state.json",
+        "checkpoints/step-000004/loop.safetensors",
+        "checkpoints/step-000004/manifest.json",
+        "checkpoints/step-000004/state.json",
+        "config.resolved.json",
+        "config.toml",
+        "environment.json",
+        "eval.jsonl",
+        "metrics.jsonl",
+        *(f"rollouts/step-00000{step}.jsonl.gz" for step in range(4)),
+    ]
+    assert (path / "config.toml").read_text() == "[training]\n"
+    assert directory.stored_config() == {"training": {"lr": 0.1}}
+    assert [row["step"] for row in read_rows(path / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert read_rows(path / "rollouts" / "step-000003.jsonl.gz")[0]["text"] == "completion of 3"
+    assert read_json(path / "status.json") == {"outcome": "finished"}
+    assert not Lock(path / "lock").held()
+
+
+@pytest.mark.parametrize("killed_after", [1, 2, 3, 5])
+def test_an_interrupted_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, killed_after):
+    with opened(tmp_path / "whole") as directory:
+        run_steps(directory, 0, 6)
+
+    def kill(done):
+        if done == killed_after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), opened(tmp_path / "cut") as directory:
+        run_steps(directory, 0, 6, after=kill)
+    assert read_json(tmp_path / "cut" / "status.json") == {"outcome": "interrupted"}
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rew')  # a row cut off by SIGKILL
+    with opened(tmp_path / "cut", "auto") as directory:
+        state = directory.restore()
+        done = state["loop"]["step"] if state else 0
+        assert done == killed_after - 1 if killed_after % 2 else done == killed_after - 2
+        run_steps(directory, done, 6)
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def test_an_existing_run_needs_a_flag(tmp_path):
+    with opened(tmp_path / "a") as directory:
+        run_steps(directory, 0, 2)
+    with (
+        pytest.raises(ConfigError, match=r"holds a finished run; --resume auto, --fresh, or another name") as caught,
+        opened(tmp_path / "a"),
+    ):
+        pass
+    assert caught.value.exit_code == 2
+    assert not Lock(tmp_path / "a" / "lock").held()
+    before = content(tmp_path / "a")
+    with opened(tmp_path / "a", "resume") as directory:
+        assert directory.resuming
+        assert directory.restore()["loop"]["step"] == 2
+    assert content(tmp_path / "a") == before
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    with opened(tmp_path / "a", "fresh") as directory:
+        assert not directory.resuming
+        assert set(content(tmp_path / "a")) == {"notes.txt"}
+        directory.write_metrics({"step": 0})
+    with pytest.raises(ConfigError, match="holds no run to resume"), opened(tmp_path / "b", "resume"):
+        pass
+    with opened(tmp_path / "b", "auto") as directory:
+        assert directory.restore() is None
+
+
+def test_fresh_unlinks_a_linked_folder_and_keeps_its_target(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("x")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "model").symlink_to(tmp_path / "elsewhere")
+    with opened(tmp_path / "a", "fresh"):
+        assert not (tmp_path / "a" / "model").exists()
+    assert (tmp_path / "elsewhere" / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Preempted("stopped\nlines"), {"outcome": "preempted", "exit_code": 75, "error": "stopped"}),
+        (DivergedError("nan"), {"outcome": "diverged", "exit_code": 4, "error": "nan"}),
+        (UserCodeError("bad reward"), {"outcome": "failed", "exit_code": 1, "error": "bad reward"}),
+        (ValueError("may quote anything"), {"outcome": "failed"}),
+    ],
+)
+def test_how_a_run_ended_is_written(tmp_path, error, status):
+    with pytest.raises(type(error)), opened(tmp_path / "a"):
+        raise error
+    assert read_json(tmp_path / "a" / "status.json") == status
+
+
+def test_a_refused_resume_leaves_the_status_of_the_run(tmp_path):
+    with opened(tmp_path / "a"):
+        pass
+    with pytest.raises(ConfigError), opened(tmp_path / "a", "auto"):
+        raise ConfigError([])
+    assert read_json(tmp_path / "a" / "status.json") == {"outcome": "finished"}
+
+
+def test_a_second_process_is_refused_by_name_and_a_dead_one_is_replaced(tmp_path):
+    source = (
+        "import sys, time; from pathlib import Path; from retrain.system.lock import Lock;"
+        "Lock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(6000)"
+    )
+    path = tmp_path / "a"
+    path.mkdir()
+    owner = subprocess.Popen([sys.executable, "-c", source, str(path / "lock")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "held\n"
+        refusal = f"in use by process {owner.pid} on host {socket.gethostname()}"
+        with pytest.raises(ConfigError, match=refusal), opened(path):
+            pass
+        assert Lock(path / "lock").held()
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+    assert not Lock(path / "lock").held()
+    with opened(path):
+        assert Lock(path / "lock").owner()["pid"] == os.getpid()
+
+
+def test_locks_of_other_hosts_reused_process_ids_and_half_written_ones(tmp_path):
+    lock = Lock(tmp_path / "lock")
+    assert lock.owner() is None
+    lock.path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "born": None}))
+    with pytest.raises(ConfigError, match=r"on host elsewhere; if that process is gone, delete .*lock"):
+        lock.acquire()
+    lock.release()
+    assert lock.owner()["host"] == "elsewhere"  # not ours to free
+    lock.path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "born": "0"}))
+    assert not lock.held()  # the process id was reused: its start time differs
+    lock.path.write_text('{"host": "els')
+    lock.acquire()
+    assert lock.held()
+    lock.release()
+    assert not lock.held()
+    lock.path.write_text(json.dumps({"host": socket.gethostname(), "pid": 1, "born": None}))
+    assert isinstance(lock.held(), bool)  # a process of another user: no error
+
+
+def test_a_directory_that_cannot_be_written_is_a_storage_error_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StorageError, match="cannot use run directory") as caught,
+        opened(tmp_path / "file" / "runs" / "a"),
+    ):
+        pass
+    assert caught.value.exit_code == 6
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_directory_is_a_storage_error(tmp_path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(StorageError), opened(tmp_path / "a"):
+        pass
+
+
+def test_dots_are_not_a_name(tmp_path):
+    with pytest.raises(ConfigError, match="not a name of its own"), opened(tmp_path / ".."):
+        pass
+
+
+def test_rollouts_are_deterministic_and_readable_by_gzip(tmp_path):
+    rows = [{"text": "é\n", "advantages": [0.5]}]
+    with opened(tmp_path / "a") as directory:
+        first = directory.write_rollouts(7, iter(rows)).read_bytes()
+        second = directory.write_rollouts(7, rows, name="diverged").read_bytes()
+    assert first == second
+    assert json.loads(gzip.decompress(first)) == rows[0]
+    assert (tmp_path / "a" / "rollouts" / "diverged-000007.jsonl.gz").is_file()
+
+
+def test_metrics_that_are_not_finite_survive(tmp_path):
+    with opened(tmp_path / "a") as directory:
+        directory.write_metrics({"step": 0, "loss": float("nan"), "grad": float("inf")})
+    row = read_rows(tmp_path / "a" / "metrics.jsonl")[0]
+    assert row["loss"] != row["loss"]
+    assert row["grad"] == float("inf")
+
+
+def test_a_failed_save_warns_or_stops(tmp_path):
+    ear = Ear()
+    with opened(tmp_path / "a", ear=ear, on_save_error="warn") as directory:
+        (tmp_path / "a" / "checkpoints").write_text("in the way")
+        directory.save_checkpoint(1, {"loop": {}})
+        assert "cannot save checkpoint" in ear.texts[0]
+    with opened(tmp_path / "b", ear=ear) as directory:
+        (tmp_path / "b" / "checkpoints").write_text("in the way")
+        with pytest.raises(StorageError):
+            directory.save_checkpoint(1, {"loop": {}})
+
+
+def test_a_bad_newest_checkpoint_is_named_and_files_go_back_to_the_previous_one(tmp_path):
+    path, ear = tmp_path / "a", Ear()
+    with opened(path) as directory:
+        run_steps(directory, 0, 4)
+    os.truncate(path / "checkpoints" / "step-000004" / "loop.safetensors", 10)
+    with opened(path, "resume", ear) as directory:
+        assert directory.restore()["loop"]["step"] == 2
+    assert "loop.safetensors" in ear.texts[0]
+    assert [row["step"] for row in read_rows(path / "metrics.jsonl")] == [0, 1]
+    assert [row["step"] for row in read_rows(path / "eval.jsonl")] == [0, 1, 2]
+    assert sorted(file.name[:11] for file in path.glob("rollouts/*")) == ["step-000000", "step-000001"]
+
+
+def test_a_row_that_is_not_json_is_a_storage_error(tmp_path):
+    with opened(tmp_path / "a") as directory:
+        directory.write_metrics({"step": 0})
+    (tmp_path / "a" / "metrics.jsonl").write_text("{\n")
+    with pytest.raises(StorageError, match="a row is not JSON"), opened(tmp_path / "a", "auto") as directory:
+        directory.restore()
+
+
+def test_losing_the_directory_during_a_run_is_a_storage_error_at_the_end(tmp_path):
+    with pytest.raises(StorageError, match="cannot write"), opened(tmp_path / "a") as directory:
+        (tmp_path / "a").rename(tmp_path / "gone")
+    with pytest.raises(StorageError, match="append to"):
+        directory.write_metrics({"step": 0})
+
+
+OLD = {"training": {"lr": 0.1, "max_steps": 4}, "rewards": [{"name": "exact"}], "loss": {"names": ("a", "b")}}
+
+
+def test_changes_are_refused_with_both_values_unless_allowed():
+    assert config_changes(OLD, json.loads(json.dumps(OLD)), ()) == []
+    new = {
+        "training": {"lr": 0.2, "max_steps": 8},
+        "rewards": [{"name": "other"}],
+        "loss": {"names": ["a", "b"]},
+        "x": 1,
+    }
+    with pytest.raises(ConfigError) as caught:
+        config_changes(OLD, new, ["training.max_steps"])
+    text = str(caught.value)
+    assert "training.lr: differs from the run to be resumed: 0.1 -> 0.2; --allow-change training.lr" in text
+    assert 'rewards.0.name: differs from the run to be resumed: "exact" -> "other"' in text
+    assert "x: differs from the run to be resumed: null -> 1" in text
+    assert "max_steps" not in text
+    assert caught.value.exit_code == 2
+    assert config_changes(OLD, new, ["training", "rewards", "x"]) == [
+        'rewards.0.name: "exact" -> "other"',
+        "training.lr: 0.1 -> 0.2",
+        "training.max_steps: 4 -> 8",
+        "x: null -> 1",
+    ]
+    assert config_changes({"logging": {"name": "a"}}, {"logging": {"name": "b"}}, ()) == ['logging.name: "a" -> "b"']
+    with pytest.raises(ConfigError, match=r"training\.lr"):
+        config_changes(OLD, new, ["train", "rewards", "x"])  # a prefix of a name allows nothing
+
+
+def test_the_environment_tells_versions_and_no_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "canary-4711")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    found = environment()
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["variables"] == {"OMP_NUM_THREADS": "1"} | {
+        key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ
+    }
+    assert found["git"] is None
+    assert "canary" not in json.dumps(found)
+    subprocess.run(
+        "git init -q . && git -c user.name=n -c user.email=e commit -q --allow-empty -m m", shell=True, check=True
+    )
+    assert len(environment()["git"]) == 40
+    monkeypatch.setenv("PATH", "")
+    assert environment()["git"] is None

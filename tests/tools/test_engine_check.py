@@ -1,0 +1,47 @@
+"""Engines prove themselves by a token."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from retrain.registry import engine
+from retrain.registry.decorators import REGISTERED
+from retrain.tools.engine_check import prove
+
+
+@pytest.fixture
+def broken():
+    """An engine that cannot be built, and one whose table has a required key."""
+
+    @engine("broken")
+    class Broken:
+        def __init__(self, model):
+            raise OSError("no such device")
+
+    @engine("elsewhere")
+    class Elsewhere:
+        def __init__(self, *, urls: list[str]):
+            self.urls = urls
+
+    yield
+    for cls in (Broken, Elsewhere):
+        del REGISTERED["engine", cls.__name__.lower()]
+
+
+def test_an_engine_that_works_describes_itself():
+    assert prove("torch").startswith("works (torch engine, fused decoder")
+    assert prove("transformers").startswith("works (transformers engine")
+
+
+def test_what_keeps_an_engine_from_working_is_said(broken, monkeypatch):
+    assert prove("broken") == "broken: no such device"
+    assert prove("elsewhere") == "needs [elsewhere] urls"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    assert prove("vllm") == 'vllm is not installed; pip install "retrain[vllm]"'
+
+
+def test_an_installation_of_vllm_that_cannot_be_imported_is_broken(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object())
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert prove("vllm").startswith('broken: engine "vllm" cannot be started (ModuleNotFoundError')

@@ -1,0 +1,105 @@
+"""A tracker that raises, hangs or exits costs one warning and nothing else."""
+
+import threading
+
+import pytest
+
+from retrain.tracking.tracker_guard import _WAITING, Guard
+
+
+class Ear:
+    def __init__(self):
+        self.events = []
+
+    def __call__(self, event, details):
+        self.events.append((event, details["level"], details["text"]))
+
+
+class Memory:
+    """A tracker that works."""
+
+    def __init__(self):
+        self.rows, self.closed = [], False
+
+    def log(self, step, metrics):
+        self.rows.append((step, dict(metrics)))
+
+    def close(self):
+        self.closed = True
+
+
+def test_rows_arrive_in_order_and_unshared():
+    memory, ear = Memory(), Ear()
+    guard = Guard("memory", memory, ear)
+    metrics = {"a": 0.0}
+    for step in range(50):
+        metrics["a"] = float(step)
+        guard.log(step, metrics)
+    guard.close()
+    assert memory.rows == [(step, {"a": float(step)}) for step in range(50)]
+    assert memory.closed
+    assert ear.events == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no network"), SystemExit(1), KeyboardInterrupt()])
+def test_a_tracker_that_raises_is_dropped_with_one_warning(error):
+    class Broken(Memory):
+        def log(self, step, metrics):
+            super().log(step, metrics)
+            raise error
+
+    broken, ear = Broken(), Ear()
+    guard = Guard("broken", broken, ear)
+    for step in range(5):
+        guard.log(step, {})
+    guard._thread.join()
+    guard.log(5, {})
+    guard.close()
+    assert len(broken.rows) == 1
+    assert not broken.closed
+    [(event, level, text)] = ear.events
+    assert (event, level) == ("message", "warning")
+    assert text.startswith(f"tracker broken raised {type(error).__name__}")
+    assert "metrics.jsonl is complete" in text
+
+
+def test_a_tracker_that_raises_at_close_is_told():
+    class Broken(Memory):
+        def close(self):
+            raise OSError("gone")
+
+    ear = Ear()
+    Guard("broken", Broken(), ear).close()
+    assert "raised OSError: gone" in ear.events[0][2]
+
+
+def test_a_tracker_that_hangs_at_close_is_left_behind():
+    release = threading.Event()
+
+    class Hanging(Memory):
+        def close(self):
+            release.wait()
+
+    ear = Ear()
+    guard = Guard("hanging", Hanging(), ear, patience_s=0.05)
+    guard.log(0, {})
+    guard.close()
+    assert "did not finish within 0.05 s" in ear.events[0][2]
+    release.set()
+
+
+def test_a_tracker_that_hangs_in_log_is_dropped_when_rows_pile_up():
+    release = threading.Event()
+
+    class Hanging(Memory):
+        def log(self, step, metrics):
+            release.wait()
+
+    ear = Ear()
+    guard = Guard("hanging", Hanging(), ear)
+    for step in range(_WAITING + 5):
+        guard.log(step, {})
+    guard.close()
+    assert len(ear.events) == 1
+    assert f"is {_WAITING} rows behind" in ear.events[0][2]
+    release.set()

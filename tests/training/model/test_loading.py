@@ -1,0 +1,210 @@
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from retrain.errors import ComponentError, DataError, StorageError
+from retrain.training.model.loading import load_model, plain_text, render, save_model, template_warning
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import LoraSettings, PolicySettings
+from retrain.types import Problem
+from tests.make_checkpoint import make_checkpoint, make_tokenizer
+
+MESSAGES = [{"role": "system", "content": "be short"}, {"role": "user", "content": "1+2?"}]
+PROBLEMS = [Problem(id=str(i), prompt=f"{i}+1?\n", answer=str(i + 1), solution=f"so {i + 1}") for i in range(30)]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    root = tmp_path_factory.mktemp("checkpoints")
+    make_checkpoint(root / "llama", "llama", chat=True)
+    make_checkpoint(root / "gpt2", "gpt2", pad=False)
+    return root
+
+
+@pytest.fixture
+def llama(checkpoints, tmp_path):
+    return shutil.copytree(checkpoints / "llama", tmp_path / "llama")
+
+
+def test_directory_loads_with_its_weights_and_every_stop_id(llama):
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    GenerationConfig(eos_token_id=[5, 1], temperature=0.1, do_sample=True).save_pretrained(llama)
+    loaded = load_model(str(llama))
+    assert loaded.stop_ids == (1, 2, 5)  # config 1, tokenizer 2, generation_config 1 and 5
+    assert not loaded.model.training
+    assert loaded.model.dtype is torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.model.parameters(), strict=True))
+
+
+def test_missing_pad_token_is_filled_in(checkpoints):
+    loaded = load_model(str(checkpoints / "gpt2"), dtype="bfloat16")
+    assert loaded.tokenizer.pad_token == "<|eos|>"
+    assert loaded.stop_ids == (1,)
+    assert loaded.model.dtype is torch.bfloat16
+
+
+def test_own_chat_template_replaces_the_tokenizers(checkpoints):
+    loaded = load_model(str(checkpoints / "gpt2"), chat_template="Q: {{ messages[-1]['content'] }} A:")
+    assert render(loaded.tokenizer, "1+2?")[0] == "Q: 1+2? A:"
+
+
+def test_builtin_needs_texts_and_has_a_name():
+    loaded = load_model("builtin:tiny", problems=PROBLEMS)
+    assert loaded.stop_ids == (2,)
+    assert loaded.name == "builtin:tiny"
+    assert loaded.tokenizer.decode(render(loaded.tokenizer, "7+8?\n")[1]) == "7+8?\n"
+    with pytest.raises(ComponentError, match="got none"):
+        load_model("builtin:tiny")
+    with pytest.raises(ComponentError, match=re.escape('the built-in is "builtin:tiny"')):
+        load_model("builtin:small", problems=PROBLEMS)
+
+
+def change_config(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def cut_weights(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda d: (d / "config.json").unlink(), ComponentError, "no config.json"),
+        (lambda d: (d / "config.json").write_text("{"), StorageError, "not a valid JSON"),
+        (lambda d: (d / "model.safetensors").unlink(), StorageError, "no file named model.safetensors"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), StorageError, "weights cannot be read"),
+        (cut_weights, StorageError, "weights cannot be read"),
+        (lambda d: change_config(d, model_type="unheard-of"), ComponentError, "cannot be loaded as a causal"),
+        (lambda d: change_config(d, num_hidden_layers=3), StorageError, r"no weights for model\.layers\.2"),
+        (
+            lambda d: change_config(d, model_type="own", auto_map={"AutoConfig": "x.C", "AutoModelForCausalLM": "x.M"}),
+            ComponentError,
+            "trust_remote_code = true",
+        ),
+    ],
+)
+def test_broken_directory_is_explained(llama, damage, error, message):
+    damage(llama)
+    with pytest.raises(error, match=message):
+        load_model(str(llama))
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "a/b/c", "~/no-such-model"])
+def test_missing_directory_never_asks_the_hub(path):
+    with pytest.raises(ComponentError, match="no model directory"):
+        load_model(path)
+
+
+def test_unreachable_hub_is_a_storage_error(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(StorageError, match="hub cannot be reached"):
+        load_model("nobody-here/no-such-model")
+
+
+def test_model_without_any_end_is_refused(llama):
+    change_config(llama, eos_token_id=None)
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(llama)
+    (llama / "generation_config.json").unlink()
+    with pytest.raises(ComponentError, match="no end-of-sequence token"):
+        load_model(str(llama))
+
+
+def test_plain_prompt_is_tokenized_as_it_is():
+    tokenizer = make_tokenizer()
+    text, ids = render(tokenizer, "1+2?\n")
+    assert text == "1+2?\n"
+    assert tokenizer.decode(ids) == text
+
+
+def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A <|eos|>", special_tokens=[("<|user|>", 3), ("<|eos|>", 1)]
+    )
+    assert tokenizer("hi")["input_ids"][-1] == 1
+    assert render(tokenizer, "hi")[1] == tokenizer("hi")["input_ids"][:-1]
+
+
+def test_chat_template_renders_text_and_messages():
+    tokenizer = make_tokenizer(chat=True)
+    text, ids = render(tokenizer, "1+2?")
+    assert text == "<|user|>1+2?<|end|><|assistant|>"
+    assert ids[0] == 3
+    assert ids[-2:] == [2, 4]
+    assert tokenizer.decode(ids) == text
+    assert render(tokenizer, MESSAGES, "on")[0] == "<|system|>be short<|end|>" + text
+    assert render(tokenizer, "1+2?", "off")[0] == "1+2?"
+
+
+@pytest.mark.parametrize(
+    ("chat_tokenizer", "prompt", "chat"), [(False, MESSAGES, "auto"), (True, MESSAGES, "off"), (False, "1+2?", "on")]
+)
+def test_chat_without_a_template_is_explained(chat_tokenizer, prompt, chat):
+    with pytest.raises(DataError, match="no chat template"):
+        render(make_tokenizer(chat=chat_tokenizer), prompt, chat)
+
+
+def test_template_that_rewrites_the_prompt_is_noticed():
+    tokenizer = make_tokenizer(chat=True)
+    assert template_warning(tokenizer, MESSAGES) is None
+    assert template_warning(tokenizer, "1+2?", "off") is None
+    assert template_warning(make_tokenizer(), "1+2?") is None
+    tokenizer.chat_template = "{{ messages | length }}: {{ messages[0]['content'] }}"
+    assert "'1: 1+2?' becomes '2: 1+2?'" in (template_warning(tokenizer, "1+2?") or "")
+
+
+def test_messages_as_plain_text():
+    assert plain_text("1+2?") == "1+2?"
+    assert plain_text(MESSAGES) == "be short\n1+2?\n"
+
+
+@pytest.mark.parametrize("source", ["llama", "gpt2", "builtin:tiny"])
+def test_saved_model_loads_again(checkpoints, tmp_path, source):
+    loaded = load_model(source if ":" in source else str(checkpoints / source), problems=PROBLEMS)
+    save_model(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
+    again = load_model(str(tmp_path / "model"))
+    assert again.stop_ids == loaded.stop_ids
+    assert render(again.tokenizer, "1+2?") == render(loaded.tokenizer, "1+2?")
+    assert again.model.state_dict().keys() == loaded.model.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), again.model.parameters(), strict=True))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == [
+        type(loaded.model).__name__
+    ]
+    assert not list((tmp_path / "model").glob("*.bin"))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_adapters_are_saved_merged_and_apart(tmp_path, family):
+    loaded = load_model(str(make_checkpoint(tmp_path / "base", family)))
+    policy = TorchPolicy(loaded.model, PolicySettings(lora=LoraSettings(r=2)))
+    with torch.no_grad():
+        for name, parameter in loaded.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1)
+    save_model(tmp_path / "model", policy.model, loaded.tokenizer, policy.weights())
+    policy.save_adapter(tmp_path / "adapter")
+    ids = torch.arange(10)[None]
+    expected = policy.model(ids).logits
+    assert not torch.allclose(expected, load_model(str(tmp_path / "base")).model(ids).logits, atol=1e-2)
+    assert torch.allclose(expected, load_model(str(tmp_path / "model")).model(ids).logits, atol=1e-3)
+    adapted = PeftModel.from_pretrained(load_model(str(tmp_path / "base")).model, tmp_path / "adapter")
+    assert torch.allclose(expected, adapted(ids).logits, atol=1e-3)
+
+
+def test_saving_where_no_directory_can_be_is_a_storage_error(checkpoints, tmp_path):
+    (tmp_path / "file").write_text("")
+    loaded = load_model(str(checkpoints / "llama"))
+    with pytest.raises(StorageError, match="cannot be saved"):
+        save_model(tmp_path / "file" / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
