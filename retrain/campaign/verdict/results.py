@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from retrain.storage.run_directory import read_json, read_rows
 
 SPENT = ("rollouts", "tokens", "seconds")
 _SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
+_EVALUATED = ("accuracy", "avg_tokens")
 
 COLUMNS = (
     *("condition", "seed", "status", "reason", "accuracy", "area", "avg_tokens", "steps", *SPENT, "reached"),
@@ -193,8 +195,8 @@ def read_cell(
     """
     status, reason = _status(path, outcome)
     metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
-    if status == "done" and not evals:
-        status, reason = "failed", "it was never evaluated"
+    if status == "done" and (why := _no_result(metrics, evals)):
+        status, reason = "failed", why
     spent = [tuple(float(row.get(key, 0.0)) for key in _SPENT_KEYS) for row in metrics]
     return Cell(
         condition=condition,
@@ -209,6 +211,17 @@ def read_cell(
         host=str(outcome.get("host") or ""),
         attempts=outcome.get("attempts"),
     )
+
+
+def _no_result(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> str:
+    """Why a finished run has no result, or "": nothing was measured, or a number that statistics read is not finite."""
+    if not evals:
+        return "it was never evaluated"
+    for file, rows, keys in (("eval.jsonl", evals, _EVALUATED), ("metrics.jsonl", metrics, _SPENT_KEYS)):
+        for at, key in product(rows, keys):
+            if isinstance(at.get(key), float) and not isfinite(at[key]):
+                return f"{file}: {key} of step {at.get('step')} is {at[key]}"
+    return ""
 
 
 def _columns(rows: Sequence[tuple[float, ...]]) -> list[list[float]]:

@@ -1,6 +1,7 @@
 """The statistics of campaigns, on arrays of numbers. Formulas, choices and measurements: docs/statistics.md.
 
-Functions of paired differences work along the last axis, so that many tables are analyzed at once.
+Functions of paired differences work along the last axis, so that many tables are analyzed at once. Every function
+raises ValueError for data that are not finite: a comparison with NaN is false, and a test would count that as evidence.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ _SMOOTH = 100  # significant subsets from which on the test tells as often as th
 _CERTAIN = 1e3  # standard deviations; the power is 1 long before, and the distribution overflows after
 
 
+def _finite(values: Any) -> Array:
+    """The values as an array; ValueError if one is NaN or infinite."""
+    data = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(data).all():
+        raise ValueError(f"{data[~np.isfinite(data)][0]} is not a finite number; leave runs without a result out")
+    return data
+
+
 def iqm(values: Any) -> Any:
     """Interquartile mean: the mean of what is left without the least and the greatest quarter.
 
@@ -44,7 +53,7 @@ def iqm(values: Any) -> Any:
         values: [..., n] in any unit; fewer than four values are averaged as they are.
     References: Agarwal et al., Deep RL at the Edge of the Statistical Precipice, arXiv:2108.13264.
     """
-    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
+    ordered = np.sort(_finite(values), axis=-1)
     cut = ordered.shape[-1] // 4
     return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
 
@@ -63,7 +72,7 @@ def bootstrap_interval(
         (low, high); NaN for fewer than two values, which say nothing about spread.
     References: Agarwal et al., arXiv:2108.13264 (stratified bootstrap over runs).
     """
-    data = np.asarray(values, dtype=np.float64)
+    data = _finite(values)
     if len(data) < 2:
         return math.nan, math.nan
     chosen = np.random.default_rng(seed).integers(len(data), size=(draws, len(data)))
@@ -78,7 +87,7 @@ def mean_interval(values: Any) -> tuple[Any, Any]:
     """
     from scipy.special import stdtrit
 
-    data = np.asarray(values, dtype=np.float64)
+    data = _finite(values)
     count = data.shape[-1]
     mean = data.mean(axis=-1) if count else np.full(data.shape[:-1], math.nan)
     if count < 2:
@@ -99,7 +108,7 @@ def sign_flip(differences: Any, seed: int = 0) -> Any:
         differences: [..., n], one per seed.
     References: Fisher, The Design of Experiments (1935); Phipson & Smyth, arXiv:1603.05766 (the + 1).
     """
-    data = np.asarray(differences, dtype=np.float64)
+    data = _finite(differences)
     count = data.shape[-1]
     if count == 0:
         return np.full(data.shape[:-1], 1.0)
@@ -127,7 +136,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     References: Holm, A Simple Sequentially Rejective Multiple Test Procedure (1979).
     """
     adjusted, floor = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+    for rank, index in enumerate(np.argsort(_finite(p_values), kind="stable").tolist()):
         floor = max(floor, min(1.0, (len(p_values) - rank) * float(p_values[index])))
         adjusted[index] = floor
     return adjusted
@@ -156,7 +165,7 @@ def improvement_interval(values: Sequence[float], others: Sequence[float], seed:
 
 
 def _wins(values: Sequence[float], others: Sequence[float]) -> Array:
-    left, right = np.asarray(values, dtype=np.float64)[:, None], np.asarray(others, dtype=np.float64)[None]
+    left, right = _finite(values)[:, None], _finite(others)[None]
     return (left > right) + 0.5 * (left == right)
 
 
@@ -166,7 +175,7 @@ def effect_size(differences: Sequence[float]) -> float:
     NaN for fewer than three differences; infinite, with the mean's sign, for equal differences other than 0.
     References: Hedges, Distribution Theory for Glass's Estimator (1981).
     """
-    data = np.asarray(differences, dtype=np.float64)
+    data = _finite(differences)
     if len(data) < 3:
         return math.nan
     mean, deviation = float(data.mean()), float(data.std(ddof=1))

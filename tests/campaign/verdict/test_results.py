@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from retrain.campaign.verdict.analysis import compare
 from retrain.campaign.verdict.results import COLUMNS, Cell, read_campaign, row, write_tables
 from retrain.errors import ConfigError
 from tests.campaign.tables import CONDITIONS, write_campaign
@@ -45,6 +46,28 @@ def test_how_a_cell_ended(tmp_path):
         ("maxrl", 1): ("failed", "it was never evaluated"),
         ("maxrl", 2): ("failed", "its status is diverged (exit 4)"),
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("eval.jsonl", "accuracy", math.nan),
+        ("eval.jsonl", "accuracy", math.inf),
+        ("eval.jsonl", "avg_tokens", math.nan),
+        ("metrics.jsonl", "time/step_s", -math.inf),
+    ],
+)
+def test_a_run_with_a_number_that_is_not_finite_has_no_result(tmp_path, file, key, value):
+    write_campaign(tmp_path / "a", **SMALL)
+    path = tmp_path / "a/cells/maxrl/s1" / file
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [rows[0] | {key: value}, *rows[1:]]))
+    cell = read_campaign(tmp_path / "a").cells["maxrl", 1]
+    assert (cell.status, cell.accuracy, cell.area) == ("failed", None, None)
+    assert cell.reason == f"{file}: {key} of step {rows[0]['step']} is {value}"
+    (compared,) = compare(read_campaign(tmp_path / "a"), [("maxrl", "grpo")], "baseline")
+    assert compared.left_out == (1,)
+    assert 0 < compared.p <= 1
 
 
 def test_area_threshold_and_what_was_spent():

@@ -42,6 +42,26 @@ def test_formulas_equal_the_reference(left, right):
         assert statistics.effect_size(left) == close(reference.hedges(left), rel=1e-9)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "of",
+    [
+        statistics.iqm,
+        statistics.mean_interval,
+        statistics.sign_flip,
+        statistics.holm,
+        statistics.effect_size,
+        lambda values: statistics.bootstrap_interval(values, np.mean, seed=0),
+        lambda values: statistics.probability_of_improvement(values, [0.1]),
+        lambda values: statistics.probability_of_improvement([0.1], values),
+        lambda values: statistics.improvement_interval(values, [0.1, 0.2], seed=0),
+    ],
+)
+def test_what_is_not_finite_is_refused(of, value):
+    with pytest.raises(ValueError, match="is not a finite number"):
+        of([0.1, value, 0.2])
+
+
 def test_the_permutation_test_equals_scipys():
     rng = np.random.default_rng(5)
     for count in (2, 5, 8):
