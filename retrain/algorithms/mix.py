@@ -24,6 +24,7 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
     decay: _Steps = 400,
     peak: _Share = 0.5,
     valley: _Share = 0.02,
+    sft_reduction: str | None = None,
 ) -> tuple[float, Metrics]:
     """Share of the expert's terms in a loss that has terms of both sources.
 
@@ -38,11 +39,14 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
         schedule: "constant", or CHORD's linear rise and cosine decay.
         warmup, decay: steps of the rise and of the decay; with 0 there is none.
         peak, valley: the highest value, and the last.
+        sft_reduction: how the expert's terms become one number; unset: as the policy's, by [algorithm] reduction. The
+            objective reads it.
     Returns:
         A number in [0, 1], reported as `mu`; a function of the step alone.
     References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408; MIX of Trinity-RFT,
         arXiv:2505.17826.
     """
+    del sft_reduction
     if schedule == "constant":
         value = mu
     elif step < warmup:

@@ -84,7 +84,7 @@ def _all(loaded: LoadedConfig) -> list[tuple[str, Bound]]:
 
 def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
     keys: dict[tuple[str, str], list[str]] = {}
-    for slot in slots(loaded.config):
+    for slot in slots(loaded.config, loaded.tables):
         keys.setdefault((slot.kind, slot.name), []).append(show(slot.path))
     return [
         {
@@ -175,7 +175,9 @@ def _loss(loaded: LoadedConfig) -> dict[str, Any]:
     used = [term.name for term in loaded.objective.terms]
     off = [term.name for term in loaded.components.all("loss") if term.name not in used]
     terms = [{"term": term.name, "weight": term.params["weight"]} for term in loaded.objective.terms]
-    return {"terms": terms, "switched_off": off, "reduction": loaded.components.one("reduction").name}
+    reductions = [bound.name for bound in loaded.components.all("reduction")]
+    sft = {"sft_reduction": reductions[-1]} if loaded.objective.mixed else {}
+    return {"terms": terms, "switched_off": off, "reduction": reductions[0]} | sft
 
 
 def _batch(loaded: LoadedConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -85,7 +85,7 @@ class Resolved:
         if not exact and not any(map(is_correction, chain)):
             default = self.named("transform", CORRECTION)
             corrections = (default,) if default else ()
-        return Objective(self.all("loss"), self.one("reduction"), corrections)
+        return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1])
 
     @property
     def _chain(self) -> tuple[Bound, ...]:
@@ -141,8 +141,8 @@ class Resolved:
         return self.named("signal", name)
 
 
-def slots(config: Config) -> Iterator[Slot]:
-    """Every place of `config` that names a component, in the order of a step."""
+def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
+    """Every place of `config` and of the components' tables that names a component, in the order of a step."""
     algorithm = config.algorithm
     yield Slot("task", config.task.name, ("task", "name"), ("task", "params"), config.task.params, inline=True)
     for index, reward in enumerate(config.rewards):
@@ -166,6 +166,9 @@ def slots(config: Config) -> Iterator[Slot]:
         path = ("loss", index)
         yield Slot("loss", term.name, (*path, "name"), (*path, "params"), term.params, inline=True)
     yield Slot("reduction", algorithm.reduction, ("algorithm", "reduction"))
+    mix = tables.get("mix")
+    if isinstance(mix, Mapping) and isinstance(name := cast("Mapping[str, Any]", mix).get("sft_reduction"), str):
+        yield Slot("reduction", name, ("mix", "sft_reduction"))
     for index, name in enumerate(config.logging.trackers):
         yield Slot("tracker", name, ("logging", "trackers", index))
 
@@ -193,7 +196,7 @@ class Binder:
 
     def __init__(self, document: Document, config: Config, known: Catalog) -> None:
         self.document, self.config, self.known = document, config, known
-        self.slots = list(slots(config))
+        self.slots = list(slots(config, document.data))
         self.traces: list[str] = []
 
     def bind(self, slot: Slot) -> Bound | None:

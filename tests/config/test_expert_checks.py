@@ -111,3 +111,16 @@ def test_explain_shows_the_split_and_where_mu_comes_from(loaded):
     assert facts["batch"]["expert_rows_per_step"] == "32 of 128, from expert.jsonl"
     assert {"signal": "mu", "reads": ["step"], "writes": "mu"} in facts["pipeline"]["stages"]
     assert facts["probe"]["credit and loss"].startswith("ok")
+
+
+def test_the_expert_may_have_a_reduction_of_its_own(loaded, tmp_path):
+    expert = TERMS + '[expert]\npath = "expert.jsonl"\n[mix]\nsft_reduction = '
+    facts = explain(loaded(expert + '"sequence_mean"\n'))
+    assert (facts["loss"]["reduction"], facts["loss"]["sft_reduction"]) == ("token_mean", "sequence_mean")
+    assert facts["probe"]["credit and loss"].startswith("ok")
+    found = problem(loaded, expert + '"sequence_men"\n')
+    assert (found.line, found.key) == (8, "[mix] sft_reduction")
+    assert found.fix == 'did you mean "sequence_mean"?'
+    (tmp_path / "halved.py").write_text("def mean(mask):\n    return mask / (2 * mask.sum())\n")
+    assert loaded(expert + '"halved.mean"\n').components.all("reduction")[-1].name == "halved.mean"
+    assert problem(loaded, expert + "3\n").problem == "must be a string in quotes, not 3"

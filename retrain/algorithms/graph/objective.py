@@ -28,6 +28,7 @@ class Objective:
         terms, reduction: bound loss terms, and how they are reduced.
         corrections: transforms that weigh the advantages by `old_logprobs` against `sampler_logprobs`, in order; a
             row's result depends on that row alone, and an advantage of 0 stays 0. They report no metrics.
+        sft_reduction: of the expert's terms, where there are terms of both sources; None: the same.
 
     Attributes:
         terms: the loss terms in use; those of weight 0 are dropped.
@@ -37,7 +38,13 @@ class Objective:
         signals: those of `reads` that a signal must compute (ref_logprobs, mu ...).
     """
 
-    def __init__(self, terms: Sequence[Bound], reduction: Bound, corrections: Sequence[Bound] = ()) -> None:
+    def __init__(
+        self,
+        terms: Sequence[Bound],
+        reduction: Bound,
+        corrections: Sequence[Bound] = (),
+        sft_reduction: Bound | None = None,
+    ) -> None:
         self.terms = [term for term in terms if term.params["weight"] != 0]
         self.reduction, self.corrections = reduction, tuple(corrections)
         if not self.terms:
@@ -48,8 +55,10 @@ class Objective:
                 raise ComponentError(f'loss "{name}" is listed twice', "keep one and set its weight")
         self.sources = frozenset(source_of(term) for term in self.terms)
         self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
+        self._sft_reduction = reduction
         if self.mixed:
             self.reads |= {MIXED}
+            self._sft_reduction = sft_reduction or reduction
         self.signals = self.reads - BASE_COLUMNS - POLICY_COLUMNS
 
     @property
@@ -75,8 +84,8 @@ class Objective:
 
     def _reduced(self, term: Bound, batch: Batch) -> Tensor:
         mask = (batch.response_mask & _rows(term, batch)[:, None]).to(batch.advantages.dtype)
-        columns = [mask if name == "mask" else batch.column(name) for name in self.reduction.reads]
-        return self.reduction(*columns)
+        reduction = self._sft_reduction if source_of(term) == "expert" else self.reduction
+        return reduction(*(mask if name == "mask" else batch.column(name) for name in reduction.reads))
 
     def __call__(self, columns: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss contribution of some rows.

@@ -18,8 +18,10 @@ VECTORS = json.loads((Path(__file__).parents[2] / "data/vectors.json").read_text
 REDUCTIONS = ["token_mean", "sequence_mean", "dr_grpo"]
 
 
-def objective(*terms, reduction="token_mean"):
-    return Objective([find("loss", name).bind(params) for name, params in terms], find("reduction", reduction).bind())
+def objective(*terms, reduction="token_mean", sft_reduction=None):
+    bound = [find("loss", name).bind(params) for name, params in terms]
+    own = sft_reduction and find("reduction", sft_reduction).bind()
+    return Objective(bound, find("reduction", reduction).bind(), sft_reduction=own)
 
 
 def mixed():
@@ -127,6 +129,21 @@ def test_any_split_into_micro_batches_gives_the_same_loss_and_gradient(order, cu
     torch.testing.assert_close(gradient, whole_gradient)
     assert loss == pytest.approx(whole_loss, abs=1e-12)
     assert metrics == pytest.approx(whole_metrics, abs=1e-12)
+
+
+@pytest.mark.parametrize("policys", REDUCTIONS)
+@pytest.mark.parametrize("experts", REDUCTIONS)
+def test_the_sources_may_have_different_reductions(policys, experts):
+    batch, columns = mixed()
+    sft, ppo, mu = ("sft", {}), ("ppo_clip", {}), columns["mu"]
+    left = total(objective(ppo, reduction=policys), batch, columns, [range(5)])
+    right = total(objective(sft, reduction=experts), batch, columns, [range(5)])
+    both = objective(ppo, sft, reduction=policys, sft_reduction=experts)
+    for parts in ([range(5)], [[0, 3], [1, 4], [2]]):
+        loss, gradient, metrics = total(both, batch, columns, parts)
+        assert loss == pytest.approx((1 - mu) * left[0] + mu * right[0], abs=1e-12)
+        torch.testing.assert_close(gradient, (1 - mu) * left[1] + mu * right[1])
+        assert metrics["expert/sft_loss"] == pytest.approx(right[0], abs=1e-12)
 
 
 def test_mu_weighs_the_sources_and_only_where_there_are_both():
