@@ -1,14 +1,16 @@
-"""The command data prepare: files of problems for this and other trainers."""
+"""Commands that write data: problems for trainers, worked solutions, strategic grams."""
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from retrain.cli.config_commands import Json, Overrides
 from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraError
 
 
@@ -90,3 +92,97 @@ def _parquet(parts: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:
         return {}
     except DataError as error:
         raise DataError(f"{error}; drop it from the source, or write jsonl alone with --no-parquet") from error
+
+
+def export(  # noqa: PLR0913 - its options, each with its name
+    file: Annotated[
+        Path | None, typer.Argument(help="TOML file that names the task; the default task without.")
+    ] = None,
+    *,
+    solutions: Annotated[Path, typer.Option(help="The .jsonl file to write.", show_default=False)],
+    count: Annotated[int, typer.Option(min=1, help="Rows to write.")] = 1000,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the problems; that of [training] if not given.")] = None,
+    form: Annotated[
+        Literal["messages", "prompt"], typer.Option("--format", help="Chat messages, or prompt and completion.")
+    ] = "messages",
+    correct_only: Annotated[
+        bool, typer.Option("--correct-only", help="Leave out solutions that the rewards do not call correct.")
+    ] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Write a task's worked solutions as expert data for [expert] path; held-out problems are never among them."""
+    from retrain.config.document import Document, read
+    from retrain.config.load import validate
+    from retrain.tools.worked_solutions import export_solutions
+
+    document = read(file, overrides or ()) if file is not None else Document("defaults")
+    for override in overrides or () if file is None else ():
+        document.override(override)
+    loaded = validate(document)
+    seed = loaded.config.training.seed if seed is None else seed
+    done = export_solutions(loaded, solutions, count, seed=seed, form=form, correct_only=correct_only)
+    if as_json:
+        print(json.dumps({"file": str(solutions)} | vars(done)))
+    else:
+        print(f"wrote {done.rows:,} rows to {solutions}, from {done.solutions:,} solutions")
+
+
+def extract(  # noqa: PLR0913 - the recipe's keys are its options
+    files: Annotated[
+        list[Path] | None, typer.Argument(help=".jsonl, .jsonl.gz or .parquet, or a run's directory.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("grams.json"),
+    column: Annotated[str | None, typer.Option(help="Column with the solution.", show_default="solution, text")] = None,
+    reward_column: Annotated[str, typer.Option(help="Column with the reward.")] = "reward",
+    min_reward: Annotated[
+        float | None, typer.Option(help="Least reward of a successful solution.", show_default="1, if there are any")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Take right solutions of this task instead of files.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many, with --task.")] = 2000,
+    n_min: Annotated[int, typer.Option(min=1, help="Fewest words of a gram.")] = 3,
+    n_max: Annotated[int, typer.Option(min=1, help="Most words of a gram.")] = 5,
+    min_df: Annotated[float, typer.Option(min=0, max=1, help="Share of solutions a gram must occur in.")] = 0.01,
+    max_per_doc_rate: Annotated[
+        float, typer.Option(min=1, help="Most occurrences in a solution that holds it, on average.")
+    ] = 3.0,
+    max_grams: Annotated[int, typer.Option(min=1, help="Most grams, those of most solutions first.")] = 200,
+    lowercase: Annotated[bool, typer.Option(help="Fold upper and lower case.")] = True,
+    clusters: Annotated[int, typer.Option(min=1, help="Clusters of k-means.")] = 100,
+    top_percentile: Annotated[float, typer.Option(min=0.0, max=1, help="Share of clusters that are kept.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, help="Of k-means, and of the task's problems.")] = 0,
+    embedder: Annotated[
+        str | None, typer.Option(help="Directory of a sentence-transformer.", show_default="TF-IDF")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write a chart, as SVG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Extract strategic grams from successful solutions, for [planning] strategic_grams_path.
+
+    N-grams that enough solutions hold are clustered by meaning, and the clusters that occur in most solutions are
+    kept. Prints how much of the text the grams cover.
+    """
+    from retrain.tools import gram_files as grams
+    from retrain.tools.gram_extraction import Recipe
+    from retrain.tools.gram_extraction import extract as extract_grams
+
+    _check_grams(files, task, n_min, n_max)
+    shape = (n_min, n_max, min_df, max_per_doc_rate, max_grams, lowercase)
+    recipe = Recipe(*shape, clusters, top_percentile, seed, embedder)
+    solutions, sources = grams.gather(files or (), grams.Reading(column, reward_column, min_reward), task, count, seed)
+    found = extract_grams(solutions, recipe)
+    covered = grams.coverage(found.grams, solutions)
+    written = json.dumps(grams.document(found, recipe, covered, sources), indent=1, ensure_ascii=False)
+    grams.write(out, written + "\n")
+    if plot is not None:
+        grams.write(plot, grams.plot(found))
+    chart = f" and a chart to {plot}" if plot else ""
+    print(written if as_json else f"{grams.report(found, covered)}\nwrote {len(found.grams)} grams to {out}{chart}")
+
+
+def _check_grams(files: list[Path] | None, task: str | None, n_min: int, n_max: int) -> None:
+    """What no single option can tell."""
+    if bool(files) == bool(task):
+        raise typer.BadParameter("give files, or --task NAME", param_hint="FILES")
+    if n_min > n_max:
+        raise typer.BadParameter(f"{n_min} is above --n-max {n_max}", param_hint="--n-min")

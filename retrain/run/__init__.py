@@ -1,1 +1,1 @@
-"""run."""
+"""One training run: built from a configuration, looped over, evaluated and exported."""

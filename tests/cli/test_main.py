@@ -99,3 +99,8 @@ def test_main_runs_the_app(monkeypatch, capsys):
         main.main()
     assert end.value.code == 0
     assert __version__ in capsys.readouterr().out
+
+
+def test_python_m_retrain_is_the_command():
+    shown = subprocess.run([sys.executable, "-m", "retrain", "--version"], capture_output=True, text=True)
+    assert (shown.returncode, shown.stdout) == (0, f"retrain {__version__}\n")
