@@ -26,6 +26,8 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", "{:.3f}"),
     ("accuracy", "reward/accuracy", "{:.1%}"),
     ("informative", "groups/informative", "{:.0%}"),
+    ("skipped (all correct)", "skipped/all_correct", "{:.0f}"),
+    ("skipped (all wrong)", "skipped/all_wrong", "{:.0f}"),
     ("tokens", "tokens/response", "{:.1f}"),
     ("entropy", "policy/entropy", "{:.3f}"),
     ("grad norm", "grad/norm", "{:.3g}"),
@@ -33,7 +35,7 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
 )
 """Label, metric and format of each curve; a metric that the run does not report has no row."""
 
-_LABEL, _VALUE = 12, 9
+_LABEL, _VALUE = 22, 9
 _SAMPLE_LINES = 3
 
 

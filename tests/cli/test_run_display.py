@@ -10,6 +10,7 @@ from retrain.cli.run_display import Lines, Screen, clean, clock, display, sparkl
 
 def step(number, **changes):
     row = {"step": number, "max_steps": 100, "reward/mean": 0.5, "reward/accuracy": 0.25, "groups/informative": 0.75}
+    row |= {"skipped/all_correct": 1.0, "skipped/all_wrong": 3.0}
     return row | {"tokens/response": 12.0, "grad/norm": 0.1, "time/tokens_per_s": 1234.0, "time/step_s": 0.5} | changes
 
 
@@ -73,6 +74,8 @@ def test_the_picture_names_what_a_user_asks_for():
         "75%",
         "tokens/s",
         "1,234",
+        "skipped (all correct)         1",
+        "skipped (all wrong)           3",
         "grad norm",
         "1+1=",
         "reward 1.000",
@@ -143,8 +146,10 @@ def test_lines_are_few_and_complete(capsys):
     assert printed[-3] == "held-out accuracy 62.5% (95% interval 50.0% to 75.0%) after 20 steps"
     assert printed[-2:] == ["resumed", "Done."]
     assert err == "warning: ·[2Jlook out\n"
-    values = "reward 0.500  accuracy 25.0%  informative 75%  tokens 12.0  grad norm 0.1  tokens/s 1,234  0.50 s"
-    assert f"step 1000/1000  {values}" in printed
+    values = (
+        "reward 0.500  accuracy 25.0%  informative 75%  skipped (all correct) 1  skipped (all wrong) 3  tokens 12.0"
+    )
+    assert f"step 1000/1000  {values}  grad norm 0.1  tokens/s 1,234  0.50 s" in printed
 
 
 def test_without_a_terminal_or_when_asked_there_are_lines(monkeypatch, capsys):
