@@ -6,7 +6,7 @@ Importing this module does not import torch; tensors appear in annotations only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -211,6 +211,51 @@ POLICY_COLUMNS: frozenset[str] = frozenset({"old_logprobs", "entropy", "varentro
 """Columns that the policy's scoring forward yields, all in one pass."""
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """LoRA's update of one matrix W [out, in]: up @ down, in float32.
+
+    Attributes:
+        up: [out, r], the scale alpha / r included.
+        down: [r, in].
+        transposed: the state dict holds W as [in, out], as embeddings and GPT-2's layers do.
+    """
+
+    up: Tensor
+    down: Tensor
+    transposed: bool = False
+
+    def added(self, weight: Tensor) -> Tensor:
+        """W + up @ down in float32, in the layout of `weight`: what is small beside W is lost in fewer digits."""
+        update = self.up @ self.down
+        return weight.float() + (update.T if self.transposed else update)
+
+
+class Adapted(Mapping[str, "Tensor"]):
+    """The full state dict of a model with LoRA. An adapted matrix is merged, in float32, when it is read.
+
+    An engine that computes in less than float32 takes the two parts and adds what they compute: a merged matrix
+    loses an update that is smaller than the last digit of its weights.
+
+    Attributes:
+        base: the frozen weights, in their own precision.
+        updates: of the adapted matrices, by their names in `base`.
+    """
+
+    def __init__(self, base: Mapping[str, Tensor], updates: Mapping[str, LowRank]) -> None:
+        self.base, self.updates = base, updates
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight, update = self.base[name], self.updates.get(name)
+        return weight if update is None else update.added(weight)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.base)
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+
 class Sampler(Protocol):
     """Where completions come from: the two verbs of an engine. `AdapterSampler` has one more.
 
@@ -233,7 +278,7 @@ class Sampler(Protocol):
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample with these weights (a full `state_dict()`, tied entries included) from now on."""
+        """Sample with these weights from now on: a full `state_dict()`, tied entries included; with LoRA, `Adapted`."""
         ...
 
 
@@ -241,7 +286,7 @@ class AdapterSampler(Sampler, Protocol):
     """A sampler that can take LoRA's adapter by itself: `load_weights` once for the frozen base, then `load_adapter`.
 
     Attributes:
-        takes_adapters: whether it is to be given adapters; otherwise it gets full weights with the adapter merged.
+        takes_adapters: whether it is to be given adapters; otherwise it gets full weights, `Adapted`.
     """
 
     takes_adapters: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,6 +78,9 @@ def export(
     directory: Annotated[Path, typer.Argument(help="Where to write the model.", show_default=False)],
     push_to_hub: Annotated[str | None, typer.Option(help="Also upload it as this repository, OWNER/NAME.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the uploaded repository private.")] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Of the weights: exact, or rounded once to half the size.")
+    ] = "float32",
 ) -> None:
     """Write the model of a run or checkpoint in transformers format, with tokenizer and model card.
 
@@ -89,7 +92,7 @@ def export(
     from retrain.run.export import export as write
     from retrain.run.export import push
 
-    write(trained, directory)
+    write(trained, directory, dtype)
     print(f"{directory}: written")
     if push_to_hub:
         print(push(directory, push_to_hub, private))

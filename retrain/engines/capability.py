@@ -74,8 +74,10 @@ def unsupported(model: Any) -> str | None:
 
 
 def fusable(model: Any) -> bool:
-    """Whether the rewritten forward of the Llama family computes this model."""
+    """Whether the rewritten forward of the Llama family computes this model, with LoRA in its layers alone."""
     model = base_model(model)
+    if any(hasattr(edge, "base_layer") for edge in (model.get_input_embeddings(), model.get_output_embeddings())):
+        return False
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     return (

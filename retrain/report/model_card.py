@@ -42,6 +42,11 @@ class Card:
     adapter: bool = False
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @property
+    def made_here(self) -> bool:
+        """Training started from weights that this run made, and that nobody else has."""
+        return _is_builtin(self) or self.warmup_steps > 0
+
 
 def write_card(directory: Path, card: Card) -> Path:
     """Write the card to `directory/README.md`, where tools and the hub look for it."""
@@ -64,11 +69,39 @@ def render_card(card: Card) -> str:
     return "\n\n".join(sections) + "\n"
 
 
+def render_adapter_card(card: Card, base: str) -> str:
+    """The card of the adapter alone, as Markdown. `base` is what it was trained on; "../base" is beside its folder."""
+    beside = base.startswith("..")
+    place, where = f"`{base}`", json.dumps(base)
+    if beside:
+        place, where = "in the folder `base` beside this one", f'adapter / "{base}"'
+    return f"""---
+library_name: peft
+{"" if beside else f"base_model: {json.dumps(base)}{chr(10)}"}tags: ["retrain", "lora"]
+---
+
+# {card.name}, the adapter
+
+{_summary(card)} These are the LoRA adapter's weights alone, in peft's format and float32. Its base model is
+{place}; the folder above this one holds the merged model.
+
+```python
+from pathlib import Path
+
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+adapter = Path("path/to/this/directory")
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({where}), adapter)
+```
+"""
+
+
 def _front_matter(card: Card) -> str:
     algorithm = ["reinforcement-learning"] if card.steps else []
     lines = [
         f"license: {json.dumps(card.license or _default_license(card))}",
-        *([] if _made_here(card) else [f"base_model: {json.dumps(card.base)}"]),
+        *([] if _is_builtin(card) else [f"base_model: {json.dumps(card.base)}"]),
         "library_name: transformers",
         "pipeline_tag: text-generation",
         f"tags: {json.dumps(['retrain', *algorithm, card.task])}",
@@ -109,22 +142,22 @@ def _usage(card: Card) -> str:
         'model = AutoModelForCausalLM.from_pretrained("path/to/this/directory")\n'
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")\n```'
     )
-    base = "`base/`" if _made_here(card) or card.warmup_steps else f"`{card.base}`"
+    base = "`base/`" if card.made_here else f"`{card.base}`"
     adapter = f"\n\nThe adapter alone, in peft's format, is in `adapter/`, for {base}; the weights here have it merged."
     return code + (adapter if card.adapter else "")
 
 
 def _license_section(card: Card) -> str:
-    if _made_here(card):
+    if _is_builtin(card):
         return f"{card.license or _default_license(card)}. The weights were initialized at random and trained here."
     return f"The license of `{card.base}` applies to these weights, which derive from it."
 
 
 def _default_license(card: Card) -> str:
-    return "apache-2.0" if _made_here(card) else "other"
+    return "apache-2.0" if _is_builtin(card) else "other"
 
 
-def _made_here(card: Card) -> bool:
+def _is_builtin(card: Card) -> bool:
     return card.base.startswith("builtin:")
 
 

@@ -6,43 +6,49 @@ import shutil
 from pathlib import Path
 
 from retrain.errors import StorageError
-from retrain.report.model_card import Card, write_card
+from retrain.report.model_card import Card, render_adapter_card, write_card
 from retrain.run.run_parts import Trained
 from retrain.storage.run_directory import read_rows
 from retrain.training.model.loading import save_model
-from retrain.types import BUILTIN
 
 
-def export(trained: Trained, folder: Path) -> None:
+def export(trained: Trained, folder: Path, dtype: str = "float32") -> None:
     """Write model, tokenizer and card; with LoRA the merged model, and the adapter in `folder/adapter`.
 
-    What the adapter applies to is in `folder/base` if the run made it itself, by its warm start. A stateful signal
-    with a method `export(folder)` writes what it has learned to `folder/NAME`.
+    What the adapter applies to is in `folder/base` if the run made it itself. A stateful signal with a method
+    `export(folder)` writes what it has learned to `folder/NAME`.
+
+    Args:
+        dtype: of the model's weights. "float32" keeps all that training changed; "bfloat16" rounds once, at the end.
     """
-    save_model(folder, trained.policy.model, trained.loaded.tokenizer, trained.policy.weights())
-    final = trained.directory.path / "model"
-    if Path(trained.config.model.path) == final:
-        _copy_folders(final, folder)
+    policy = trained.policy
+    save_model(folder, policy.model, trained.loaded.tokenizer, policy.weights(), dtype)
+    if trained.final is not None:
+        _copy_folders(trained.final, folder)
     else:
-        if trained.policy.adapter is not None:
-            _save_adapter(trained, folder)
         for name, part in trained.pipeline.stateful.items():
             if hasattr(part, "export"):
                 part.export(folder / name)
-    write_card(folder, card_of(trained, folder))
+    card = card_of(trained, folder)
+    if policy.adapter is not None:
+        _save_adapter(trained, folder, card)
+    write_card(folder, card)
 
 
-def _save_adapter(trained: Trained, folder: Path) -> None:
-    policy = trained.policy
-    if trained.config.warmup.steps or trained.config.model.path.startswith(BUILTIN):
-        save_model(folder / "base", policy.model, trained.loaded.tokenizer, policy.weights(adapters=False))
-        policy.save_adapter(folder / "adapter", base=str(folder / "base"))
+def _save_adapter(trained: Trained, folder: Path, card: Card) -> None:
+    """The adapter, and its base where nothing else has it: paths between the two hold wherever they are moved to."""
+    policy, path = trained.policy, trained.config.model.path
+    if card.made_here:
+        save_model(folder / "base", policy.model, trained.loaded.tokenizer, policy.base_weights())
+        base = "../base"
     else:
-        policy.save_adapter(folder / "adapter")
+        local = Path(path).expanduser()
+        base = str(local.resolve()) if local.is_dir() else path
+    policy.save_adapter(folder / "adapter", base, render_adapter_card(card, base))
 
 
 def _copy_folders(model: Path, folder: Path) -> None:
-    """What stands beside a final model: opened again, it is merged, and its signals are new."""
+    """What stands beside a final model that was opened again: its signals are new ones in this process."""
     for part in model.iterdir():
         if part.is_dir() and model.resolve() != folder.resolve():
             shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
@@ -60,7 +66,7 @@ def card_of(trained: Trained, folder: Path) -> Card:
         evaluations=read_rows(run / "eval.jsonl"),
         steps=trained.steps,
         warmup_steps=config["warmup"]["steps"],
-        adapter=(folder / "adapter").is_dir(),
+        adapter=trained.policy.adapter is not None or (folder / "adapter").is_dir(),
     )
 
 

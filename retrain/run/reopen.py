@@ -62,9 +62,11 @@ def reopen_trained(target: Path, observe: Observer) -> Trained:
 
 
 def _restore(trained: Trained, run: Path, saved: Path | None) -> None:
-    """Load a checkpoint; without one the final model has been loaded already."""
+    """Load a checkpoint; without one the final model has been loaded already, but for an adapter."""
     if saved is None:
-        trained.steps = len(read_rows(run / "metrics.jsonl"))
+        trained.steps, trained.final = len(read_rows(run / "metrics.jsonl")), run / "model"
+        if trained.policy.adapter is not None:
+            trained.policy.load_adapter(trained.final / "adapter")
     else:
         trained.restore(checkpoint.load(saved))
 
@@ -85,20 +87,38 @@ def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:
     """The configuration that a run was started with, overridden.
 
     Args:
-        final: take the run's saved model instead of what the run started from.
+        final: take the run's saved model instead of what the run started from: with LoRA its adapter on its base.
     """
     data: dict[str, Any] = read_json(run / "config.resolved.json")
     data.pop("components", None)
     if final:
-        data["model"] |= {"path": str(run / "model"), "revision": None}
-        for table in filter(lambda table: isinstance(table, dict), data.values()):
-            table.pop("lora", None)  # the final model has its adapter merged, for the trainer and for an engine
-        data["warmup"] |= {"steps": 0}
+        _start_from_final(run / "model", data)
     data["logging"] |= {"trackers": []}
     document = Document(str(run / "config.resolved.json"), data=data)
     for override in overrides:
         document.override(override)
     return validate(document)
+
+
+def _start_from_final(model: Path, data: dict[str, Any]) -> None:
+    """Have a configuration start from a final model.
+
+    Adapter and base stay apart, as they were trained. Where the base has gone, the merged weights are all there is,
+    and the embedded engine must not round them.
+    """
+    from retrain.training.model.loading import is_here
+
+    table = data["model"]
+    adapted, made = (model / "adapter").is_dir(), model / "base"
+    data["warmup"] |= {"steps": 0}
+    if adapted and made.is_dir():
+        table |= {"path": str(made), "revision": None}
+    elif not adapted or not is_here(table["path"], table["revision"]):
+        table |= {"path": str(model), "revision": None}
+        for section in filter(lambda section: isinstance(section, dict), data.values()):
+            section.pop("lora", None)
+        if adapted:
+            data["torch"] = data.get("torch", {}) | {"dtype": "float32"}
 
 
 def _locate(target: Path, observe: Observer) -> tuple[Path, Path | None]:

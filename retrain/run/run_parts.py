@@ -9,6 +9,8 @@ from retrain.errors import ComponentError
 from retrain.types import AdapterSampler, Observer, Sampler, State, Task
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from retrain.algorithms.graph.objective import Objective
     from retrain.algorithms.graph.pipeline import Pipeline
     from retrain.config.schema import Config
@@ -36,6 +38,7 @@ class Trained:
         directory: where everything is written.
         observe: is told of events as they happen.
         steps: of the run, that the policy's weights have behind them.
+        final: the folder of the final model that the weights come from; the signals are then new ones.
     """
 
     config: Config
@@ -46,6 +49,7 @@ class Trained:
     directory: RunDirectory
     observe: Observer = silent
     steps: int = 0
+    final: Path | None = None
 
     def restore(self, state: State) -> None:
         """Take policy and signals from a checkpoint. A part that the checkpoint's run did not have starts anew."""
@@ -100,7 +104,7 @@ class Parts(Trained):
         if self.policy.adapter is None:
             raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
         if not self._has_base:
-            self.sampler.load_weights(self.policy.weights(adapters=False), version)
+            self.sampler.load_weights(self.policy.base_weights(), version)
             self._has_base = True
         folder = self.directory.path / "adapter"
         self.policy.save_adapter(folder)

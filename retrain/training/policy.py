@@ -94,7 +94,7 @@ class TorchPolicy:
 
     def reference_weights(self) -> dict[str, Tensor]:
         """Full weights of the reference, by the base model's names."""
-        return _tensors(self._frozen.model) if self.adapter is None else self.weights(adapters=False)
+        return _tensors(self._frozen.model) if self.adapter is None else self.base_weights()
 
     @cached_property
     def _frozen(self) -> Forward:
@@ -129,15 +129,16 @@ class TorchPolicy:
         # Once the weights have moved, the distance to the sampler says nothing about the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 
-    def weights(self, adapters: bool = True) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         """Full weights by the base model's names, tied entries included, for a sampler; views where possible.
 
-        Args:
-            adapters: False leaves LoRA's adapters out: the frozen base.
+        With LoRA they are `Adapted`: a matrix is merged in float32 when it is read.
         """
-        if self.adapter is not None:
-            return lora.merged(self.model, self._name if adapters else None)
-        return _tensors(self.model)
+        return _tensors(self.model) if self.adapter is None else lora.weights(self.model, self._name)
+
+    def base_weights(self) -> dict[str, Tensor]:
+        """The frozen weights under LoRA's adapters, by the base model's names."""
+        return lora.base_weights(self.model)
 
     def state_dict(self) -> State:
         """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies."""
@@ -152,10 +153,23 @@ class TorchPolicy:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
 
-    def save_adapter(self, path: Path, base: str = "") -> None:
-        """Write the adapter in peft's format; `base` says where its base model is, if not where it was loaded from."""
+    def save_adapter(self, folder: Path, base: str = "", card: str = "") -> None:
+        """Write the adapter in peft's format.
+
+        Args:
+            base: where its base model is, if not where it was loaded from.
+            card: text of a README.md.
+        """
+        lora.save(self._wrapper, folder, base, card)
+
+    def load_adapter(self, folder: Path) -> None:
+        """Take what `save_adapter` wrote; StorageError if it cannot be read or is another model's."""
+        lora.load(self._wrapper, folder)
+
+    @property
+    def _wrapper(self) -> Any:
         assert self.adapter is not None, "only a policy with LoRA has an adapter"
-        lora.save(self.adapter, path, base)
+        return self.adapter
 
     def _minibatches(self, batch: Batch) -> list[Tensor]:
         """Every `minibatches`-th row, so that each part has a share of every group."""

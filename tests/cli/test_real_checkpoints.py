@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, GPTNeoXConfig, MambaConfig, MistralConfig
 
 from retrain.storage import checkpoint
@@ -168,10 +169,10 @@ def test_adapters_train_end_to_end(folder, train, cli, family, warmup):
 
     # The adapter fits the model that it names: the run's own base where a warm start came first.
     named = json.loads((run / "model" / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert named == ("runs/run/model/base" if warmup else "base")
+    assert named == ("../base" if warmup else str(folder / "base"))
     ids = torch.arange(20)[None] * 7
     expected = AutoModelForCausalLM.from_pretrained(run / "model")(ids).logits
-    base = AutoModelForCausalLM.from_pretrained(named)
+    base = AutoModelForCausalLM.from_pretrained(run / "model" / "adapter" / named)
     assert (base(ids).logits - expected).abs().max() > 0.01
     adapted = peft.PeftModel.from_pretrained(base, run / "model" / "adapter")
     torch.testing.assert_close(adapted(ids).logits, expected, rtol=1e-4, atol=1e-4)
@@ -182,6 +183,13 @@ def test_adapters_train_end_to_end(folder, train, cli, family, warmup):
         assert {os.path.relpath(file, folder / "out") for file in (folder / "out").rglob("*.safetensors")} == files
         assert all((folder / "out" / file).read_bytes() == (run / "model" / file).read_bytes() for file in files)
     assert cli("eval", "runs/run").exit_code == 0
+
+    # An export in half the size is rounded once, from the exact sums.
+    assert cli("export", "runs/run", "half", "--dtype", "bfloat16").exit_code == 0
+    assert json.loads((folder / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    half, whole = (load_file(path / "model.safetensors") for path in (folder / "half", run / "model"))
+    assert {value.dtype for value in whole.values()} == {torch.float32}
+    assert all(torch.equal(half[name], value.bfloat16()) for name, value in whole.items())
 
 
 def test_adapters_resume_bit_for_bit(folder, train, cli):

@@ -22,6 +22,8 @@ from transformers import (
 
 from retrain.algorithms.graph.objective import Objective
 from retrain.registry import find
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Batch
 
 VOCABULARY = 32
@@ -100,3 +102,27 @@ def make_objective(*names: str, reduction: str = "token_mean") -> Objective:
     """The named loss terms, each with weight 1."""
     terms = [find("loss", name).bind({"weight": 1.0}) for name in names or ("ppo_clip",)]
     return Objective(terms, find("reduction", reduction).bind({}))
+
+
+def train_adapter(
+    kind: str = "qwen3", lr: float = 1e-5, dtype: str = "bfloat16", steps: int = 20, **lora
+) -> TorchPolicy:
+    """A policy with LoRA after some updates; its base is held in `dtype`."""
+    settings = PolicySettings(lr=lr, dtype=dtype, lora=LoraSettings(**{"r": 4, "alpha": 8, **lora}))
+    policy = TorchPolicy(make_model(kind).to(getattr(torch, dtype)), settings)
+    for seed in range(20):
+        policy.update(make_batch(seed=seed), make_objective())
+    return policy
+
+
+def exact_updates(policy: TorchPolicy) -> dict[str, torch.Tensor]:
+    """(alpha / r) B A of every adapted matrix in float64, by its name and in the layout of the state dict."""
+    found, lora = {}, policy.settings.lora
+    for name, value in policy.state_dict()["model"].items():
+        if ".lora_B." in name:
+            down = policy.state_dict()["model"][name.replace("lora_B", "lora_A")]
+            update = lora.alpha / lora.r * value.double() @ down.double()
+            layer = name.split(".lora_B.")[0]
+            conv = type(policy.model.get_submodule(layer).get_base_layer()).__name__ == "Conv1D"
+            found[f"{layer}.weight"] = update.T if conv else update
+    return found

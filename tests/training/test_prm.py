@@ -340,10 +340,10 @@ def test_policy_is_bit_identical_with_and_without_a_process_reward_model_beside_
         found.append(scores)
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
     assert equal(weights(alone), weights(beside))
-    assert equal(weights(alone) | alone.weights(adapters=False), weights(beside) | beside.weights(adapters=False))
+    assert equal(alone.base_weights(), beside.base_weights())
     assert alone.state_dict()["model"].keys() == beside.state_dict()["model"].keys()
     assert prm.model.step == 3
-    assert not equal(weights(prm.model), prm.model.weights(adapters=False))
+    assert not equal(weights(prm.model), prm.model.base_weights())
     assert not any(module.training for module in beside.model.modules())
 
 
@@ -358,9 +358,9 @@ def test_its_adapter_is_all_that_it_trains_and_the_base_is_shared():
     assert own.keys() == prm.state_dict()["model"]["model"].keys()
     assert all(".prm." in name for name in own)
     assert {id(p) for p in own.values()}.isdisjoint(id(p) for p in policy.optimizer.parameters.values())
-    base = {name: value.clone() for name, value in policy.weights(adapters=False).items()}
+    base = {name: value.clone() for name, value in policy.base_weights().items()}
     moved(prm, judged())
-    assert equal(policy.weights(adapters=False), base)
+    assert equal(policy.base_weights(), base)
     assert equal(policy.weights(), base)
     assert {name for name, p in policy.model.named_parameters() if p.requires_grad} == {
         name for name, p in policy.model.named_parameters() if ".default." in name

@@ -13,12 +13,24 @@ from torch.nn import functional
 
 from retrain.engines.embedded.general import check_weights
 from retrain.engines.embedded.slots import Slots, attend
-
-Linear = tuple[Tensor, Tensor | None]
-"""Weight [out, in] and bias [out] or None."""
+from retrain.types import Adapted
 
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(query [..., heads, head_dim], key, value [..., kv_heads, head_dim], layer) -> [..., heads, head_dim]."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Linear layers that read the same input, as one.
+
+    Attributes:
+        weight: [out, in]. bias: [out], or None.
+        update: LoRA's up [out, r] and down [r, in], float32, kept beside a weight that would round them away; or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    update: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,11 @@ class FusedDecoder:
         return query, key, value
 
     def _linear(self, inputs: Tensor, layer: Linear) -> Tensor:
-        return functional.linear(inputs.to(self._dtype), *layer)
+        out = functional.linear(inputs.to(self._dtype), layer.weight, layer.bias)
+        if layer.update is None:
+            return out
+        up, down = layer.update
+        return (out + functional.linear(functional.linear(inputs.float(), down), up)).to(self._wide)
 
     def _normed(self, hidden: Tensor, gain: Tensor) -> Tensor:
         return functional.rms_norm(hidden, gain.shape, gain, self._eps)
@@ -165,10 +181,23 @@ class FusedDecoder:
 
     def _merged(self, weights: Mapping[str, Tensor], *names: str) -> Linear:
         """The linear layers of these names, which read the same input, as one."""
-        weight = torch.cat([weights[f"{name}.weight"] for name in names])
         biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
         bias = torch.cat(biases).to(self._device, self._dtype) if biases else None
-        return weight.to(self._device, self._dtype), bias
+        held, update = weights, None
+        if isinstance(weights, Adapted) and self._dtype != torch.float32:
+            held, update = weights.base, self._beside(weights, [f"{name}.weight" for name in names])
+        weight = torch.cat([held[f"{name}.weight"] for name in names])
+        return Linear(weight.to(self._device, self._dtype), bias, update)
+
+    def _beside(self, weights: Adapted, names: list[str]) -> tuple[Tensor, Tensor] | None:
+        """The updates of these matrices as one: their downs one below the other, their ups along a diagonal."""
+        if weights.updates.keys().isdisjoint(names):
+            return None
+        updates = [weights.updates.get(name) for name in names]
+        sizes = [len(weights.base[name]) for name in names]
+        ups = [torch.zeros(size, 0) if low is None else low.up for low, size in zip(updates, sizes, strict=True)]
+        downs = [low.down for low in updates if low is not None]
+        return torch.block_diag(*(up.to(self._device) for up in ups)), torch.cat(downs).to(self._device)
 
     def _copy(self, weight: Tensor) -> Tensor:
         return weight.detach().to(self._device, self._wide, copy=True)

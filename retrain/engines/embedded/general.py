@@ -13,6 +13,7 @@ from transformers.initialization import no_init_weights
 
 from retrain.engines.embedded.slots import ATTENTION, Slots
 from retrain.errors import EngineError
+from retrain.types import Adapted, LowRank
 
 
 class GeneralDecoder:
@@ -94,16 +95,44 @@ def own_instance(model: Any, dtype: torch.dtype) -> Any:
     return own
 
 
+class AddedBeside:
+    """Forward hook: adds what LoRA's update of a layer's matrix computes, in float32, to the layer's output."""
+
+    def __init__(self, update: LowRank, device: torch.device) -> None:
+        self._up, self._down = update.up.to(device, copy=True), update.down.to(device, copy=True)
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        given = inputs[0]
+        if given.is_floating_point():
+            low = functional.linear(given.float(), self._down)
+        else:  # ids of an embedding
+            low = functional.embedding(given, self._down.T)
+        return (output + functional.linear(low, self._up)).to(output.dtype)
+
+
 def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy a full state dict into a module; EngineError, with nothing copied, if names or shapes differ."""
+    """Copy a full state dict into a module; EngineError, with nothing copied, if names or shapes differ.
+
+    What LoRA has adapted is merged where the module holds float32. Where it holds less, base and update stay apart.
+    """
     own = module.state_dict()
     check_weights({name: tuple(value.shape) for name, value in own.items()}, weights)
+    for hook in getattr(module, "beside", ()):
+        hook.remove()
+    hooks: list[Any] = []
     for name, value in own.items():
-        value.copy_(weights[name])
+        if isinstance(weights, Adapted) and name in weights.updates and value.dtype != torch.float32:
+            value.copy_(weights.base[name])
+            layer = module.get_submodule(name.rpartition(".")[0])
+            hooks.append(layer.register_forward_hook(AddedBeside(weights.updates[name], value.device)))
+        else:
+            value.copy_(weights[name])
+    module.beside = tuple(hooks)  # pyright: ignore[reportArgumentType] - a plain attribute
 
 
 def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
     """EngineError naming what is missing, unknown or of another shape."""
+    weights = weights.base if isinstance(weights, Adapted) else weights
     wrong = [f"{name} is missing" for name in expected if name not in weights]
     wrong += [f"{name} is unknown" for name in weights if name not in expected]
     for name, shape in expected.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.utils import disable_progress_bars
 from safetensors import SafetensorError
 from torch import Tensor
@@ -233,24 +235,45 @@ def template_warning(tokenizer: Any, prompt: str | list[dict[str, str]], chat: C
 
 
 def save_model(
-    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor]
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: Mapping[str, Tensor],
+    dtype: str | None = None,
 ) -> None:
     """Write a model in transformers format (safetensors), for `from_pretrained` of any tool.
 
     Args:
         model: gives architecture, config and generation_config.
-        weights: the policy's full weights, adapters merged, by the base model's names.
+        weights: the policy's full weights by the base model's names.
+        dtype: "float32" or "bfloat16", for all weights: readers hold a model in one precision. None takes float32 if
+            any weight has it, as the merged ones of LoRA do, so that none is rounded.
     """
+    tensors = distinct(weights)
+    kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    kind = getattr(torch, dtype) if dtype else torch.float32 if torch.float32 in kinds else kinds.pop()
+    tensors = {name: value.to(kind) if value.is_floating_point() else value for name, value in tensors.items()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(directory, state_dict=distinct(weights))
+        model.save_pretrained(directory, state_dict=tensors)
+        if model.dtype != kind:  # readers round the weights to what the configuration says
+            config = copy.deepcopy(model.config)
+            config.dtype = kind
+            config.save_pretrained(directory)
         tokenizer.save_pretrained(str(directory))
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{directory}: the model cannot be saved ({error})") from error
 
 
+def is_here(path: str, revision: str | None) -> bool:
+    """Whether a model is in this directory, or in the hub's local cache; asks no network."""
+    local = (Path(path).expanduser() / "config.json").is_file()
+    return local or isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
+
+
 def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors, every storage once, under its first name: a tied head is left to tying."""
+    weights = dict(weights)  # what is computed when it is read has no address of its own until it is kept
     found: dict[int, str] = {}
     for name, value in weights.items():
         found.setdefault(value.data_ptr(), name)

@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from retrain.errors import ComponentError, MissingExtraError, writing
+from retrain.errors import ComponentError, MissingExtraError, StorageError, writing
 from retrain.training.settings import LoraSettings
+from retrain.types import Adapted, LowRank
 
 POLICY = "default"
 """Name of the policy's own adapter, as peft calls the first one."""
+_LAYERS = (nn.Linear, nn.Embedding, Conv1D)
+"""Layers whose update is one product of two matrices."""
 
 
 def inject(model: Any, settings: LoraSettings) -> Any:
@@ -41,6 +47,8 @@ def inject(model: Any, settings: LoraSettings) -> Any:
             "[model.lora] target_modules names the embedding or the head, and this model has one matrix for both",
             "leave them out",
         )
+    if other := [name for name, layer in _adapted(model) if not isinstance(layer.get_base_layer(), _LAYERS)]:
+        raise ComponentError(f"[model.lora] target_modules: {other[0]} is no linear layer", "leave it out")
     _float(model)
     return wrapper
 
@@ -101,23 +109,33 @@ def adapters_off(wrapper: Any) -> Generator[None]:
         yield
 
 
-def merged(model: Any, adapter: str | None) -> dict[str, Tensor]:
-    """Full weights under the base model's names, W + (alpha / r) B A (without an adapter: W); nothing is changed."""
-    adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
-    weights: dict[str, Tensor] = {}
-    for key, value in model.state_dict().items():
-        layer, _, leaf = key.rpartition(".")
-        owner = layer.removesuffix(".base_layer")
-        if ".lora_" in key:
-            continue
-        if adapter and owner in adapted and leaf == "weight":
-            value = value + adapted[owner].get_delta_weight(adapter).to(value.dtype)
-        weights[f"{owner}.{leaf}"] = value.detach()
-    return weights
+def weights(model: Any, adapter: str) -> Adapted:
+    """The model's full weights under the base model's names, with this adapter; views of the parameters."""
+    updates = {f"{name}.weight": _low_rank(layer, adapter) for name, layer in _adapted(model)}
+    return Adapted(base_weights(model), updates)
 
 
-def save(wrapper: Any, path: Path, base: str) -> None:
-    """Write the policy's adapter in peft's format, for the base model at `base` (unless empty).
+def base_weights(model: Any) -> dict[str, Tensor]:
+    """The frozen weights under the base model's names; views."""
+    state = {key: value.detach() for key, value in model.state_dict().items() if ".lora_" not in key}
+    return {key.replace(".base_layer.", "."): value for key, value in state.items()}
+
+
+def _adapted(model: Any) -> list[tuple[str, Any]]:
+    return [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "get_delta_weight")]
+
+
+def _low_rank(layer: Any, adapter: str) -> LowRank:
+    if adapter in layer.lora_embedding_A:
+        down, up = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
+    else:
+        down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+    transposed = isinstance(layer.get_base_layer(), (nn.Embedding, Conv1D))
+    return LowRank(up.detach() * layer.scaling[adapter], down.detach(), transposed)
+
+
+def save(wrapper: Any, path: Path, base: str, card: str = "") -> None:
+    """Write the policy's adapter in peft's format, for the base model at `base` (unless empty), with its README.md.
 
     Every file is written beside the folder, and only then put in the place of the last one: who reads them
     meanwhile finds no half of one.
@@ -134,10 +152,26 @@ def save(wrapper: Any, path: Path, base: str) -> None:
             stage.mkdir(exist_ok=True)
             # The embeddings are frozen; left to itself, peft asks the hub every time whether they have been resized.
             wrapper.save_pretrained(stage, selected_adapters=[POLICY], save_embedding_layers=False)
+            (stage / "README.md").unlink()  # peft's is an empty form
+            if card:
+                (stage / "README.md").write_text(card, encoding="utf-8")
             for file in sorted(stage.iterdir()):
                 file.replace(path / file.name)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
+
+
+def load(wrapper: Any, path: Path) -> None:
+    """Take the policy's adapter from peft's format; StorageError if it cannot be read or is of another shape."""
+    from peft import set_peft_model_state_dict
+
+    file = path / "adapter_model.safetensors"
+    try:
+        report = set_peft_model_state_dict(wrapper, load_file(file), adapter_name=POLICY)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise StorageError(f"{file}: the adapter cannot be read ({error})") from error
+    if missing := [name for name in report.missing_keys if f".{POLICY}." in name]:
+        raise StorageError(f"{file} has no weights for {', '.join(missing[:3])}")
 
 
 @contextmanager

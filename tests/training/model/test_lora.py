@@ -10,7 +10,7 @@ from retrain.errors import ComponentError, MissingExtraError, StorageError
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.model.test_forward import own_logprobs
-from tests.training.small_models import make_batch, make_model, make_objective
+from tests.training.small_models import exact_updates, make_batch, make_model, make_objective, train_adapter
 
 pytest.importorskip("peft")
 
@@ -138,4 +138,25 @@ def test_a_frozen_bfloat16_base_gets_float32_adapters():
     trained = TorchPolicy(model, PolicySettings(lr=1e-2, dtype="bfloat16", lora=LoraSettings(r=4)))
     assert {p.dtype for p in trained.optimizer.parameters.values()} == {torch.float32}
     assert trained.update(make_batch(), make_objective())["update/nonfinite"] == 0
-    assert {value.dtype for value in trained.weights().values()} == {torch.bfloat16}
+    assert {value.dtype for value in trained.base_weights().values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("lr", [1e-5, 1e-3])
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_merged_weights_keep_the_update_whatever_the_base_is_held_in(kind, lr, dtype):
+    trained = train_adapter(kind, lr, dtype)
+    base, merged = trained.base_weights(), trained.weights()
+    found = exact_updates(trained)
+    assert len(found) == (14 if kind == "qwen3" else 8)
+    for name, update in found.items():
+        assert merged[name].dtype == torch.float32
+        assert (merged[name].double() - base[name].double() - update).norm() < 1e-3 * update.norm(), name
+    assert all(merged[name].data_ptr() == base[name].data_ptr() for name in base.keys() - found.keys())
+
+
+def test_only_linear_layers_and_embeddings_get_adapters():
+    model = make_model("llama")
+    model.model.layers[0].mlp.extra = torch.nn.Conv1d(3, 3, 1)
+    with pytest.raises(ComponentError, match=r"target_modules: model.layers.0.mlp.extra is no linear layer"):
+        TorchPolicy(model, PolicySettings(lora=LoraSettings(target_modules=("extra",))))

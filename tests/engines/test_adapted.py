@@ -1,0 +1,100 @@
+"""What the engines sample with LoRA is W + (alpha / r) B A, however small the update is."""
+
+import pytest
+import torch
+
+from retrain.engines import GenerateEngine, TorchEngine
+from retrain.engines.embedded.general import AddedBeside
+from retrain.types import LowRank, Sampling
+from tests.engines.models import scored
+from tests.training.small_models import exact_updates, train_adapter
+
+pytest.importorskip("peft")
+
+FUSED = {"q_proj": ("qkv", 0, 32), "k_proj": ("qkv", 32, 48), "v_proj": ("qkv", 48, 64), "o_proj": ("out", 0, 32),
+         "gate_proj": ("gate_up", 0, 48), "up_proj": ("gate_up", 48, 96), "down_proj": ("down", 0, 32)}  # fmt: skip
+SAMPLING = Sampling(group_size=4, max_tokens=12, seed=4)
+
+
+def fused_matrix(decoder, name):
+    """What the fused decoder multiplies by where the model has this matrix: its products with unit vectors."""
+    field, first, last = FUSED[name.split(".")[-2]]
+    linear = getattr(decoder._layers[int(name.split(".")[2])], field)
+    return decoder._linear(torch.eye(linear.weight.shape[1]), linear).double().T[first:last]
+
+
+def module_matrix(model, name):
+    """The same of a transformers model."""
+    layer = model.get_submodule(name.removesuffix(".weight"))
+    transposed = type(layer).__name__ == "Conv1D"
+    products = layer(torch.eye(layer.weight.shape[0 if transposed else 1])).double()
+    products = products if layer.bias is None else products - layer.bias.double()
+    return products if transposed else products.T
+
+
+def worst(policy, matrix):
+    """The largest ||sampled - (W + BA)|| / ||BA|| of any adapted matrix."""
+    base = policy.base_weights()
+    updates = exact_updates(policy)
+    assert updates
+    return max((matrix(n) - base[n].double() - update).norm() / update.norm() for n, update in updates.items())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("lr", [1e-5, 1e-3])
+def test_every_engine_samples_base_plus_update(lr, dtype):
+    policy = train_adapter("qwen3", lr, dtype)
+    fused, general = (TorchEngine(policy.adapter, dtype=dtype, fused=fused) for fused in (True, False))
+    generate = GenerateEngine(policy.adapter)
+    for engine in (fused, general, generate):
+        engine.load_weights(policy.weights(), 1)
+    assert worst(policy, lambda name: fused_matrix(fused._decoder, name)) < 1e-3
+    assert worst(policy, lambda name: module_matrix(general._decoder._model, name)) < 1e-3
+    assert worst(policy, lambda name: module_matrix(generate._model, name)) < 1e-3
+    # The update waits for `load_weights`, and the next one replaces it.
+    before = [engine.sample([[5, 9]], SAMPLING) for engine in (fused, general, generate)]
+    for parameter in policy.optimizer.parameters.values():
+        parameter.data += 0.5
+    assert [engine.sample([[5, 9]], SAMPLING) for engine in (fused, general, generate)] == before
+    for engine in (fused, general, generate):
+        engine.load_weights(policy.weights(), 2)
+    assert worst(policy, lambda name: fused_matrix(fused._decoder, name)) < 1e-3
+    assert worst(policy, lambda name: module_matrix(general._decoder._model, name)) < 1e-3
+
+
+@pytest.mark.parametrize("lr", [1e-5, 1e-3])
+def test_layers_that_hold_in_by_out_matrices_are_sampled_as_faithfully(lr):
+    policy = train_adapter("gpt2", lr)
+    engine = TorchEngine(policy.adapter, dtype="bfloat16")
+    engine.load_weights(policy.weights(), 1)
+    assert worst(policy, lambda name: module_matrix(engine._decoder._model, name)) < 1e-3
+
+
+def test_adapters_on_the_embedding_and_the_head_are_sampled():
+    policy = train_adapter("llama", 1e-2, "float32", target_modules=("embed_tokens", "lm_head", "k_proj"))
+    engine = TorchEngine(policy.adapter, dtype="float32")
+    assert "general" in engine.describe()
+    engine.load_weights(policy.weights(), 1)
+    row = engine.sample([[5, 9]], SAMPLING)[0][0]
+    assert scored(policy.model, [5, 9], row.ids, 1.0).tolist() == pytest.approx(row.logprobs, abs=1e-4)
+
+
+def test_what_is_added_is_the_product_for_vectors_and_for_ids():
+    up, down = torch.randn(6, 2), torch.randn(2, 5)
+    beside = AddedBeside(LowRank(up, down), torch.device("cpu"))
+    given, ids = torch.randn(3, 5).bfloat16(), torch.tensor([[4, 0, 1]])
+    zero = torch.zeros(3, 6)
+    torch.testing.assert_close(beside(torch.nn.Identity(), (given,), zero), given.float() @ (up @ down).T)
+    torch.testing.assert_close(beside(torch.nn.Identity(), (ids,), zero[None]), (up @ down).T[ids])
+    assert beside(torch.nn.Identity(), (given,), zero.bfloat16()).dtype == torch.bfloat16
+
+
+def test_full_weights_take_the_place_of_adapted_ones():
+    policy = train_adapter("qwen3", 1e-2)
+    for engine in (TorchEngine(policy.adapter, dtype="bfloat16", fused=fused) for fused in (True, False)):
+        engine.load_weights(policy.base_weights(), 0)
+        plain = engine.sample([[5, 9]], SAMPLING)
+        engine.load_weights(policy.weights(), 1)
+        assert engine.sample([[5, 9]], SAMPLING)[0][0].logprobs != plain[0][0].logprobs
+        engine.load_weights(policy.base_weights(), 0)
+        assert engine.sample([[5, 9]], SAMPLING) == plain
