@@ -2,7 +2,7 @@
 # Needs python3 (3.11 or newer) with pip; PYTHON=... names another one.
 
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 VLLM   := .venv-vllm
 RAY    := .venv-ray
 BIN    := $(VENV)/bin
@@ -11,11 +11,16 @@ INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-ver
 # One thread per process: the models are small, and the tests already run in two processes.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
 
-.PHONY: help demo test test-vllm test-ray faults mutants check format docs bench clean
+# What shows whether a Python can run retrain: no training, no server, no other process.
+QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
+PYTHONS ?= python3.11 python3.12 python3.13
+
+.PHONY: help demo test matrix quick test-vllm test-ray faults mutants check format docs bench clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
 	@echo "make test    run the tests with coverage"
+	@echo "make matrix  run the quick tests with every Python of 3.11, 3.12 and 3.13 that is installed"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
 	@echo "make faults  kill real runs at random moments and compare what they leave"
@@ -31,6 +36,19 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+
+# Each Python has an environment of its own, .venv-3.12; one that is not installed is left out.
+matrix:
+	@ran=; for python in $(PYTHONS); do \
+		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || { echo "== $$python is not installed"; continue; }; \
+		echo "== Python $$version"; \
+		$(MAKE) --no-print-directory quick PYTHON=$$python VENV=.venv-$$version || exit 1; \
+		ran="$$ran $$version"; \
+	done; \
+	test -n "$$ran" || { echo "no Python of: $(PYTHONS)"; exit 1; }; echo "passed with Python$$ran"
+
+quick: $(VENV)/.test
+	$(ENV) $(BIN)/python -m pytest $(QUICK)
 
 test-vllm: $(VLLM)/.ready
 	$(ENV) $(VLLM)/bin/python -m pytest -m vllm tests/vllm
@@ -57,14 +75,14 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/.docs
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(RAY) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -1,4 +1,7 @@
-"""Write docs/reference/*.md from the code: configuration from the schema, components from their docstrings."""
+"""Write docs/reference/* from the code: configuration from the schema, components from their docstrings, pictures.
+
+`python -m docs.generate`, from the root of the repository.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from docs.measure import ROOT
+from docs.pictures import layers_picture, step_picture, step_stops
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.config.document import ALIASES
 from retrain.config.schema import Config
@@ -200,7 +205,17 @@ def component_text(part: Component) -> str:
     return f"### `{part.name}`\n\n{first}\n\n{body}{reads}{parameters}"
 
 
-PAGES = {"configuration.md": configuration_page, "components.md": components_page}
+def one_step() -> str:
+    """The picture of the step that docs/architecture.md describes."""
+    return step_picture(step_stops((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
+
+
+PAGES = {
+    "configuration.md": configuration_page,
+    "components.md": components_page,
+    "layers.svg": layers_picture,
+    "step.svg": one_step,
+}
 
 
 def main(folder: Path = Path(__file__).parent / "reference") -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from retrain.types import TransformContext as TransformContext
     from retrain.types import TransformOutput as TransformOutput
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _ELSEWHERE = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",

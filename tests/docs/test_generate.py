@@ -1,15 +1,13 @@
 """The generated pages name every key and component there is."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
+from docs import generate
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.config.schema import Config
 from retrain.registry import components
 
-GENERATE = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "generate.py"))
+GENERATE = vars(generate)
 
 
 @pytest.fixture(scope="module")

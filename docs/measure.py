@@ -1,0 +1,116 @@
+"""Lines and imports of the package, read from its source."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_BLANK = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
+_PRAGMAS = ("# noqa", "# type:", "# pyright:", "# fmt:")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package.
+
+    Attributes:
+        name: dotted, `retrain.run.loop`; a package has the name of its folder.
+        file: its path.
+    """
+
+    name: str
+    file: Path
+
+    @property
+    def room(self) -> str:
+        """The part of the package that it belongs to: `run`; "" for the package itself."""
+        return f"{self.name}.".split(".")[1]
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed source."""
+        return ast.parse(self.file.read_text(encoding="utf-8"))
+
+    @cached_property
+    def code(self) -> frozenset[int]:
+        """Numbers of the lines that are neither docstring, comment nor blank."""
+        return self._tokens[0]
+
+    @property
+    def comments(self) -> int:
+        """Count of comments, those behind code included and orders to tools excluded."""
+        return self._tokens[1]
+
+    @cached_property
+    def _tokens(self) -> tuple[frozenset[int], int]:
+        lines, comments = set[int](), 0
+        for token in tokenize.generate_tokens(io.StringIO(self.file.read_text(encoding="utf-8")).readline):
+            comments += token.type == tokenize.COMMENT and not token.string.startswith(_PRAGMAS)
+            if token.type not in _BLANK | {tokenize.COMMENT}:
+                lines.update(range(token.start[0], token.end[0] + 1))
+        for node in ast.walk(self.tree):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        return frozenset(lines), comments
+
+    def functions(self) -> Iterator[tuple[str, int]]:
+        """(name, code lines) of every function, methods and inner functions included."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield node.name, len(self.code.intersection(range(node.lineno, (node.end_lineno or 0) + 1)))
+
+    def imports(self) -> Iterator[str]:
+        """The rooms that it imports from, one for each statement; imports inside functions count too."""
+        for node in ast.walk(self.tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [f"{node.module}.{node.names[0].name}"]
+            yield from (name.split(".")[1] for name in names if name.startswith("retrain."))
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Every module of the package, sorted by path."""
+    found: list[Module] = []
+    for file in sorted((ROOT / "retrain").rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        found.append(Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), file))
+    return tuple(found)
+
+
+def layers() -> list[list[str]]:
+    """The layers of the import contract, highest first; rooms of one layer do not import each other."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    contract = next(
+        one for one in settings["contracts"] if one["type"] == "layers" and one["containers"] == ["retrain"]
+    )
+    return [[room.strip() for room in line.split("|")] for line in contract["layers"]]
+
+
+def lines_of_rooms() -> Counter[str]:
+    """Code lines of every room."""
+    return Counter({room: sum(len(one.code) for one in modules() if one.room == room) for room in rooms()})
+
+
+def rooms() -> list[str]:
+    """Every room, from the highest layer to the lowest."""
+    return [room for line in layers() for room in line]
+
+
+def arrows() -> Counter[tuple[str, str]]:
+    """(room, room that it imports from) -> import statements."""
+    known = set(rooms())
+    pairs = Counter((one.room, other) for one in modules() for other in one.imports())
+    return Counter({pair: count for pair, count in pairs.items() if known.issuperset(pair) and pair[0] != pair[1]})
