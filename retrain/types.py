@@ -1,4 +1,4 @@
-"""Data that crosses layers: problems, rollouts, batches, and the protocols of the hardware.
+"""Data that crosses layers: problems, rollouts and batches.
 
 Importing this module does not import torch; tensors appear in annotations only.
 """
@@ -6,13 +6,11 @@ Importing this module does not import torch; tensors appear in annotations only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
 BUILTIN = "builtin:"
@@ -42,18 +40,6 @@ class Problem:
     answer: str
     solution: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-class Task(Protocol):
-    """Where problems come from. Training and held-out problems never overlap, whatever the seed."""
-
-    def problem(self, index: int) -> Problem:
-        """Training problem number `index` (0, 1, ...) in this seed's order; endless, finite data wraps."""
-        ...
-
-    def heldout(self, count: int) -> list[Problem]:
-        """The first `count` held-out problems, the same for every seed; fewer if the data has fewer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,81 +240,6 @@ class Adapted(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self.base)
-
-
-class Sampler(Protocol):
-    """Where completions come from: the two verbs of an engine. `AdapterSampler` has one more.
-
-    It may have `close()`, called at the end of the run, and `hurry()`, called when the run is to stop after the step
-    under way: what else it waits for, other than its own work, is not worth waiting for any more.
-
-    Attributes:
-        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
-            that rounding explains; stale or wrong weights show more.
-    """
-
-    tolerance: float
-
-    def describe(self) -> str:
-        """What computes the completions, in words."""
-        ...
-
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        """`sampling.group_size` completions for each prompt (token ids), in the prompts' order."""
-        ...
-
-    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample with these weights from now on: a full `state_dict()`, tied entries included; with LoRA, `Adapted`."""
-        ...
-
-
-class AdapterSampler(Sampler, Protocol):
-    """A sampler that can take LoRA's adapter by itself: `load_weights` once for the frozen base, then `load_adapter`.
-
-    Attributes:
-        takes_adapters: whether it is to be given adapters; otherwise it gets full weights, `Adapted`.
-    """
-
-    takes_adapters: bool
-
-    def load_adapter(self, folder: Path, version: int) -> None:
-        """Sample with the base and the adapter in this folder, in peft's format, instead of the last adapter.
-
-        The folder stays as it is until the next call.
-        """
-        ...
-
-
-class Policy(Protocol):
-    """The trainable model behind four verbs."""
-
-    def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
-        """POLICY_COLUMNS by name, each [N, T] float32, no gradient, 0 outside response_mask."""
-        ...
-
-    def update(self, batch: Batch, objective: Any) -> Metrics:
-        """One optimizer step on the objective over the whole batch."""
-        ...
-
-    def state_dict(self) -> State:
-        """Weights, optimizer and schedule."""
-        ...
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` gave."""
-        ...
-
-
-class Stateful(Protocol):
-    """Life cycle of a part that remembers: once per step before credit, once after the update."""
-
-    def before(self, batch: Batch) -> Metrics: ...
-
-    def after(self, batch: Batch) -> Metrics: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from retrain import functional as F
+from retrain.protocols import Part
 from retrain.registry import signal
 from retrain.types import Batch, Metrics, State
 
@@ -18,7 +19,7 @@ _COLLAPSE = 0.2  # share of the initial variance at which the automatic schedule
 
 
 @signal("sepa_lambda", table="sepa")
-class SepaLambda:
+class SepaLambda(Part):
     """Pooling weight in [0, 1], and the entropies of planning and execution tokens that every run logs.
 
     linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1)

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
 from retrain.registry import task
 from retrain.types import Problem
 
@@ -42,7 +43,7 @@ class Habits:
 
 
 @task("addition")
-class Addition:
+class Addition(Task):
     """Sums `a+b?` of two numbers with the same count of digits; the answer follows a final `so`.
 
     Whether a problem is held out is a hash of its unordered pair of summands, so training and held-out

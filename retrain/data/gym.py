@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, get_args
 from retrain.data.rows import digest_of
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
 from retrain.registry import reward, task
 from retrain.types import Problem
 
@@ -67,7 +68,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @task("gym", extra=("reasoning_gym", "gym"))
-class Gym:
+class Gym(Task):
     """Problems of one reasoning-gym data set, endless; score them with the reward `gym`.
 
     A hash of the question decides whether a problem is held out, so the two sides are disjoint whatever

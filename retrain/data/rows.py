@@ -15,6 +15,7 @@ from pydantic import Field
 
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -57,7 +58,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class RowTask:
+class RowTask(Task):
     """Problems in memory: training endless, each epoch in an order of its own; held-out fixed.
 
     Attributes:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model, check_request, tolerance_of
 from retrain.errors import EngineError
+from retrain.protocols import Sampler
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @engine("transformers")
-class GenerateEngine:
+class GenerateEngine(Sampler):
     """`model.generate` with every sampling field explicit; the model's generation_config never decides.
 
     Log-probs are those of the processed scores: tempered, and truncated by top_k and top_p. At temperature 0

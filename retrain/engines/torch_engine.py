@@ -9,6 +9,7 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model, check_request, fusable, tolerance_of, unsupported
 from retrain.errors import ComponentError, EngineError
+from retrain.protocols import Sampler
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @engine("torch", exact=True, concurrent=True)
-class TorchEngine:
+class TorchEngine(Sampler):
     """Samples with the trainer's own forward, and no per-token bookkeeping.
 
     A prompt is computed once and its keys and values repeated for the group; finished rows are compacted away.

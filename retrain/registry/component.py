@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, create_model
 
 from retrain.errors import ComponentError
+from retrain.protocols import PROTOCOLS
 
 KINDS: tuple[str, ...] = (
     "advantage",
@@ -75,6 +76,20 @@ class Component:
         return _positional(self.target) if inspect.isclass(self.target) else ()
 
     @cached_property
+    def whole(self) -> type[Any]:
+        """The class, with its protocol's defaults for the verbs that it leaves out; ComponentError if one has none."""
+        protocol, target = PROTOCOLS.get(self.kind), self.target
+        assert inspect.isclass(target)
+        if protocol is None:
+            return target
+        names = {"__module__": target.__module__, "__doc__": target.__doc__}
+        whole: Any = target if protocol in target.__mro__ else type(target.__name__, (target, protocol), names)
+        if lacking := ", ".join(sorted(whole.__abstractmethods__)):
+            problem = f"{self.kind} {self.name!r} lacks {lacking}"
+            raise ComponentError(problem, f"see {protocol.__name__} in retrain/protocols.py")
+        return whole
+
+    @cached_property
     def schema(self) -> type[BaseModel]:
         """Pydantic model of its parameters: the keyword-only parameters, strict, unknown keys refused."""
         fields: dict[str, Any] = {}
@@ -133,7 +148,8 @@ class Bound:
                 f"{self.component.kind} {self.name!r} needs {', '.join(missing)}, which this run does not have",
                 f"it can be built with: {', '.join(sorted(resources))}",
             )
-        return self.component.target(*(resources[name] for name in self.component.needs), **self.arguments)
+        whole = self.component.whole
+        return whole(*(resources[name] for name in self.component.needs), **self.arguments)
 
 
 def _signature(target: Callable[..., Any]) -> inspect.Signature:

@@ -18,6 +18,7 @@ from retrain.data.expert_file import read_experts
 from retrain.engines.capability import choose_engine
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
+from retrain.protocols import Policy, Task
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
 from retrain.run.expert_rows import build_experts
@@ -28,7 +29,7 @@ from retrain.training.model.loading import Loaded, load_model, template_warning
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.warmup import WarmupSettings, warm_start
-from retrain.types import Observer, Task
+from retrain.types import Observer
 
 _VOCABULARY_PROBLEMS = 2000
 """Problems whose texts a built-in model's tokenizer is made from."""
@@ -194,7 +195,7 @@ def policy_settings(config: Config, device: torch.device) -> PolicySettings:
     )
 
 
-def resources_of(config: Config, model: Loaded, policy: TorchPolicy, directory: RunDirectory) -> dict[str, Any]:
+def resources_of(config: Config, model: Loaded, policy: Policy, directory: RunDirectory) -> dict[str, Any]:
     """The parts of the run that a component may ask for, by name."""
     return {
         "policy": policy,

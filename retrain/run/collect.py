@@ -76,7 +76,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
             dropped = added(dropped, counts)
         kept += [len(rollouts) + i for i in valid]
         rollouts += fresh
-    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)} | _told(parts.sampler)
+    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)} | parts.sampler.metrics()
     metrics["rollout/staleness"] = step - sum(r.weights_version for r in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:
@@ -89,11 +89,6 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
 def added(counts: Metrics, more: Metrics) -> Metrics:
     """Counts of two rounds, name by name; a name that only one of them has keeps its count."""
     return {name: counts.get(name, 0.0) + more.get(name, 0.0) for name in counts | more}
-
-
-def _told(sampler: Any) -> Metrics:
-    """What an engine counts; `metrics()` is optional."""
-    return sampler.metrics() if hasattr(sampler, "metrics") else {}
 
 
 def draw(parts: Parts, cursor: int, count: int) -> tuple[list[Problem], int, int]:

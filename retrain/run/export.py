@@ -15,8 +15,8 @@ from retrain.training.model.loading import save_model
 def export(trained: Trained, folder: Path, dtype: str = "float32") -> None:
     """Write model, tokenizer and card; with LoRA the merged model, and the adapter in `folder/adapter`.
 
-    What the adapter applies to is in `folder/base` if the run made it itself. A stateful signal with a method
-    `export(folder)` writes what it has learned to `folder/NAME`.
+    What the adapter applies to is in `folder/base` if the run made it itself. A part of credit that has
+    learned something writes it to `folder/NAME`.
 
     Args:
         dtype: of the model's weights. "float32" keeps all that training changed; "bfloat16" rounds once, at the end.
@@ -27,8 +27,7 @@ def export(trained: Trained, folder: Path, dtype: str = "float32") -> None:
         _copy_folders(trained.final, folder)
     else:
         for name, part in trained.pipeline.stateful.items():
-            if hasattr(part, "export"):
-                part.export(folder / name)
+            part.export(folder / name)
     card = card_of(trained, folder)
     if policy.adapter is not None:
         _save_adapter(trained, folder, card)

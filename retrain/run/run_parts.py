@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from retrain.errors import ComponentError
-from retrain.types import AdapterSampler, Observer, Sampler, State, Task
+from retrain.protocols import Part, Policy, Sampler, Task, Tracker
+from retrain.types import Observer, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from retrain.run.expert_rows import Experts
     from retrain.storage.run_directory import RunDirectory
     from retrain.training.model.loading import Loaded
-    from retrain.training.policy import TorchPolicy
 
 
 def silent(event: str, details: Any) -> None:
@@ -43,7 +44,7 @@ class Trained:
 
     config: Config
     loaded: Loaded
-    policy: TorchPolicy
+    policy: Policy
     pipeline: Pipeline
     objective: Objective
     directory: RunDirectory
@@ -58,7 +59,7 @@ class Trained:
             self.restore_part(name, part, state["signals"].get(name))
         self.steps = int(state["loop"]["step"])
 
-    def restore_part(self, name: str, part: Any, saved: State | None) -> None:
+    def restore_part(self, name: str, part: Part | Experts, saved: State | None) -> None:
         """Give a part its saved state, or say that there is none."""
         if saved is not None:
             part.load_state_dict(saved)
@@ -85,7 +86,7 @@ class Parts(Trained):
     pool: RewardPool
     prompts: int
     experts: Experts | None = None
-    trackers: list[Any] = field(default_factory=list[Any])
+    trackers: Sequence[Tracker] = ()
     _has_base: bool = field(default=False, init=False)
 
     def sync(self, version: int) -> None:
@@ -98,7 +99,7 @@ class Parts(Trained):
             StorageError: it takes them from a file, which cannot be written.
             ComponentError: it takes adapters, and the policy has none.
         """
-        if not getattr(self.sampler, "takes_adapters", False):
+        if not self.sampler.takes_adapters:
             self.sampler.load_weights(self.policy.weights(), version)
             return
         if self.policy.adapter is None:
@@ -108,7 +109,7 @@ class Parts(Trained):
             self._has_base = True
         folder = self.directory.path / "adapter"
         self.policy.save_adapter(folder)
-        cast(AdapterSampler, self.sampler).load_adapter(folder, version)
+        self.sampler.load_adapter(folder, version)
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Everything a resumed run needs to go on bit for bit.
@@ -122,9 +123,8 @@ class Parts(Trained):
 
     @property
     def data(self) -> dict[str, dict[str, Any]]:
-        """Hash of each section's data; None for a task that does not tell (a `fingerprint` is optional)."""
-        fingerprint = getattr(self.task, "fingerprint", None)
-        found = {"task": {"data": None if fingerprint is None else str(fingerprint())}}
+        """Hash of each section's data; None for a task that has no `fingerprint`."""
+        found: dict[str, dict[str, Any]] = {"task": {"data": self.task.fingerprint()}}
         return found | ({"expert": {"data": self.experts.data}} if self.experts is not None else {})
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
@@ -135,9 +135,8 @@ class Parts(Trained):
         return self.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:
-        """End the reward processes, the trackers, and a sampler that has something to end."""
+        """End the reward processes, the trackers and the sampler."""
         self.pool.close()
         for tracker in self.trackers:
             tracker.close()
-        if (close := getattr(self.sampler, "close", None)) is not None:
-            close()
+        self.sampler.close()

@@ -32,7 +32,7 @@ class Stop:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, self._previous)
 
-    def defer(self, tell: Callable[[], None] | None) -> None:
+    def defer(self, tell: Callable[[], None]) -> None:
         """From now on a step may be under way, which the signal lets end; when it arrives, `tell` is called."""
         self._tell, self.deferred = tell, True
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain import registry
+from retrain.protocols import Sampler
 from retrain.types import Sampling
 
 
@@ -38,11 +39,10 @@ def _sample(bound: registry.Bound) -> str:
     model: Any = build_model(tokenizer).to(device)  # pyright: ignore[reportArgumentType]
     with tempfile.TemporaryDirectory() as folder:
         parts = {"model": model, "tokenizer": tokenizer, "seed": 0, "device": device, "run_dir": Path(folder)}
-        sampler = bound.build(parts)
+        sampler: Sampler = bound.build(parts)
         try:
             sampler.load_weights(model.state_dict(), 0)
             sampler.sample([[3]], Sampling(group_size=1, max_tokens=1))
-            return str(sampler.describe())
+            return sampler.describe()
         finally:
-            if hasattr(sampler, "close"):
-                sampler.close()
+            sampler.close()

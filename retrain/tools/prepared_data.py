@@ -13,7 +13,8 @@ from typing import Any
 
 from retrain.data.rows import RowTask, in_hash_order, prompt_hash
 from retrain.errors import DataError, MissingExtraError, StorageError
-from retrain.types import Problem, Task
+from retrain.protocols import Task
+from retrain.types import Problem
 
 Row = dict[str, Any]
 

@@ -10,7 +10,8 @@ from typing import Literal
 
 from retrain.config.load import LoadedConfig
 from retrain.errors import DataError, StorageError
-from retrain.types import Problem, Task
+from retrain.protocols import Task
+from retrain.types import Problem
 
 Format = Literal["messages", "prompt"]
 

@@ -5,27 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
+from retrain.protocols import Tracker
 from retrain.types import Metrics, Observer
 
 _WAITING = 1000
 """Rows that may wait for a slow tracker."""
 
 
-class Tracker(Protocol):
-    """A sink of metrics."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step."""
-        ...
-
-    def close(self) -> None:
-        """Flush and finish."""
-        ...
-
-
-class Guard:
+class Guard(Tracker):
     """Runs a tracker in a thread of its own and drops it at the first failure, with one warning.
 
     `log` returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish within

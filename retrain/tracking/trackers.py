@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retrain.errors import MissingExtraError
+from retrain.protocols import Tracker
 from retrain.registry import tracker
 
 
 @tracker("wandb")
-class Wandb:
+class Wandb(Tracker):
     """Weights & Biases; works offline, into the run directory, where there is no key.
 
     Args:
@@ -83,7 +84,7 @@ class Wandb:
 
 
 @tracker("tensorboard", extra=("tensorboard", "tensorboard"))
-class Tensorboard:
+class Tensorboard(Tracker):
     """TensorBoard event files in `tensorboard/` of the run directory."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -106,7 +107,7 @@ class Tensorboard:
 
 
 @tracker("trackio", extra=("trackio", "trackio"))
-class Trackio:
+class Trackio(Tracker):
     """trackio: local dashboards, or a Space.
 
     Args:

@@ -13,6 +13,7 @@ from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Part, Policy
 from retrain.registry import Component, find, signal
 from retrain.training.reference import fingerprint, unjudged
 from retrain.types import Batch, Metrics, State
@@ -20,7 +21,6 @@ from retrain.types import Batch, Metrics, State
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retrain.training.policy import TorchPolicy
     from retrain.training.settings import PolicySettings
 
 Positive = Annotated[float, Field(gt=0)]
@@ -31,7 +31,7 @@ REFERENCE = "reference"
 
 
 @signal("process_rewards", table="prime", models=("trained", "frozen"))
-class ProcessRewards:
+class ProcessRewards(Part):
     """r_t = beta * (log phi(y_t) - log ref(y_t)) at each response token, [N, T], 0 elsewhere.
 
     phi is a language model that starts where the policy starts and learns, from outcomes alone, that
@@ -62,7 +62,7 @@ class ProcessRewards:
 
     def __init__(  # noqa: PLR0913 - two parts of the run and seven keys, each with its name
         self,
-        policy: TorchPolicy,
+        policy: Policy,
         tokenizer: Any,
         *,
         beta: Positive = 0.05,
@@ -200,7 +200,7 @@ def pair_accuracy(scores: Tensor, correct: Tensor, group_ids: Tensor) -> Metrics
     return {"prm/accuracy": float(won[pairs].mean())}
 
 
-def _settings(policy: TorchPolicy, lr: float, max_grad_norm: float) -> PolicySettings:
+def _settings(policy: Policy, lr: float, max_grad_norm: float) -> PolicySettings:
     """The policy's forward with an optimizer of its own: one step per batch."""
     lora = policy.settings.lora
     return replace(
@@ -217,7 +217,7 @@ def _settings(policy: TorchPolicy, lr: float, max_grad_norm: float) -> PolicySet
     )
 
 
-def _start(policy: TorchPolicy, tokenizer: Any, settings: PolicySettings, path: str | None) -> TorchPolicy:
+def _start(policy: Policy, tokenizer: Any, settings: PolicySettings, path: str | None) -> Policy:
     """phi before training."""
     if path is None:
         return policy.sibling("prm", settings)
@@ -227,7 +227,7 @@ def _start(policy: TorchPolicy, tokenizer: Any, settings: PolicySettings, path: 
             "remove it, or train without LoRA",
         )
     from retrain.training.model.loading import load_model
-    from retrain.training.policy import TorchPolicy as Trainable
+    from retrain.training.policy import TorchPolicy
 
     loaded = load_model(path)
     own: Any = loaded.tokenizer
@@ -236,4 +236,4 @@ def _start(policy: TorchPolicy, tokenizer: Any, settings: PolicySettings, path: 
             f"[prime] path = {path!r} has another tokenizer than the policy", "its ids must be the same"
         )
     model: Any = loaded.model
-    return Trainable(model.to(policy.device), settings)
+    return TorchPolicy(model.to(policy.device), settings)

@@ -6,17 +6,16 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import StorageError
+from retrain.protocols import Part, Policy
 from retrain.registry import signal
-from retrain.types import Batch, Metrics, State
+from retrain.types import Batch, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retrain.training.policy import TorchPolicy
-
 
 @signal("ref_logprobs", models=("frozen",))
-class ReferenceLogprobs:
+class ReferenceLogprobs(Part):
     """log p of each response token under the weights training started from, [N, T] nats, 0 elsewhere.
 
     With LoRA the reference is the base model with adapters off and costs no memory, else a frozen copy.
@@ -24,7 +23,7 @@ class ReferenceLogprobs:
     checkpoint proves it.
     """
 
-    def __init__(self, policy: TorchPolicy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._score = policy.reference()
         self.fingerprint = "" if policy.adapter is not None else fingerprint(policy.reference_weights())
 
@@ -32,12 +31,6 @@ class ReferenceLogprobs:
         self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
     ) -> Tensor:
         return self._score(unjudged(input_ids, attention_mask, response_mask, sampler_logprobs))
-
-    def before(self, batch: Batch) -> Metrics:
-        return {}
-
-    def after(self, batch: Batch) -> Metrics:
-        return {}
 
     def state_dict(self) -> State:
         return {"fingerprint": self.fingerprint}

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
 from retrain.algorithms.graph.plain_functions import Hyper, call_context, call_lists
-from retrain.errors import ComponentError, UserCodeError
+from retrain.errors import UserCodeError
+from retrain.protocols import Part
 from retrain.registry import Bound
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LIFE_CYCLE = ("before", "after", "state_dict", "load_state_dict")
 Signals = Callable[[str], Bound | None]
 
 
@@ -49,13 +49,13 @@ class Pipeline:
     Attributes:
         graph: the stages in order, for `explain`.
         policy_columns: what `policy.logprobs` must add to the batch before `credit`.
-        stateful: signals that remember, by name: before / after / state_dict / load_state_dict.
+        stateful: the parts with a state to save, by name.
     """
 
     def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Hyper) -> None:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
-        self.stateful: dict[str, Any] = {}
-        self._built: dict[tuple[str, str], Any] = {}
+        self.stateful: dict[str, Part] = {}
+        self._built: dict[tuple[str, str], Part] = {}
 
     @classmethod
     def resolve(cls, stages: Stages, signal: Signals, given: frozenset[str] = frozenset()) -> Pipeline:
@@ -78,28 +78,23 @@ class Pipeline:
         """Build class components from the run's parts; ComponentError if one is missing."""
         for stage in self.graph:
             if stage.bound.component.stateful:
-                built = self._built[stage.kind, stage.name] = stage.bound.build(resources)
-                has = [hasattr(built, method) for method in LIFE_CYCLE]
-                if any(has) and not all(has):
-                    raise ComponentError(
-                        f'{stage.kind} "{stage.name}" has only part of a life cycle',
-                        f"write all of {', '.join(LIFE_CYCLE)}",
-                    )
-                if all(has):
-                    self.stateful[stage.name] = built
+                part: Part = stage.bound.build(resources)
+                self._built[stage.kind, stage.name] = part
+                if part.stateful:
+                    self.stateful[stage.name] = part
 
     def before(self, batch: Batch) -> Metrics:
-        """Tell the stateful signals that a step begins: its rollouts, never expert rows; not told if there are none."""
-        return self._tell("before", batch)
+        """Every part's `before`: it sees the step's rollouts, never expert rows; skipped if there are no rollouts."""
+        return self._reports(batch, lambda part, rollouts: part.before(rollouts))
 
     def after(self, batch: Batch) -> Metrics:
-        """Tell them that the update is done; `batch` is what `credit` returned."""
-        return self._tell("after", batch)
+        """Every part's `after`; `batch` is what `credit` returned."""
+        return self._reports(batch, lambda part, rollouts: part.after(rollouts))
 
-    def _tell(self, event: str, batch: Batch) -> Metrics:
-        _, part = _rollouts(batch)
-        stateful = self.stateful.values() if len(part.rewards) else ()
-        return {name: value for signal in stateful for name, value in getattr(signal, event)(part).items()}
+    def _reports(self, batch: Batch, ask: Callable[[Part, Batch], Metrics]) -> Metrics:
+        _, rollouts = _rollouts(batch)
+        parts = self._built.values() if len(rollouts.rewards) else ()
+        return {name: value for part in parts for name, value in ask(part, rollouts).items()}
 
     def credit(self, batch: Batch) -> tuple[Batch, Metrics]:
         """The batch with advantages and the signals' columns, and the metrics of every stage; changes no state.
@@ -172,7 +167,8 @@ class Pipeline:
         return value, metrics
 
     def _callable(self, stage: Stage) -> Callable[..., Any]:
-        return self._built.get((stage.kind, stage.name), stage.bound)
+        built: Any = self._built.get((stage.kind, stage.name))
+        return stage.bound if built is None else built
 
 
 def credit_metrics(columns: Mapping[str, Any], response_mask: Tensor) -> Metrics:

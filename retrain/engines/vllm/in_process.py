@@ -15,6 +15,7 @@ from retrain.engines.capability import base_model, tolerance_of
 from retrain.engines.vllm.isolation import Isolation
 from retrain.errors import ComponentError, EngineError, writing
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Sampler
 from retrain.registry import engine
 from retrain.types import Completion, Sampling
 
@@ -40,7 +41,7 @@ _ADVICE = (
 
 
 @engine("vllm", extra=("vllm", "vllm"))
-class VllmEngine:
+class VllmEngine(Sampler):
     """Samples with vLLM, in this process, from weights that are replaced in place after every step.
 
     vLLM reads the model's architecture from a configuration in `run_dir/vllm`; weights come from `load_weights` and

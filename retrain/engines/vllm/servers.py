@@ -16,6 +16,7 @@ from retrain.engines.capability import base_model, tolerance_of
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.in_process import adapter_rank, check_request, full_shapes, request_fields, write_config
 from retrain.errors import EngineError
+from retrain.protocols import Sampler
 from retrain.registry import engine
 from retrain.system import http_client as http
 from retrain.types import Completion, Metrics, Sampling
@@ -37,7 +38,7 @@ _R = TypeVar("_R")
 
 
 @engine("vllm-server", table="vllm", concurrent=True, elsewhere=True)
-class VllmServerEngine:
+class VllmServerEngine(Sampler):
     """Samples from vLLM servers, which take new weights from a file or from the trainer's GPU.
 
     Every prompt is a request with a time limit. A server that fails, hangs, or answers with other weights than

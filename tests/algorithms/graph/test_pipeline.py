@@ -248,7 +248,7 @@ def test_classes_are_built_from_the_runs_parts():
         def state_dict(self):
             return {}
 
-    with pytest.raises(ComponentError, match="part of a life cycle"):
+    with pytest.raises(ComponentError, match="only one of state_dict and load_state_dict"):
         pipeline(transforms=[component("transform", Half, "half")]).build({"seed": 1})
 
 

@@ -1,0 +1,209 @@
+"""The seams: everything an engine, a policy, a task, a tracker and a part with a life cycle may be asked for.
+
+A verb without a default must be written. A class that is registered or named by a dotted path need not inherit from
+its protocol: `Component.build` adds the defaults for the verbs that it leaves out. Nothing else looks for verbs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from retrain.errors import ComponentError
+from retrain.types import Batch, Completion, Metrics, Problem, Sampling, State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, device
+
+
+class Sampler(Protocol):
+    """Where completions come from: an engine.
+
+    Attributes:
+        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
+            that rounding explains; stale or wrong weights show more.
+        takes_adapters: with LoRA the engine gets the frozen base once by `load_weights`, and then adapters by
+            `load_adapter`; otherwise it gets full weights, `Adapted`.
+    """
+
+    tolerance: float = 0.0
+    takes_adapters: bool = False
+
+    def __init__(self) -> None:
+        """Without parameters, unless the class has its own."""
+
+    @abstractmethod
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
+        """`sampling.group_size` completions for each prompt (token ids), in the prompts' order."""
+
+    @abstractmethod
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Sample with these weights from now on: a full `state_dict()`, tied entries included; with LoRA, `Adapted`."""
+
+    def load_adapter(self, folder: Path, version: int) -> None:
+        """Sample with the base and the adapter in this folder, in peft's format, instead of the last adapter.
+
+        The folder stays as it is until the next call.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """What computes the completions, in words."""
+        return type(self).__name__
+
+    def metrics(self) -> Metrics:
+        """What the engine has counted since the last call."""
+        return {}
+
+    def hurry(self) -> None:
+        """The run is to stop after this step: wait for nothing but the engine's own work. From a signal handler."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Policy(Protocol):
+    """The trainable model.
+
+    Attributes:
+        settings: see `PolicySettings`.
+        model: the transformers model that is trained. adapter: peft's wrapper of it with LoRA, else None.
+        step: optimizer steps taken.
+    """
+
+    settings: Any
+    model: Any
+    adapter: Any
+    step: int
+
+    @property
+    def device(self) -> device:
+        """Where the weights are, and where batches must be."""
+        ...
+
+    def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
+        """POLICY_COLUMNS by name, each [N, T] float32, no gradient, 0 outside response_mask."""
+        ...
+
+    def update(self, batch: Batch, objective: Any) -> Metrics:
+        """The optimizer steps of one training step, on the objective over the whole batch."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Full weights by the base model's names, tied entries included; with LoRA, `Adapted`."""
+        ...
+
+    def base_weights(self) -> dict[str, Tensor]:
+        """The frozen weights under LoRA's adapters, by the base model's names."""
+        ...
+
+    def save_adapter(self, folder: Path, base: str = "", card: str = "") -> None:
+        """Write LoRA's adapter in peft's format; `base` says where its base model is, `card` is a README.md."""
+        ...
+
+    def load_adapter(self, folder: Path) -> None:
+        """Take what `save_adapter` wrote."""
+        ...
+
+    def sibling(self, name: str, settings: Any) -> Policy:
+        """A second model to train, which starts where training started."""
+        ...
+
+    def reference(self) -> Callable[[Batch], Tensor]:
+        """Scores [N, T] by the weights of the first call."""
+        ...
+
+    def reference_weights(self) -> dict[str, Tensor]:
+        """Full weights of the reference, by the base model's names."""
+        ...
+
+    def state_dict(self) -> State:
+        """Weights, optimizer and schedule."""
+        ...
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore what `state_dict` gave."""
+        ...
+
+
+class Task(Protocol):
+    """Where problems come from. Training and held-out problems never overlap, whatever the seed."""
+
+    def __init__(self) -> None:
+        """Without parameters, unless the class has its own."""
+
+    @abstractmethod
+    def problem(self, index: int) -> Problem:
+        """Training problem number `index` (0, 1, ...) in this seed's order; endless, finite data wraps."""
+
+    @abstractmethod
+    def heldout(self, count: int) -> list[Problem]:
+        """The first `count` held-out problems, the same for every seed; fewer if the data has fewer."""
+
+    def fingerprint(self) -> str | None:
+        """Hash of the data and its settings: a run is not resumed on other data. None: it is not known."""
+        return None
+
+
+class Tracker(Protocol):
+    """A sink of metrics."""
+
+    def __init__(self) -> None:
+        """Without parameters, unless the class has its own."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step."""
+
+    def close(self) -> None:
+        """Flush and finish."""
+
+
+class Part(Protocol):
+    """A component of credit assignment with a life cycle: built once per run, saved in its checkpoints.
+
+    Attributes:
+        stateful: the class writes `state_dict` and `load_state_dict`, which come together.
+    """
+
+    stateful: bool = False
+
+    def __init__(self) -> None:
+        """Without parameters, unless the class has its own."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.stateful = cls.state_dict is not Part.state_dict
+        if cls.stateful is (cls.load_state_dict is Part.load_state_dict):
+            problem = f"{cls.__name__} has only one of state_dict and load_state_dict"
+            raise ComponentError(problem, "write both, or neither if there is nothing to save")
+
+    def before(self, batch: Batch) -> Metrics:
+        """A step begins; `batch` has its rollouts, before credit."""
+        return {}
+
+    def after(self, batch: Batch) -> Metrics:
+        """The update is done; `batch` has the columns that credit computed."""
+        return {}
+
+    def state_dict(self) -> State:
+        """What a checkpoint must hold: nested dicts of JSON values and tensors."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore what `state_dict` gave."""
+
+    def export(self, folder: Path) -> None:
+        """Write what was learned, beside the exported model, for other tools."""
+
+
+PROTOCOLS: Mapping[str, Any] = {
+    "engine": Sampler,
+    "task": Task,
+    "tracker": Tracker,
+    **dict.fromkeys(("advantage", "transform", "algorithm", "uncertainty", "signal", "filter"), Part),
+}
+"""The protocol of a kind's classes."""

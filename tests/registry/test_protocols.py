@@ -1,0 +1,82 @@
+"""The protocols: what a class may leave out, what it must write, and that nothing looks for verbs by name."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import retrain
+from retrain.errors import ComponentError
+from retrain.protocols import PROTOCOLS, Policy, Sampler
+from retrain.registry import Component
+
+SOURCES = sorted(Path(retrain.__file__).parent.rglob("*.py"))
+VERBS = {name for protocol in {*PROTOCOLS.values(), Policy} for name in vars(protocol) if not name.startswith("_")}
+
+
+class Bare:
+    """An engine with what it must have, and a table."""
+
+    def __init__(self, model, *, factor: int = 2):
+        self.model, self.factor = model, factor
+
+    def sample(self, prompts, sampling):
+        return []
+
+    def load_weights(self, weights, version):
+        self.version = version
+
+
+class Whole(Bare):
+    def describe(self):
+        return "whole"
+
+    def close(self):
+        self.model = None
+
+
+def build(kind, target, **table):
+    return Component(kind, "mine", target, "mine").bind(table).build({"model": "m"})
+
+
+def test_a_class_gets_the_defaults_of_the_verbs_that_it_leaves_out():
+    engine = build("engine", Bare, factor=3)
+    assert isinstance(engine, Bare)
+    assert (engine.model, engine.factor, engine.tolerance, engine.takes_adapters) == ("m", 3, 0.0, False)
+    assert (engine.describe(), engine.metrics(), engine.hurry(), engine.close()) == ("Bare", {}, None, None)
+
+
+def test_verbs_that_are_written_stay():
+    engine = build("engine", Whole)
+    engine.close()
+    assert (engine.describe(), engine.model) == ("whole", None)
+
+
+def test_a_class_that_inherits_is_built_as_it_is():
+    class Own(Sampler):
+        def sample(self, prompts, sampling):
+            return []
+
+        def load_weights(self, weights, version):
+            pass
+
+    assert type(build("engine", Own)) is Own
+
+
+def test_a_verb_without_a_default_must_be_written():
+    class NoWeights:
+        def sample(self, prompts, sampling):
+            return []
+
+    with pytest.raises(ComponentError, match="engine 'mine' lacks load_weights"):
+        build("engine", NoWeights)
+    with pytest.raises(ComponentError, match="task 'mine' lacks heldout, problem"):
+        build("task", NoWeights)
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(SOURCES[0].parent)))
+def test_no_verb_is_looked_for_by_its_name(file):
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    probes = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("getattr", "hasattr")]
+    named = {value for c in probes for arg in c.args[1:2] if isinstance(arg, ast.Constant) for value in [arg.value]}
+    assert not named & VERBS, f"{file}: a protocol has defaults for {named & VERBS}"
