@@ -15,26 +15,11 @@ from typing import Any
 from docs.measure import ROOT
 from docs.pictures import layers_picture, step_picture, step_stops
 from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.config.document import ALIASES
+from retrain.config.document import ALIASES, show
 from retrain.config.schema import Config
 from retrain.registry import KINDS, Component, components
 
 HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
-KIND_TITLES = {
-    "advantage": "Advantages: `[algorithm] advantage_mode`",
-    "transform": "Transforms: `[algorithm] transform_mode`",
-    "algorithm": "Whole algorithms: `[algorithm] algorithm_mode`",
-    "uncertainty": "Uncertainties: `[algorithm] uncertainty_kind`",
-    "signal": "Signals: columns computed when a component names them",
-    "filter": "Filters: `[algorithm] filter`",
-    "loss": "Loss terms: `[[loss]]`",
-    "reduction": "Reductions: `[algorithm] reduction`",
-    "reward": "Rewards: `[[rewards]]`",
-    "task": "Tasks: `[task] name`",
-    "engine": "Engines: `[rollout] engine`",
-    "tracker": "Trackers: `[logging] trackers`",
-    "executor": "Executors: `[campaign]`",
-}
 
 
 def configuration_page() -> str:
@@ -188,10 +173,9 @@ def components_page() -> str:
         "# Components\n",
         "Made from the docstrings. Each of these names can be replaced by a dotted path to your own.\n",
     ]
-    for each in KINDS:
-        found = built_in(each)
-        if found:
-            parts.append(f"## {KIND_TITLES[each]}\n")
+    for each in KINDS.values():
+        if found := built_in(each.name):
+            parts.append(f"## {each.name.capitalize()}{f': `{show(each.key)}`' if each.key else ''}\n\n{each.about}\n")
             parts += [component_text(part) for part in found]
     return "\n".join(parts)
 

@@ -12,18 +12,7 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.compose import (
         compute_composable_advantages as compute_composable_advantages,
     )
-    from retrain.registry import advantage as advantage
-    from retrain.registry import algorithm as algorithm
-    from retrain.registry import engine as engine
-    from retrain.registry import filter as filter
-    from retrain.registry import loss as loss
-    from retrain.registry import reduction as reduction
-    from retrain.registry import reward as reward
-    from retrain.registry import signal as signal
-    from retrain.registry import task as task
-    from retrain.registry import tracker as tracker
-    from retrain.registry import transform as transform
-    from retrain.registry import uncertainty as uncertainty
+    from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
     from retrain.types import AlgorithmContext as AlgorithmContext
     from retrain.types import AlgorithmOutput as AlgorithmOutput
     from retrain.types import Batch as Batch
@@ -39,34 +28,12 @@ _ELSEWHERE = {
     **dict.fromkeys(("AlgorithmContext", "AlgorithmOutput", "Batch", "Problem", "Rollout"), "retrain.types"),
     **dict.fromkeys(("TransformContext", "TransformOutput"), "retrain.types"),
 }
-"""Where public names live that are not decorators; those are in retrain.registry."""
-
-__all__ = [
-    "AlgorithmContext",
-    "AlgorithmOutput",
-    "Batch",
-    "Problem",
-    "Rollout",
-    "TransformContext",
-    "TransformOutput",
-    "__version__",
-    "advantage",
-    "algorithm",
-    "compute_composable_advantages",
-    "engine",
-    "filter",
-    "loss",
-    "reduction",
-    "reward",
-    "signal",
-    "task",
-    "tracker",
-    "transform",
-    "uncertainty",
-]
+"""Where public names live that are not kinds of components; a kind is a decorator of retrain.registry."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module(_ELSEWHERE.get(name, "retrain.registry")), name)
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    if not name.startswith("_") and name in (kinds := importlib.import_module("retrain.registry")).KINDS:
+        return kinds.KINDS[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

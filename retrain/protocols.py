@@ -198,12 +198,3 @@ class Part(Protocol):
 
     def export(self, folder: Path) -> None:
         """Write what was learned, beside the exported model, for other tools."""
-
-
-PROTOCOLS: Mapping[str, Any] = {
-    "engine": Sampler,
-    "task": Task,
-    "tracker": Tracker,
-    **dict.fromkeys(("advantage", "transform", "algorithm", "uncertainty", "signal", "filter"), Part),
-}
-"""The protocol of a kind's classes."""

@@ -9,11 +9,9 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from retrain.algorithms.graph.plain_functions import call_lists
 from retrain.errors import ComponentError
-from retrain.registry import Bound, components, find
+from retrain.registry import Bound, bind, components
 from retrain.rewards.pool import RewardPool, fields_read
 from retrain.types import Score
 
@@ -70,17 +68,6 @@ def compute_advantage(
 def advantages_elsewhere() -> list[str]:
     """Registered advantages that need nothing but COLUMNS."""
     return [component.name for component in components("advantage") if set(component.reads) <= set(COLUMNS)]
-
-
-def bind(kind: str, name: str, params: Mapping[str, Any]) -> Bound:
-    """The component with its parameters; ComponentError, in a line, for those that it does not take."""
-    component = find(kind, name)
-    try:
-        return component.bind(params)
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors())
-        takes = ", ".join(component.schema.model_fields) or "no parameters"
-        raise ComponentError(f'{kind} "{name}": {faults}', f"it takes {takes}") from None
 
 
 def score(reward: str, params: Mapping[str, Any], item: Mapping[str, Any]) -> Score:

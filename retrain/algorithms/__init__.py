@@ -1,7 +1,1 @@
-"""What credit is and what is optimized: importing this registers the components of every module here."""
-
-import importlib
-import pkgutil
-
-for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    importlib.import_module(_module.name)
+"""What credit is and what is optimized: advantages, transforms, signals, filters and loss terms."""

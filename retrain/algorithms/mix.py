@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from retrain.registry import signal
+from retrain.registry import reduction, signal
 from retrain.types import Metrics
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -24,7 +24,7 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
     decay: _Steps = 400,
     peak: _Share = 0.5,
     valley: _Share = 0.02,
-    sft_reduction: str | None = None,
+    sft_reduction: Annotated[str | None, reduction] = None,
 ) -> tuple[float, Metrics]:
     """Share of the expert's terms in a loss that has terms of both sources.
 

@@ -10,30 +10,17 @@ from retrain.config.document import ALIASES, show
 from retrain.config.presets import preset_names
 from retrain.config.schema import Config
 
-_NAMED = {
-    ("Algorithm", "advantage_mode"): "advantage",
-    ("Algorithm", "transform_mode"): "transform",
-    ("Algorithm", "algorithm_mode"): "algorithm",
-    ("Algorithm", "uncertainty_kind"): "uncertainty",
-    ("Algorithm", "reduction"): "reduction",
-    ("Algorithm", "filter"): "filter",
-    ("Task", "name"): "task",
-    ("Reward", "name"): "reward",
-    ("Loss", "name"): "loss",
-    ("Rollout", "engine"): "engine",
-    ("Logging", "trackers"): "tracker",
-}
-"""(model, key) -> the kind of component that the key names."""
-
 
 def json_schema() -> dict[str, Any]:
     """Sections, and the table of every registered component. A dotted path is valid wherever a name is."""
     schema = Config.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
-    for (model, key), kind in _NAMED.items():
-        also = {"transform": tuple(CHAINS), "algorithm": preset_names()}.get(kind, ())
-        names = registry.names(kind)
-        definitions[model]["properties"][key]["examples"] = [*(name for name in also if name not in names), *names]
+    for kind in registry.KINDS.values():
+        section, key = kind.key or ("", "")
+        if section in Config.model_fields:
+            also = {"transform": tuple(CHAINS), "algorithm": preset_names()}.get(kind.name, ())
+            examples = list(dict.fromkeys((*also, *registry.names(kind.name))))
+            _table(schema, section)["properties"][key]["examples"] = examples
     for name, readers in registry.table_names().items():
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})
@@ -49,7 +36,11 @@ def _used_by(readers: list[registry.Component]) -> str:
 
 
 def _add_alias(schema: dict[str, Any], table: str, key: str, description: str) -> None:
-    target: dict[str, Any] = schema["properties"].get(table, {})
-    if "$ref" in target:
-        target = schema["$defs"][target["$ref"].rsplit("/", 1)[1]]
-    target.get("properties", {})[key] = {"description": description}
+    _table(schema, table).get("properties", {})[key] = {"description": description}
+
+
+def _table(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The schema of a table, or of the entries of a list of tables; {} if there is none."""
+    found: dict[str, Any] = schema["properties"].get(name, {})
+    found = found.get("items", found)
+    return schema["$defs"][found["$ref"].rsplit("/", 1)[1]] if "$ref" in found else found

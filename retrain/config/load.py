@@ -18,6 +18,7 @@ from pydantic_core import to_jsonable_python
 from retrain import registry
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
+from retrain.config.binder import Binder
 from retrain.config.checks import check
 from retrain.config.credit_checks import check_credit
 from retrain.config.document import Document, Place, read
@@ -27,7 +28,7 @@ from retrain.config.overlap_checks import check_overlap
 from retrain.config.planning_checks import check_own_detector
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
-from retrain.config.resolve import Binder, Resolved, needs_import
+from retrain.config.resolve import Resolved, needs_import, slots
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.rewards.pool import fields_read
@@ -105,7 +106,7 @@ def validate(document: Document) -> LoadedConfig:
     known = _known_keys()
     config = _sections(document, known)
     valid = not document.problems
-    binder = Binder(document, config, known)
+    binder = Binder(document, list(slots(config, document.data)), config.plugins.search_paths, known)
     later = [slot for slot in binder.slots if needs_import(slot)]
     pending = _tables(document, known, may_import=bool(later))
     bound = {slot: binder.bind(slot) for slot in binder.slots if slot not in later}

@@ -8,8 +8,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from retrain import registry
 from retrain.algorithms.planning.detectors import user_detector
 from retrain.algorithms.planning.embedding import EXTRA, package_of
@@ -53,7 +51,7 @@ def _params(document: Document) -> Mapping[str, Any] | None:
     """The table with its defaults; None if it has mistakes, which are reported elsewhere."""
     try:
         return registry.find("signal", "planning_mask").bind(document.data.get("planning", {})).params
-    except (TypeError, ValueError, ValidationError):
+    except (TypeError, ValueError, ComponentError):
         return None
 
 

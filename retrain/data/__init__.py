@@ -1,7 +1,1 @@
-"""Where problems come from: every module here registers its tasks on import."""
-
-import importlib
-import pkgutil
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+"""Where problems come from."""

@@ -1,45 +1,14 @@
 """Names to components: registered name, then entry point, then dotted path. Built-ins have no privileges."""
 
-from retrain.registry.component import KINDS, Bound, Component
-from retrain.registry.decorators import (
-    advantage,
-    algorithm,
-    engine,
-    executor,
-    filter,
-    loss,
-    reduction,
-    register,
-    reward,
-    signal,
-    task,
-    tracker,
-    transform,
-    uncertainty,
-)
-from retrain.registry.lookup import components, find, names, table_names, table_schema
-
-__all__ = [
-    "KINDS",
-    "Bound",
-    "Component",
-    "advantage",
-    "algorithm",
-    "components",
-    "engine",
-    "executor",
-    "filter",
-    "find",
-    "loss",
-    "names",
-    "reduction",
-    "register",
-    "reward",
-    "signal",
-    "table_names",
-    "table_schema",
-    "task",
-    "tracker",
-    "transform",
-    "uncertainty",
-]
+from retrain.registry.component import KINDS as KINDS
+from retrain.registry.component import Bound as Bound
+from retrain.registry.component import Component as Component
+from retrain.registry.component import Kind as Kind
+from retrain.registry.component import ParameterError as ParameterError
+from retrain.registry.kinds import *  # noqa: F403 - every row of the table
+from retrain.registry.lookup import bind as bind
+from retrain.registry.lookup import components as components
+from retrain.registry.lookup import find as find
+from retrain.registry.lookup import names as names
+from retrain.registry.lookup import table_names as table_names
+from retrain.registry.lookup import table_schema as table_schema

@@ -1,38 +1,43 @@
-"""A component: a function or class whose signature is its interface."""
+"""A component: a function or class whose signature is its interface. A kind: the decorator that registers one."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from retrain.errors import ComponentError
-from retrain.protocols import PROTOCOLS
-
-KINDS: tuple[str, ...] = (
-    "advantage",
-    "transform",
-    "algorithm",
-    "uncertainty",
-    "signal",
-    "filter",
-    "loss",
-    "reduction",
-    "reward",
-    "task",
-    "engine",
-    "tracker",
-    "executor",
-)
+from retrain.errors import ComponentError, MissingExtraError
 
 Contract = Literal["columns", "lists", "context"]
+F = TypeVar("F", bound=Callable[..., Any])
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 _OPEN = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+
+KINDS: dict[str, Kind] = {}
+"""Every kind by its name, in the order of `retrain.registry.kinds`."""
+
+REGISTERED: dict[tuple[str, str], Component] = {}
+"""(kind, name) -> component, in order of registration."""
+
+MARK = "__retrain_component__"
+"""Attribute that a decorated object carries, so that its dotted path finds it with its traits."""
+
+
+class ParameterError(ComponentError):
+    """Parameters that a component does not take; `error` has the details."""
+
+    def __init__(self, component: Component, error: ValidationError) -> None:
+        self.error = error
+        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        takes = ", ".join(component.schema.model_fields) or "no parameters"
+        super().__init__(f'{component.kind} "{component.name}": {faults}', f"it takes {takes}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Component:
     @cached_property
     def whole(self) -> type[Any]:
         """The class, with its protocol's defaults for the verbs that it leaves out; ComponentError if one has none."""
-        protocol, target = PROTOCOLS.get(self.kind), self.target
+        protocol, target = KINDS[self.kind].protocol, self.target
         assert inspect.isclass(target)
         if protocol is None:
             return target
@@ -106,9 +111,23 @@ class Component:
             config = _OPEN
         return create_model(f"{self.kind}_{self.name}", __config__=config, **fields)
 
+    def takes(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `params` that it has a parameter for: all of them if it takes any."""
+        is_open = self.schema.model_config.get("extra") == "allow"
+        return {key: value for key, value in params.items() if is_open or key in self.schema.model_fields}
+
+    def require_extra(self) -> None:
+        """MissingExtraError if the library that it needs, its trait `extra`, is not installed."""
+        package, extra = self.traits.get("extra", ("", ""))
+        if package and importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, extra)
+
     def bind(self, params: Mapping[str, Any] | None = None) -> Bound:
-        """The component with validated parameters; pydantic's ValidationError if they do not fit."""
-        model = self.schema.model_validate(dict(params or {}))
+        """The component with validated parameters; ParameterError if they do not fit."""
+        try:
+            model = self.schema.model_validate(dict(params or {}))
+        except ValidationError as error:
+            raise ParameterError(self, error) from None
         values = {name: getattr(model, name) for name in type(model).model_fields}
         return Bound(self, values | (model.model_extra or {}))
 
@@ -150,6 +169,78 @@ class Bound:
             )
         whole = self.component.whole
         return whole(*(resources[name] for name in self.component.needs), **self.arguments)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of component.
+
+    Attributes:
+        name: of the kind.
+        about: what it is called with, and what it returns.
+        key: (section, key) of the TOML that names one; none for components that a column or a default brings in.
+        params: the key of that section with the parameters of a dotted path.
+        protocol: what its classes may be asked for, with defaults.
+        plain: how an undecorated function is called; see `Component.contract`.
+        traits: traits that every component of the kind has unless its decorator says otherwise.
+    """
+
+    name: str
+    about: str
+    key: tuple[str, str] | tuple[()] = ()
+    params: str = ""
+    protocol: Any = None
+    plain: Contract = "columns"
+    traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        KINDS[self.name] = self
+
+    def __call__(self, name: str, *, table: str | None = None, **traits: Any) -> Callable[[F], F]:
+        """Register the decorated function or class under this name.
+
+        Positional parameters name the columns it reads; keyword-only parameters are its TOML table.
+        A class is built once per run: the positional parameters of `__init__` name parts of the run
+        (policy, tokenizer, seed ...), and its `__call__` reads the columns.
+
+        Args:
+            name: what the TOML says.
+            table: TOML table of its parameters, if not `name`.
+            traits: facts for its slot (`writes=` of a transform, `weight=` of a loss, `check=` of any ...).
+
+        Raises:
+            ComponentError: the name is taken by another object, or the signature cannot be a component's.
+        """
+
+        def decorate(target: F) -> F:
+            check_signature(target)
+            known = REGISTERED.get((self.name, name))
+            if known is not None and _place(known.target) != _place(target):
+                raise ComponentError(
+                    f"{self.name} {name!r} is registered twice: {_place(known.target)} and {_place(target)}",
+                    "rename one of them",
+                )
+            source = "built-in" if target.__module__.startswith("retrain.") else "registered"
+            component = Component(self.name, name, target, table or name, "columns", {**self.traits, **traits}, source)
+            REGISTERED[self.name, name] = component
+            setattr(target, MARK, component)
+            return target
+
+        return decorate
+
+
+def check_signature(target: Callable[..., Any]) -> None:
+    """ComponentError if the target takes `*args`: a column needs a name."""
+    for parameter in inspect.signature(target).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            raise ComponentError(
+                f"{_place(target)} takes *{parameter.name}, which names no column",
+                "name each column it reads as a positional parameter",
+            )
+
+
+def _place(target: Callable[..., Any]) -> str:
+    return f"{target.__module__}.{target.__qualname__}"
 
 
 def _signature(target: Callable[..., Any]) -> inspect.Signature:

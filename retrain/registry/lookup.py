@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,19 +19,22 @@ from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from retrain.errors import ComponentError
-from retrain.registry.component import Component, Contract
-from retrain.registry.decorators import MARK, REGISTERED, check_signature
+from retrain.registry.component import KINDS, MARK, REGISTERED, Bound, Component, Contract, check_signature
 
-_BUILT_IN = ("algorithms", "engines", "training", "tracking", "data", "rewards", "campaign")
-_PLAIN: dict[str, Contract] = {"advantage": "lists", "transform": "context", "algorithm": "context"}
-_NO_COLUMNS = frozenset({"reward", "task", "engine", "tracker", "executor"})
+_PACKAGE = Path(__file__).parents[1]
 
 
 @cache
 def _load_built_ins() -> None:
-    """Importing a package registers what it declares; none of them imports torch for that."""
-    for package in _BUILT_IN:
-        importlib.import_module(f"retrain.{package}")
+    """Import every module of the package that declares a component; none of them imports torch for that.
+
+    The source says which: an engine may have neighbours that need torch, and those must not be imported.
+    """
+    declares = re.compile(rf"^@({'|'.join(KINDS)})\(", re.MULTILINE)
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        if declares.search(file.read_text(encoding="utf-8")):
+            parts = file.relative_to(_PACKAGE.parent).with_suffix("").parts
+            importlib.import_module(".".join(parts))
 
 
 @cache
@@ -70,6 +74,20 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
     if "." in name or ":" in name:
         return _from_target(kind, name, load_object(name, search_paths), "dotted path")
     raise ComponentError(f'no {kind} named "{name}"', _suggest(kind, name))
+
+
+def bind(
+    kind: str, name: str, params: Mapping[str, Any] | None = None, search_paths: Sequence[str | Path] = ()
+) -> Bound:
+    """The `kind` called `name` with its parameters, ready to be used.
+
+    Raises:
+        ComponentError: as `find`. MissingExtraError: its library is not installed.
+        ParameterError: it does not take these parameters.
+    """
+    component = find(kind, name, search_paths)
+    component.require_extra()
+    return component.bind(params)
 
 
 def table_names() -> dict[str, list[Component]]:
@@ -134,10 +152,10 @@ def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
     if not callable(target):
         raise ComponentError(f'"{name}" is a {type(target).__name__}, not a function', "point to a function")
     check_signature(target)
-    contract = "columns" if inspect.isclass(target) or kind in _NO_COLUMNS else _PLAIN.get(kind, "columns")
+    contract: Contract = "columns" if inspect.isclass(target) else KINDS[kind].plain
     if contract != "columns":
         _check_plain(name, contract, target)
-    return Component(kind, name, target, name, contract, {}, source)
+    return Component(kind, name, target, name, contract, KINDS[kind].traits, source)
 
 
 def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> None:

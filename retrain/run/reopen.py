@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from retrain import registry
 from retrain.config.document import Document
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
@@ -118,7 +119,8 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
         for section in filter(lambda section: isinstance(section, dict), data.values()):
             section.pop("lora", None)
         if adapted:
-            data["torch"] = data.get("torch", {}) | {"dtype": "float32"}
+            for engine in (one for one in registry.components("engine") if one.traits.get("exact")):
+                data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
 
 
 def _locate(target: Path, observe: Observer) -> tuple[Path, Path | None]:

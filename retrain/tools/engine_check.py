@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from retrain import registry
+from retrain.errors import MissingExtraError
 from retrain.protocols import Sampler
 from retrain.types import Sampling
 
@@ -18,9 +18,10 @@ def prove(name: str) -> str:
     If it cannot: what is not installed, what its table must say first, or why it failed.
     """
     component = registry.find("engine", name)
-    package, extra = component.traits.get("extra", ("", ""))
-    if package and importlib.util.find_spec(package) is None:
-        return f'{package} is not installed; pip install "retrain[{extra}]"'
+    try:
+        component.require_extra()
+    except MissingExtraError as error:
+        return str(error)
     if required := [key for key, info in component.schema.model_fields.items() if info.is_required()]:
         return f"needs [{component.table}] {', '.join(required)}"
     try:

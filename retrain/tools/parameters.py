@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
+from retrain.config.binder import Binder
 from retrain.config.document import Document
-from retrain.config.mistakes import catalog, collect, unknown_key
+from retrain.config.mistakes import catalog, unknown_key
+from retrain.config.resolve import Slot
 from retrain.errors import ConfigError
 from retrain.registry import Bound, Component, find, table_schema
 
@@ -37,16 +37,13 @@ class Parameters:
         """
         component = find(kind, name)
         self._readers.setdefault(component.table, []).append(component)
-        table: Any = self._document.data.get(component.table, {})
-        params = {key: value for key, value in {**given, **table}.items() if key in component.schema.model_fields}
-        if component.schema.model_config.get("extra") == "allow":
-            params = dict(table)
-        try:
-            return component.bind(params)
-        except ValidationError as error:
-            collect(self._document, error, self._known(), lambda location: (component.table, *location))
-            self._stop()
-            raise
+        table = self._document.data.setdefault(component.table, {})
+        if isinstance(table, dict):
+            table |= {key: value for key, value in component.takes(given).items() if key not in table}
+        bound = Binder(self._document, known=self._known()).bind(Slot(kind, name, (kind,)))
+        self._stop()
+        assert bound is not None, "a mistake in it was raised"
+        return bound
 
     def refuse_unread(self) -> None:
         """ConfigError for parameters that no component bound so far reads."""
@@ -55,8 +52,8 @@ class Parameters:
             if table not in self._readers or not isinstance(values, dict):
                 self._document.refuse((table,), *unknown_key((table,), isinstance(values, dict), known))
                 continue
-            is_open = any(reader.schema.model_config.get("extra") == "allow" for reader in self._readers[table])
-            for key in [] if is_open else [key for key in values if key not in known[table,]]:
+            read = {key for reader in self._readers[table] for key in reader.takes(values)}
+            for key in [key for key in values if key not in read]:
                 self._document.refuse((table, key), *unknown_key((table, key), False, known))
         self._stop()
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from retrain.registry import find
+from retrain.registry import ParameterError, find
 from tests.algorithms.conftest import call, pad
 from tests.reference import credit
 from tests.reference import prime as printed
@@ -136,7 +135,7 @@ def test_rewards_of_zero_leave_the_episode_alone():
 
 @pytest.mark.parametrize("params", [{"gamma": 1.5}, {"gamma": -0.1}, {"norm": "group"}, {"beta": 0.1}, {"delay": -1}])
 def test_parameters_outside_their_range_are_refused(params):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ParameterError):
         find("transform", "process_rloo").bind(params)
 
 

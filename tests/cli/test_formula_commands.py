@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from retrain.registry import find
-from retrain.registry.decorators import REGISTERED
+from retrain.registry.component import REGISTERED
 from tests.cli.conftest import installed
 
 

@@ -69,7 +69,7 @@ def test_plugins_lists_presets():
 def test_plugins_of_an_unknown_kind():
     result = run("plugins", "advantages")
     assert result.exit_code == 2
-    assert "one of: advantage" in result.stderr
+    assert "advantage, transform" in result.stderr
 
 
 def test_doctor_describes_this_machine(tmp_path, monkeypatch):

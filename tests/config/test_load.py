@@ -138,7 +138,7 @@ def other(advantages, *, shift: float = 0.0):
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
     """A file of the user's own with a transform and the signal that it reads; removed again afterwards."""
-    from retrain.registry.decorators import REGISTERED
+    from retrain.registry.component import REGISTERED
 
     monkeypatch.chdir(tmp_path)
     before = dict(REGISTERED)
@@ -190,7 +190,6 @@ def test_a_component_of_another_kind_is_refused(tmp_path, plugin):
 def test_a_column_that_nothing_computes_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reads_nothing_known.py").write_text(
-        "from retrain.registry import register\n"
         "class Fn:\n    pass\n"
         "def fn(advantages, no_such_column):\n    return advantages\n"
         "fn.__retrain_component__ = None\n"
@@ -256,14 +255,15 @@ def test_a_sampler_that_is_not_the_trainer_is_corrected_once(tmp_path):
 
 
 def test_a_signal_without_a_parameter_it_needs_names_its_table(tmp_path, monkeypatch):
-    from retrain.registry.decorators import REGISTERED, register
+    from retrain.registry import signal
+    from retrain.registry.component import REGISTERED
 
-    @register("signal", "needy_column", table="needy")
+    @signal("needy_column", table="needy")
     def needy(rewards, *, level: float):
         return rewards * level
 
     try:
-        with pytest.raises(ComponentError, match=r"needs level; set it in \[needy\]"):
+        with pytest.raises(ComponentError, match=r"level: Field required"):
             loaded(tmp_path, "").components.signal("needy_column")
     finally:
         del REGISTERED["signal", "needy_column"]

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from retrain.engines import TorchEngine, choose_engine
 from retrain.errors import ComponentError, EngineError
-from retrain.registry import find
+from retrain.registry import ParameterError, find
 from retrain.types import Sampling
 from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, flat, scored, tiny
 
@@ -213,7 +212,7 @@ def test_built_by_name_with_a_checked_table():
     component = find("engine", "torch")
     engine = component.bind({"dtype": "float32", "memory_mb": 1}).build({"model": tiny("gpt2")})
     assert engine.describe() == "torch engine, general decoder, float32 products on cpu"
-    with pytest.raises(ValidationError, match="memory_mb"):
+    with pytest.raises(ParameterError, match="memory_mb"):
         component.bind({"memory_mb": 0})
 
 

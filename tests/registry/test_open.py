@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import retrain
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Stages
 from retrain.cli.main import app
-from retrain.registry import decorators, lookup
+from retrain.registry import component, lookup
 
 ROOT = Path(__file__).parents[2]
 MODULES = [file for package in ("run", "campaign") for file in sorted((ROOT / "retrain" / package).rglob("*.py"))]
@@ -140,7 +141,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     registry.names("advantage")  # loads what is built in, so that it is in what is put back
-    monkeypatch.setattr(decorators, "REGISTERED", known := dict(decorators.REGISTERED))
+    monkeypatch.setattr(component, "REGISTERED", known := dict(component.REGISTERED))
     monkeypatch.setattr(lookup, "REGISTERED", known)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
@@ -184,3 +185,33 @@ def test_it_trains_and_its_state_is_resumed(folder):
     counts = [(step["seen/rows"], step["seen/after"]) for step in steps]
     assert counts == [(10, 12), (12, 14)], "one group of two is kept"
     assert all("loss/push" in step for step in steps)
+
+
+KINDS_ROOM = """
+from retrain.registry import {kind}
+
+@{kind}("of_a_new_file")
+class New:
+    pass
+"""
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_a_new_component_of_the_package_is_one_file(kind, tmp_path, monkeypatch):
+    room = tmp_path / "retrain" / "anywhere"
+    room.mkdir(parents=True)
+    (room / "new.py").write_text(KINDS_ROOM.format(kind=kind))
+    (room / "needs_torch.py").write_text("raise AssertionError('it declares nothing and is not imported')\n")
+    registry.components()
+    monkeypatch.setattr(component, "REGISTERED", known := dict(component.REGISTERED))
+    monkeypatch.setattr(lookup, "REGISTERED", known)
+    monkeypatch.setattr(lookup, "_PACKAGE", tmp_path / "retrain")
+    monkeypatch.setattr(retrain, "__path__", [*retrain.__path__, str(tmp_path / "retrain")])
+    lookup._load_built_ins.__wrapped__()
+    assert known[kind, "of_a_new_file"].target.__module__ == "retrain.anywhere.new"
+    for module in ("retrain.anywhere", "retrain.anywhere.new"):
+        del sys.modules[module]
+
+
+def test_every_kind_is_a_public_decorator():
+    assert all(getattr(retrain, name) is kind is getattr(registry, name) for name, kind in registry.KINDS.items())

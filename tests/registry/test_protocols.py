@@ -7,11 +7,12 @@ import pytest
 
 import retrain
 from retrain.errors import ComponentError
-from retrain.protocols import PROTOCOLS, Policy, Sampler
-from retrain.registry import Component
+from retrain.protocols import Policy, Sampler
+from retrain.registry import KINDS, Component
 
 SOURCES = sorted(Path(retrain.__file__).parent.rglob("*.py"))
-VERBS = {name for protocol in {*PROTOCOLS.values(), Policy} for name in vars(protocol) if not name.startswith("_")}
+PROTOCOLS = {kind.protocol for kind in KINDS.values() if kind.protocol} | {Policy}
+VERBS = {name for protocol in PROTOCOLS for name in vars(protocol) if not name.startswith("_")}
 
 
 class Bare:

@@ -9,11 +9,10 @@ import warnings
 from typing import get_args
 
 import pytest
-from pydantic import ValidationError
 
 from retrain.data.gym import Dataset, Gym, GymReward
 from retrain.errors import ComponentError
-from retrain.registry import find
+from retrain.registry import ParameterError, find
 from retrain.rewards.pool import RewardPool
 
 pytest.importorskip("reasoning_gym")
@@ -58,7 +57,7 @@ def test_every_listed_data_set(name, tmp_path):
 def test_banned_data_sets_are_refused_everywhere():
     assert not set(BANNED) & set(get_args(Dataset))
     for name in BANNED:
-        with pytest.raises(ValidationError):
+        with pytest.raises(ParameterError):
             find("task", "gym").bind({"name": name})
         with pytest.raises(ComponentError, match="is not allowed"):
             Gym(0, name=name)

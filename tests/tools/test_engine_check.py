@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from retrain.registry import engine
-from retrain.registry.decorators import REGISTERED
+from retrain.registry.component import REGISTERED
 from retrain.tools.engine_check import prove
 
 
@@ -18,6 +18,12 @@ def broken():
     class Broken:
         def __init__(self, model):
             raise OSError("no such device")
+
+        def sample(self, prompts, sampling):
+            return []
+
+        def load_weights(self, weights, version):
+            pass
 
     @engine("elsewhere")
     class Elsewhere:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from retrain.registry import find
-from retrain.registry.decorators import REGISTERED
+from retrain.registry.component import REGISTERED
 from retrain.tools.formula_checks import Check, verify
 
 

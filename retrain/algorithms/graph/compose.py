@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.algorithms.graph.plain_functions import Hyper
 from retrain.algorithms.planning.planning_mask import planning_ratio
 from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms import transform_chain
 from retrain.errors import ComponentError
-from retrain.registry import Bound, Component, find
+from retrain.registry import Bound, bind, find
 from retrain.types import Batch, Metrics
 
 _OWN_METRICS = ("hicra/", "advantage/", "skipped/", "sepa_", "exec_", "plan_")
@@ -62,7 +60,7 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         advantage_params, transform_params: parameters of the advantage, and of the transforms that take them.
         lengths_G, correct_G: default to the number of log-probs, and to reward > 0.5.
     Raises:
-        ComponentError: an unknown name. UserCodeError: a plug-in that returns something unusable.
+        ComponentError: an unknown name or parameter. UserCodeError: a plug-in that returns something unusable.
         ValueError: lists whose lengths do not agree.
     """
     _check_lengths(rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
@@ -73,11 +71,11 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
     shared = {"gtpo": {"beta": gtpo_beta}, "hicra": {"alpha": hicra_alpha}}
     chain = transform_chain(transform_mode)
     stages = Stages(
-        advantage=_bind(find("advantage", advantage_mode), advantage_params or {}),
+        advantage=bind("advantage", advantage_mode, advantage_params),
         transforms=_transforms(chain, shared, transform_params or {}),
         algorithm=None,
-        uncertainty=find("uncertainty", uncertainty_kind).bind(),
-        filter=find("filter", "none").bind(),
+        uncertainty=bind("uncertainty", uncertainty_kind),
+        filter=bind("filter", "none"),
         hyper=Hyper(gtpo_beta, hicra_alpha),
     )
     credited, metrics = _pipeline(stages).credit(batch)
@@ -116,27 +114,16 @@ def _pipeline(stages: Stages) -> Pipeline:
 def _transforms(
     chain: Sequence[str], shared: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any]
 ) -> tuple[Bound, ...]:
-    """The chain's stages: each takes those of `params` that it knows; ValueError for one that no stage knows."""
+    """The chain's stages: each takes those of `params` that it knows; ComponentError for one that no stage knows."""
     found = [find("transform", name) for name in chain]
     is_open = any(component.contract == "context" for component in found)
     unknown = [key for key in params if not is_open and all(key not in c.schema.model_fields for c in found)]
     if unknown:
-        raise ValueError(f"transform_params has {', '.join(unknown)}, which no transform of {list(chain)} takes")
-    bound: list[Bound] = []
-    for component in found:
-        fields, wanted = component.schema.model_fields, {**shared.get(component.name, {}), **params}
-        own = {key: value for key, value in wanted.items() if key in fields}
-        bound.append(_bind(component, params if component.contract == "context" else own))
-    return tuple(bound)
-
-
-def _bind(component: Component, params: Mapping[str, Any]) -> Bound:
-    """The component with its parameters; ValueError, in a line, for those that it does not take."""
-    try:
-        return component.bind(params)
-    except ValidationError as error:
-        faults = "; ".join(f"{detail['loc'][0]}: {detail['msg']}" for detail in error.errors())
-        raise ValueError(f"{component.kind} {component.name!r}: {faults}") from None
+        raise ComponentError(f"transform_params has {', '.join(unknown)}, which no transform of {list(chain)} takes")
+    return tuple(
+        component.bind({**component.takes(shared.get(component.name, {})), **component.takes(params)})
+        for component in found
+    )
 
 
 def _batch(

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,12 @@ from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.conditions import OWNED, Condition, conditions, leaves, rungs, within
 from retrain.campaign.plan.layers import fork, lay
+from retrain.config.binder import Binder
 from retrain.config.document import Document, canonical, read
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.mistakes import catalog, collect
-from retrain.errors import ComponentError, ConfigError, ConfigProblem
+from retrain.config.resolve import Slot
+from retrain.errors import ConfigError, ConfigProblem
 from retrain.registry import Bound
 
 SECTION = "campaign"
@@ -101,7 +102,7 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
         problem = ConfigProblem(str(file), 0, 0, "file", "no [campaign] table", "add [campaign], or use retrain train")
         raise ConfigError([problem])
     settings = _settings(source)
-    executor = _executor(settings, source)
+    executor = Binder(source).bind(Slot("executor", settings.executor, (SECTION, "executor")))
     base = _base(settings, source)
     found = conditions(settings, source, base)
     _check_labels(found, settings, source)
@@ -135,25 +136,6 @@ def _settings(source: Document) -> Campaign:
         return Campaign()
     wrong = {path[1] for path in culprits if len(path) > 1}
     return Campaign.model_validate({key: value for key, value in source.data[SECTION].items() if key not in wrong})
-
-
-def _executor(settings: Campaign, source: Document) -> Bound | None:
-    """The executor with the parameters of its table; None when a mistake was recorded."""
-    try:
-        component = registry.find("executor", settings.executor)
-    except ComponentError as error:
-        source.refuse((SECTION, "executor"), error.problem, error.fix)
-        return None
-    if needs := component.traits.get("extra"):
-        package, extra = needs
-        if find_spec(package) is None:
-            source.refuse((SECTION, "executor"), f"{package} is not installed", f'pip install "retrain[{extra}]"')
-            return None
-    try:
-        return component.bind(source.data.get(component.table, {}))
-    except ValidationError as error:
-        collect(source, error, catalog({component.table: component.schema}), lambda path: (component.table, *path))
-        return None
 
 
 def _base(settings: Campaign, source: Document) -> Document:

@@ -128,7 +128,7 @@ def test_parameters_reach_their_own_transform_only_and_typos_are_errors():
     group = ([1.0, 0.0], [[-0.1], [-0.2]], [[0], [0]])
     found = compute_composable_advantages(*group, transform_mode="with_its_own_beta", gtpo_beta=0.1)
     assert found.token_advs == [[0.25], [-0.25]]
-    with pytest.raises(ValueError, match="rhoo"):
+    with pytest.raises(ComponentError, match="rhoo"):
         compute_composable_advantages(*group, transform_mode="surprisal_mask", transform_params={"rhoo": 0.2})
-    with pytest.raises(ValueError, match="epss"):
+    with pytest.raises(ComponentError, match="epss"):
         compute_composable_advantages(*group, advantage_mode="maxrl", advantage_params={"epss": 0.2})

@@ -1,0 +1,84 @@
+"""The one place where a component that a document names gets the parameters that the document gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retrain import registry
+from retrain.config.document import Document
+from retrain.config.mistakes import Catalog, catalog, collect
+from retrain.config.positions import Path
+from retrain.config.presets import suggest
+from retrain.config.resolve import Slot, is_dotted
+from retrain.errors import ComponentError
+from retrain.registry import Bound, Component, ParameterError
+
+
+class Binder:
+    """Finds components and validates their parameters, recording every mistake in the document.
+
+    Args:
+        slots: all places of the document that name a component.
+        search_paths: where dotted paths are looked up.
+        known: keys of all tables, for "did you mean"; unset: those of the component's own table.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        slots: Sequence[Slot] = (),
+        search_paths: Sequence[str] = (),
+        known: Catalog | None = None,
+    ) -> None:
+        self.document, self.slots, self.known, self._search_paths = document, slots, known, search_paths
+        self.traces: list[str] = []
+
+    def bind(self, slot: Slot) -> Bound | None:
+        """The slot's component with its parameters, or None when a mistake was recorded."""
+        try:
+            component = registry.find(slot.kind, slot.name, self._search_paths)
+            component.require_extra()
+        except ComponentError as error:
+            fix = suggest(slot.name) if slot.kind == "algorithm" and not is_dotted(slot.name) else error.fix
+            self.document.refuse(slot.path, error.problem, fix)
+            self.traces += [error.trace] if error.trace else []
+            return None
+        try:
+            bound = component.bind(self._params(slot, component))
+        except ParameterError as error:
+            known = self.known or catalog({component.table: component.schema})
+            beside = tuple(part for part in slot.params_path if isinstance(part, str))
+            known = {**known, beside: [*component.schema.model_fields]}
+            collect(self.document, error.error, known, lambda location: self._locate(slot, component, location))
+            return None
+        except ComponentError as error:
+            self.document.refuse(slot.path, error.problem, error.fix)
+            return None
+        return bound if slot.weight is None else Bound(component, {**bound.params, "weight": slot.weight})
+
+    def refuse_unread(self) -> None:
+        """Refuse parameters in the `*_params` tables of [algorithm] that no dotted path reads."""
+        own_tables = {slot.params_path: slot for slot in self.slots if slot.params_path and not slot.inline}
+        for path, slot in own_tables.items():
+            readers = [other.name for other in self.slots if other.params_path == path]
+            if slot.params and not any(is_dotted(name) for name in readers):
+                tables = ", ".join(f"[{name}]" for name in readers)
+                self.document.refuse(path, "only a dotted path reads this table", f"set the parameters in {tables}")
+
+    def _params(self, slot: Slot, component: Component) -> dict[str, Any]:
+        table = self.document.data.get(component.table, {})
+        own = dict(slot.params) if slot.inline or is_dotted(slot.name) else {}
+        sharing = [other for other in self.slots if other.params_path == slot.params_path and is_dotted(other.name)]
+        if len(sharing) > 1 and not slot.inline:
+            own = component.takes(own)
+        if not isinstance(table, dict):
+            return own
+        alone = len(registry.table_names().get(component.table, ())) == 1
+        return (dict(table) if alone else component.takes(table)) | own
+
+    def _locate(self, slot: Slot, component: Component, location: Path) -> Path:
+        """Where a parameter stands: in the component's own table or next to its name."""
+        in_table = isinstance(self.document.data.get(component.table), dict)
+        inline = location[0] in slot.params or is_dotted(slot.name) or (slot.inline and not in_table)
+        return (*slot.params_path, *location) if inline else (component.table, *location)

@@ -1,0 +1,73 @@
+"""The table of kinds, in the order of a step. A row is all that a new kind takes.
+
+`retrain` and `retrain.registry` export every row as a decorator, `retrain plugins` and `retrain schema` list its
+components, and any module of the package that declares one with it is imported.
+"""
+
+import retrain.protocols as _protocols
+from retrain.registry.component import Kind as _Kind
+
+_PART = _protocols.Part
+task = _Kind("task", "Source of problems.", ("task", "name"), "params", _protocols.Task)
+reward = _Kind(
+    "reward",
+    "Score of one completion: `fn(completion, answer, ...)` -> float, or None for no opinion.",
+    ("rewards", "name"),
+    "params",
+)
+engine = _Kind("engine", "Source of completions.", ("rollout", "engine"), protocol=_protocols.Sampler)
+filter = _Kind(
+    "filter",
+    "Which rows are worth training on: columns -> [N] bool, the same for a whole group.",
+    ("algorithm", "filter"),
+    protocol=_PART,
+)
+uncertainty = _Kind(
+    "uncertainty",
+    "Uncertainty of each sampled token: columns -> [N, T].",
+    ("algorithm", "uncertainty_kind"),
+    protocol=_PART,
+)
+advantage = _Kind(
+    "advantage",
+    "Episode advantage: columns -> [N].",
+    ("algorithm", "advantage_mode"),
+    "advantage_params",
+    _PART,
+    "lists",
+)
+transform = _Kind(
+    "transform",
+    "Token transform: columns -> [N, T] advantages, or the column named by `writes=`.",
+    ("algorithm", "transform_mode"),
+    "transform_params",
+    _PART,
+    "context",
+)
+algorithm = _Kind(
+    "algorithm",
+    "Whole algorithm, instead of advantage and transforms: columns -> [N, T] advantages.",
+    ("algorithm", "algorithm_mode"),
+    "params",
+    _PART,
+    "context",
+)
+loss = _Kind(
+    "loss",
+    "Loss term per token: columns -> [N, T]. `weight=` is the default of its `weight` key; 0 drops the term.",
+    ("loss", "name"),
+    "params",
+    traits={"weight": 1.0},
+)
+reduction = _Kind(
+    "reduction",
+    "Weight of every token in the loss, from the whole batch's mask: columns -> [N, T].",
+    ("algorithm", "reduction"),
+)
+signal = _Kind(
+    "signal", "A column computed on first need and called by its name: columns -> the column.", protocol=_PART
+)
+tracker = _Kind("tracker", "Sink of metrics.", ("logging", "trackers"), protocol=_protocols.Tracker)
+executor = _Kind(
+    "executor", "How a campaign's runs are executed: a class with `run(jobs, observe)`.", ("campaign", "executor")
+)
