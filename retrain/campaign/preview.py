@@ -18,6 +18,7 @@ from retrain.campaign.verdict.results import read_campaign
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import end, reason, start, train_command, warm_start_command
 from retrain.errors import RetrainError
+from retrain.report.page import duration
 from retrain.storage.run_directory import read_rows
 
 _PROBE_STEPS = 2
@@ -180,15 +181,9 @@ def render(facts: Mapping[str, Any]) -> str:
     ]
     if spent := facts.get("time"):
         lines.append(
-            f"time        about {_duration(spent['campaign_s'])}: {_duration(spent['run_s'])} per run, of which "
+            f"time        about {duration(spent['campaign_s'])}: {duration(spent['run_s'])} per run, of which "
             f"{spent['start_s']:.0f} s start, {spent['step_s']:.2f} s per step, "
             f"{spent['evaluation_s']:.1f} s per evaluation"
         )
-        lines.append(f"warm start  {_duration(spent['warm_start_s'])}, now in the cache")
+        lines.append(f"warm start  {duration(spent['warm_start_s'])}, now in the cache")
     return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

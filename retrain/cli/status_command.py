@@ -52,7 +52,7 @@ def _facts(path: Path) -> dict[str, Any]:
         from retrain.campaign.work.progress import Progress
 
         return Progress(path).facts()
-    from retrain.report.run_page import status as facts
+    from retrain.report.run_summary import status as facts
 
     return facts(path)
 

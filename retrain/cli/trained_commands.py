@@ -110,10 +110,8 @@ def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/N
         written = write_campaign_report(run)
         print("\n".join([written.text, *map(str, written.files)]))
         return
-    from retrain.report.run_page import status as facts
     from retrain.report.run_page import write_report
 
-    facts(run)
     print(write_report(run))
 
 

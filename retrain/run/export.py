@@ -56,15 +56,11 @@ def _copy_folders(model: Path, folder: Path) -> None:
 def card_of(trained: Trained, folder: Path) -> Card:
     """What the run's own files say of the model in `folder`: how it started, was trained and did."""
     run = trained.directory.path
-    config = trained.directory.stored_config()
     return Card(
         name=run.resolve().name,
-        base=config["model"]["path"],
-        task=config["task"]["name"],
-        config=(run / "config.toml").read_text(),
+        config=trained.directory.stored_config(),
         evaluations=read_rows(run / "eval.jsonl"),
         steps=trained.steps,
-        warmup_steps=config["warmup"]["steps"],
         adapter=trained.policy.adapter is not None or (folder / "adapter").is_dir(),
     )
 

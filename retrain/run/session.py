@@ -10,7 +10,7 @@ from typing import Any
 
 from retrain.config.document import canonical
 from retrain.config.load import LoadedConfig
-from retrain.report.run_page import summary
+from retrain.report.run_summary import summary
 from retrain.run.run_parts import Parts
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_directory import Mode, RunDirectory, config_changes, read_rows

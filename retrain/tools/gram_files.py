@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from retrain.data.rows import BadRow
 from retrain.errors import DataError, StorageError
 from retrain.registry import find
 from retrain.report.charts import number, ticks
+from retrain.report.page import fill
 from retrain.storage.records import rows_of
 from retrain.tools.gram_extraction import Extraction, Recipe
 
@@ -131,7 +131,7 @@ def report(found: Extraction, covered: dict[str, float]) -> str:
     ]
     for cluster in chosen:
         inside = kept.intersection(cluster.grams) or {cluster.center}
-        grams = sorted(inside, key=lambda gram: (-found.frequencies[gram], gram))
+        grams = _most_frequent(found, inside)
         named = ", ".join(f"{gram} ({found.frequencies[gram]:,})" for gram in grams[:5])
         lines.append(f"{cluster.frequency:>9,}  {named}{f' and {len(grams) - 5} more' if len(grams) > 5 else ''}")
     return "\n".join(lines)
@@ -173,55 +173,18 @@ def _word_places(text: str) -> Iterator[int]:
             yield place
 
 
-_STYLE = """<style>text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:14px;font-weight:600}
-.small{font-size:11px;fill:#666}.in{fill:#2563a8}.out{fill:#c3cbd4}.line{stroke:#e3e6ea}</style>"""
-_WIDTH, _LEFT, _TOP, _ROW, _BARS = 860, 250, 330, 17, 220
-
-
 def plot(found: Extraction) -> str:
     """Document frequency of every cluster, and of the grams in most solutions, as an SVG file."""
-    grams = sorted(found.grams, key=lambda gram: (-found.frequencies[gram], gram))[:_SHOWN]
-    height = _TOP + 45 + _ROW * len(grams)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH} {height}">{_STYLE}<rect width="100%" height="100%" fill="#fff"/>'
-        f"{_cluster_bars(found)}{_gram_bars(found, grams)}</svg>\n"
+    most, shown = max(cluster.frequency for cluster in found.clusters), _most_frequent(found, found.grams)[:_SHOWN]
+    return fill(
+        "grams.svg",
+        clusters=found.clusters,
+        most=most,
+        ticks=[(tick, number(tick)) for tick in ticks(0, most)],
+        grams=[(gram, found.frequencies[gram], found.frequencies[gram] / found.solutions) for gram in shown],
+        shown="all of them" if len(shown) == len(found.grams) else f"the {_SHOWN} most frequent of {len(found.grams)}",
     )
 
 
-def _cluster_bars(found: Extraction) -> str:
-    """Bars from left to right, most frequent cluster first."""
-    left, right, base = 60, _WIDTH - 20, 40 + _BARS
-    top, step = max(cluster.frequency for cluster in found.clusters), (right - left) / len(found.clusters)
-    chosen = sum(cluster.selected for cluster in found.clusters)
-    parts = [
-        f'<text class="title" x="{left}" y="22">Solutions that hold a gram of the cluster '
-        f"(blue: the {chosen} of {len(found.clusters)} clusters that are kept)</text>"
-    ]
-    for tick in ticks(0, top):
-        y = base - _BARS * tick / top
-        parts.append(f'<line class="line" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="small" x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
-    for rank, cluster in enumerate(found.clusters):
-        high, wide = _BARS * cluster.frequency / top, min(max(0.85 * step, 0.5), 24)
-        parts.append(
-            f'<rect class="{"in" if cluster.selected else "out"}" x="{left + rank * step:.1f}" y="{base - high:.1f}" '
-            f'width="{wide:.1f}" height="{high:.1f}"><title>{escape(cluster.center)}</title></rect>'
-        )
-    parts.append(f'<text class="small" x="{left}" y="{base + 16}">clusters, most frequent first</text>')
-    return "".join(parts)
-
-
-def _gram_bars(found: Extraction, grams: Sequence[str]) -> str:
-    """Bars from top to bottom, one for each gram."""
-    more = f"the {len(grams)} most frequent of {len(found.grams)}" if len(grams) < len(found.grams) else "all of them"
-    parts = [f'<text class="title" x="60" y="{_TOP}">Solutions that hold the gram ({more})</text>']
-    longest = _WIDTH - _LEFT - 120
-    for row, gram in enumerate(grams):
-        y, share = _TOP + 14 + row * _ROW, found.frequencies[gram] / found.solutions
-        wide = longest * share
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 11}" text-anchor="end">{escape(gram)}</text>')
-        parts.append(f'<rect class="in" x="{_LEFT}" y="{y}" width="{wide:.1f}" height="{_ROW - 4}"/>')
-        label = f"{found.frequencies[gram]:,} ({share:.0%})"
-        parts.append(f'<text class="small" x="{_LEFT + wide + 6:.1f}" y="{y + 11}">{label}</text>')
-    return "".join(parts)
+def _most_frequent(found: Extraction, grams: Iterable[str]) -> list[str]:
+    return sorted(grams, key=lambda gram: (-found.frequencies[gram], gram))

@@ -1,32 +1,36 @@
-import json
+"""The model card: front matter that the hub reads, the curve, and a configuration that gives the run again."""
 
 import pytest
+import tomli
+from huggingface_hub import ModelCard
 
-from retrain.report.model_card import Card, render_card, write_card
+from retrain.config.load import load
+from retrain.config.schema import Config
+from retrain.report.model_card import Card, render_adapter_card, render_card, write_card
 
 HOW = {"ci_low": 0.1, "ci_high": 0.9, "problems": 256, "samples": 1, "temperature": 1.0}
 ROWS = [{"step": step, "accuracy": step / 200} | HOW for step in range(0, 101, 4)]
-CARD = Card(
-    name="quick", base="builtin:tiny", task="addition", config='[model]\npath = "builtin:tiny"\n',
-    evaluations=ROWS, steps=100, warmup_steps=600, extra={"loss": "ppo_clip | kl"},
-)  # fmt: skip
 
 
-def front_matter(text):
-    head, _, _ = text.removeprefix("---\n").partition("\n---\n")
-    return dict(line.split(": ", 1) for line in head.splitlines())
+def resolved(base="builtin:tiny", task="addition", warmup=0):
+    config = Config().model_dump(mode="json")
+    config["model"]["path"], config["task"]["name"], config["warmup"]["steps"] = base, task, warmup
+    return config
+
+
+CARD = Card("quick", resolved(warmup=600), evaluations=ROWS, steps=100)
 
 
 def test_card_of_a_model_made_here(tmp_path):
     text = write_card(tmp_path, CARD).read_text()
     assert (tmp_path / "README.md").exists()
-    head = front_matter(text)
-    assert json.loads(head["license"]) == "apache-2.0"
-    assert json.loads(head["tags"]) == ["retrain", "reinforcement-learning", "addition"]
-    assert "base_model" not in head
+    head = ModelCard(text).data
+    assert head.license == "apache-2.0"
+    assert head.tags == ["retrain", "reinforcement-learning", "addition"]
+    assert head.base_model is None
     assert "600 supervised steps and 100 steps of reinforcement learning on the task `addition`" in text
-    assert '~~~toml\n[model]\npath = "builtin:tiny"\n~~~' in text
-    assert r"| loss | ppo_clip \| kl |" in text
+    assert "~~~toml\n[warmup]\nsteps = 600\n~~~" in text
+    assert "builtin:tiny on addition; grpo; 16 prompts x 8 completions" in text
 
 
 def test_curve_is_a_short_table_with_both_ends():
@@ -37,19 +41,42 @@ def test_curve_is_a_short_table_with_both_ends():
     assert "256 held-out problems, 1 completion(s) each, temperature 1.0" in render_card(CARD)
 
 
-@pytest.mark.parametrize(("license", "expected"), [(None, "other"), ("mit", "mit")])
-def test_card_of_a_derived_model_names_its_base(license, expected):
-    text = render_card(Card("r", "org/base: x", "maths", "", license=license, adapter=True, evaluations=[{"step": 0}]))
-    head = front_matter(text)
-    assert json.loads(head["base_model"]) == "org/base: x"
-    assert json.loads(head["license"]) == expected
-    assert json.loads(head["tags"]) == ["retrain", "maths"]
+def test_card_of_a_derived_model_names_its_base():
+    text = render_card(Card("r", resolved("org/base: x", "maths"), adapter=True, evaluations=[{"step": 0}]))
+    head = ModelCard(text).data
+    assert (head.base_model, head.license, head.tags) == ("org/base: x", "other", ["retrain", "maths"])
     assert "not trained further" in text
-    assert "`adapter/`" in text
+    assert "The license of `org/base: x` applies" in text
+    assert "is in `adapter/`, for `org/base: x`;" in text
     assert "| step |\n| --- |\n| 0 |" in text
+
+
+@pytest.mark.parametrize(("base", "code"), [("../base", 'adapter / "../base"'), ("org/base", '"org/base"')])
+def test_card_of_an_adapter_loads_its_base(base, code):
+    text = render_adapter_card(CARD, base)
+    head = ModelCard(text).data
+    assert (head.library_name, head.base_model) == ("peft", None if base.startswith("..") else base)
+    assert f"AutoModelForCausalLM.from_pretrained({code}), adapter)" in text
+    assert "600 supervised steps" in text
 
 
 def test_missing_values_stay_empty():
     rows = [{"step": 0, "accuracy": 0.5, "greedy_accuracy": 0.75}, {"step": 9, "accuracy": 0.25}]
-    assert "| 9 | 0.250 |  |" in render_card(Card("r", "b", "t", "", evaluations=rows))
-    assert "evaluation" not in render_card(Card("r", "b", "t", "")).lower()
+    assert "| 9 | 0.250 |  |" in render_card(Card("r", resolved(), evaluations=rows))
+    assert "evaluation" not in render_card(Card("r", resolved())).lower()
+
+
+def test_the_configuration_on_the_card_gives_the_run_again(tmp_path):
+    source = tmp_path / "source.toml"
+    source.write_text(
+        '# a comment\n[algorithm]\ntransform_mode = ["gtpo", "hicra"]\n[hicra]\nalpha = 0.3\n[training]\nlr = 1e-5\n'
+        '[[rewards]]\nname = "exact"\nweight = 0.5\n[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "kl"\nweight = 0.1\n'
+    )
+    loaded = load(source, ["training.max_steps=3"])
+    text = render_card(Card("r", loaded.resolved()))
+    assert "a comment" not in text
+    shown = text.partition("~~~toml\n")[2].partition("~~~")[0]
+    assert tomli.loads(shown)["training"] == {"max_steps": 3}
+    again = tmp_path / "again.toml"
+    again.write_text(shown)
+    assert load(again).resolved() == loaded.resolved()

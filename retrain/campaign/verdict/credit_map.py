@@ -10,14 +10,13 @@ from typing import Any
 
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.errors import ConfigError, RetrainError
+from retrain.report.samples import best_and_worst
 from retrain.storage.run_directory import read_rows
 
 Row = Mapping[str, Any]
 
 STORED = frozenset({"planning_mask", "sepa_lambda"})
 """Columns that are taken from the run's files rather than computed: they need a tokenizer, or the run's history."""
-
-_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -59,22 +58,10 @@ def _stored(run: Path) -> tuple[int, Sequence[Row], list[int]] | None:
             rows = [row for row in read_rows(file) if row["reward"] is not None and row.get("tokens")]
         except (OSError, EOFError, ValueError, KeyError, gzip.BadGzipFile):
             continue
-        if shown := _shown(rows):
+        shown = best_and_worst(rows)
+        if len({rows[i]["reward"] for i in shown}) > 1:
             return int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2]), rows, shown
     return None
-
-
-def _shown(rows: Sequence[Row]) -> list[int]:
-    """Best, second and worst completion of the first group with different rewards; texts that differ first."""
-    groups: dict[int, list[int]] = {}
-    for position, row in enumerate(rows):
-        groups.setdefault(int(row["group"]), []).append(position)
-    for members in groups.values():
-        if len({rows[i]["reward"] for i in members}) > 1:
-            distinct = list({(rows[i]["text"], rows[i]["reward"]): i for i in members}.values())
-            ordered = sorted(distinct, key=lambda i: -float(rows[i]["reward"]))
-            return ordered if len(ordered) <= _ROWS else [*ordered[: _ROWS - 1], ordered[-1]]
-    return []
 
 
 def _credited(results: Results, source: Cell, step: int, rows: Sequence[Row], shown: list[int]) -> CreditMap:

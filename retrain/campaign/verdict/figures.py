@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 
 from retrain.campaign.verdict.analysis import Analysis, Comparison, Estimate
 from retrain.campaign.verdict.results import Cell, Results
@@ -17,14 +16,6 @@ _WIDE, _ROW, _PAD = 340, 26, 12
 Curve = list[tuple[int, Estimate]]
 
 
-def forest(comparisons: Sequence[Comparison], of: Range) -> list[str]:
-    """One drawing per comparison, on one axis `of` values: a dot with its interval, and the line of no difference.
-
-    Filled: the difference is told. Hollow: it is not.
-    """
-    return [_row(one, of) for one in comparisons]
-
-
 def forest_span(comparisons: Sequence[Comparison]) -> Range:
     """The axis that holds every interval and 0."""
     ends = [end for one in comparisons for end in (one.difference.low, one.difference.high, one.difference.value)]
@@ -34,7 +25,7 @@ def forest_span(comparisons: Sequence[Comparison]) -> Range:
 
 
 def forest_axis(of: Range) -> str:
-    """The axis of the drawings of `forest`."""
+    """The axis of the drawings of `forest_row`."""
     marks = "".join(
         f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="4"/>'
         f'<text class="tick middle" x="{x:.1f}" y="16">{tick:+g}</text>'
@@ -49,19 +40,25 @@ def _across(value: float, of: Range) -> float:
     return _PAD + (_WIDE - 2 * _PAD) * (value - of[0]) / (of[1] - of[0])
 
 
-def _row(one: Comparison, of: Range) -> str:
-    middle, parts = (
-        _ROW / 2,
-        [f'<line class="zero" x1="{_across(0, of):.1f}" x2="{_across(0, of):.1f}" y1="0" y2="26"/>'],
-    )
-    kind = ("better" if one.difference.value > 0 else "worse") if one.told else "untold"
+def forest_row(one: Comparison, of: Range) -> str:
+    """A dot with its interval, and the line of no difference. Filled: clearly different. Hollow: not."""
+    middle, zero = _ROW / 2, _across(0, of)
+    parts = [f'<line class="zero" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{_ROW}"/>']
     if math.isfinite(one.difference.low):
         left, right = _across(one.difference.low, of), _across(one.difference.high, of)
-        parts.append(f'<line class="{kind} whisker" x1="{left:.1f}" x2="{right:.1f}" y1="{middle}" y2="{middle}"/>')
+        line = f'x1="{left:.1f}" x2="{right:.1f}" y1="{middle}" y2="{middle}"'
+        parts.append(f'<line class="{kind(one)} whisker" {line}/>')
     if math.isfinite(one.difference.value):
         x = _across(one.difference.value, of)
-        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{middle}" r="5"/>')
+        parts.append(f'<circle class="{kind(one)}" cx="{x:.1f}" cy="{middle}" r="5"/>')
     return f'<svg class="forest" viewBox="0 0 {_WIDE} {_ROW}" role="img">{"".join(parts)}</svg>'
+
+
+def kind(one: Comparison) -> str:
+    """The class of a comparison: better, worse, or untold."""
+    if not one.told:
+        return "untold"
+    return "better" if one.difference.value > 0 else "worse"
 
 
 def mean_curve(cells: Sequence[Cell]) -> Curve:
@@ -119,7 +116,12 @@ def _line(curve: Curve) -> list[Point]:
     return [(float(step), at.value) for step, at in curve]
 
 
-def cost(analysis: Analysis, what: int, label: str) -> str:
+def costs(analysis: Analysis) -> list[tuple[str, str]]:
+    """(title, chart) of accuracy over tokens and over time; a chart is empty without finished runs."""
+    return [("Tokens", _cost(analysis, 1, "tokens sampled")), ("Time", _cost(analysis, 2, "seconds in steps"))]
+
+
+def _cost(analysis: Analysis, what: int, label: str) -> str:
     """Final accuracy over what the runs spent: a small mark per run, a large one at a condition's mean with intervals.
 
     Args:
@@ -178,15 +180,13 @@ def mark(axes: Axes, point: Point, i: int, size: float, style: str) -> str:
     return f'<path class="{style} c{i}" transform="translate({place})" d="{_SHAPES[i % 4](size)}"/>'
 
 
-def legend(results: Results) -> str:
-    """Color and shape of every condition, in HTML."""
-    items = "".join(
-        f'<span><svg class="key" viewBox="-8 -8 16 16"><path class="center c{i}" d="{_SHAPES[i % 4](5)}"/></svg>'
-        f"{escape(label)}</span>"
+def keys(results: Results) -> list[tuple[str, str]]:
+    """Every condition with its mark, around the origin."""
+    return [
+        (label, f'<path class="center c{i}" d="{_SHAPES[i % 4](5)}"/>')
         for label in results.conditions
         for i in [index(results, label)]
-    )
-    return f'<div class="legend">{items}</div>'
+    ]
 
 
 def index(results: Results, label: str) -> int:

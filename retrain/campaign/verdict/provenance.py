@@ -11,6 +11,7 @@ from typing import Any
 
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.storage.run_directory import flatten, read_json
+from retrain.system.secret_names import masked
 
 _FREE = ("training.seed", "logging", "checkpoint", "components")
 """What may differ between the runs of a condition, or follows from the rest."""
@@ -18,9 +19,15 @@ _FREE = ("training.seed", "logging", "checkpoint", "components")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
+def configuration(results: Results) -> dict[str, Any]:
+    """The resolved configuration of the first run of the baseline that was started; empty without one."""
+    cell = _started(results.of(results.baseline))
+    return read_json(cell.path / "config.resolved.json") if cell else {}
+
+
 def settings(run: Path) -> dict[str, Any]:
     """What decides a run besides its seed: dotted key -> value."""
-    leaves = flatten(read_json(run / "config.resolved.json"))
+    leaves = flatten(masked(read_json(run / "config.resolved.json")))
     return {key: value for key, value in leaves if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)}
 
 

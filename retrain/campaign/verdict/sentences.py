@@ -10,6 +10,7 @@ from typing import Any
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Analysis, Comparison, Estimate, Summary
 from retrain.campaign.verdict.results import SPENT, Cell
+from retrain.report.page import Table, fill, plural
 
 
 def headline(analysis: Analysis) -> str:
@@ -53,7 +54,7 @@ def title(one: Comparison) -> str:
 
 def numbers(one: Comparison) -> str:
     """Difference, interval, p, corrected p and seeds."""
-    seeds = f"{len(one.seeds)} seed{'s' * (len(one.seeds) != 1)}"
+    seeds = plural(len(one.seeds), "seed")
     if one.left_out:
         lone = ", ".join(map(str, one.left_out))
         seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
@@ -171,47 +172,36 @@ def note(analysis: Analysis) -> str:
     )
 
 
-def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
-    """report.md."""
-    results = analysis.results
-    lost = [f"- {_marked(lost_cell(cell))}" for cell in results.without_result()]
+def tables(analysis: Analysis) -> dict[str, Table]:
+    """The tables of a report, in HTML and in Markdown: differences, described, conditions, costs, runs."""
+    results, both = analysis.results, (*analysis.ladder, *analysis.baseline)
     seeds = [str(seed) for seed in results.seeds]
     runs = [
         [label, *(shown(results.cells.get((label, seed))) for seed in results.seeds)] for label in results.conditions
     ]
-    others = [f"- {_marked(line)}" for line in second(analysis)]
-    both = (*analysis.ladder, *analysis.baseline)
-    parts = [
-        f"# {results.name}\n",
-        f"{headline(analysis)}\n",
-        "\n".join(f"- {_marked(line)}" for line in sentences(analysis)) + "\n",
-        *([f"{BASELINE}\n", "\n".join(others) + "\n"] if others else []),
-        *(["Without a result:\n", "\n".join(lost) + "\n"] if lost else []),
-        f"{note(analysis)}\n",
-        "## Differences\n",
-        _table(COMPARISON_COLUMNS, [comparison_row(one) for one in both]),
-        "Not tested:\n",
-        _table(DESCRIBED_COLUMNS, [described_row(one) for one in both]),
-        "## Conditions\n",
-        _table(SUMMARY_COLUMNS, [summary_row(one) for one in analysis.summaries]),
-        "Cost, to the threshold in the median and of a whole run in the mean:\n",
-        _table(REACH_COLUMNS, [reach_row(one) for one in analysis.summaries]),
-        "## Runs: final held-out accuracy by seed\n",
-        _table(["condition", *seeds], runs),
-        "## To reproduce\n",
-        "```sh\n" + "\n".join(commands) + "\n```\n",
-    ]
-    return "\n".join(parts)
+    return {
+        "differences": Table(COMPARISON_COLUMNS, [comparison_row(one) for one in both]),
+        "described": Table(DESCRIBED_COLUMNS, [described_row(one) for one in both]),
+        "conditions": Table(SUMMARY_COLUMNS, [summary_row(one) for one in analysis.summaries]),
+        "costs": Table(REACH_COLUMNS, [reach_row(one) for one in analysis.summaries]),
+        "runs": Table(["condition", *seeds], runs),
+    }
 
 
-def _marked(text: str) -> str:
-    """Foreign text in Markdown: no HTML, and no cell of a table more."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(_marked, line))} |" for line in lines) + "\n"
+def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
+    """report.md."""
+    return fill(
+        "campaign.md",
+        title=analysis.results.name,
+        headline=headline(analysis),
+        sentences=sentences(analysis),
+        baseline=BASELINE,
+        others=second(analysis),
+        lost=[lost_cell(cell) for cell in analysis.results.without_result()],
+        note=note(analysis),
+        commands=commands,
+        **tables(analysis),
+    )
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:

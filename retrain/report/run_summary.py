@@ -1,0 +1,90 @@
+"""What became of a run, from its files alone: a status, a sentence, and a line that names the ingredients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import ConfigError, ConfigProblem
+from retrain.report.page import percent, plural
+from retrain.storage.run_directory import read_json, read_rows
+from retrain.system.lock import Lock
+
+Row = Mapping[str, Any]
+
+
+def status(run: Path) -> dict[str, Any]:
+    """How far a run is, from its files alone; keys without a value yet are None.
+
+    Returns:
+        path, state ("running", "killed", or how it ended), steps, max_steps, reward, accuracy with ci_low
+        and ci_high after eval_step steps, eta_s while running, checkpoint (the newest), owner, error.
+
+    Raises:
+        ConfigError: there is no run at this path.
+    """
+    stored = read_json(run / "status.json")
+    metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
+    if not stored and not metrics:
+        problem = ConfigProblem(str(run), 0, 0, "run directory", "holds no run", "give the path of one, as runs/NAME")
+        raise ConfigError([problem])
+    lock, state = Lock(run / "lock"), str(stored.get("outcome", "unknown"))
+    if state == "running" and not lock.held():
+        state = "killed"
+    steps = len(metrics)
+    total = read_json(run / "config.resolved.json").get("training", {}).get("max_steps")
+    recent = [row["time/step_s"] for row in metrics[-20:] if "time/step_s" in row]
+    eta = sum(recent) / len(recent) * (total - steps) if state == "running" and total and recent else None
+    evaluation = evals[-1] if evals else {}
+    checkpoints = sorted(path.name for path in run.glob("checkpoints/step-*"))
+    return {
+        "path": str(run),
+        "state": state,
+        "steps": steps,
+        "max_steps": total,
+        "reward": metrics[-1].get("reward/mean") if metrics else None,
+        "accuracy": evaluation.get("accuracy"),
+        "ci_low": evaluation.get("ci_low"),
+        "ci_high": evaluation.get("ci_high"),
+        "eval_step": evaluation.get("step"),
+        "eta_s": eta,
+        "checkpoint": checkpoints[-1] if checkpoints else None,
+        "owner": lock.owner(),
+        "error": stored.get("error"),
+    }
+
+
+def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
+    """The result in a sentence or two, from first to last evaluation."""
+    if not evals:
+        return f"{plural(len(metrics), 'step')}; no evaluation yet."
+    first, last = evals[0], evals[-1]
+    interval = f"{percent(last['accuracy'])} (95% interval {percent(last['ci_low'])} to {percent(last['ci_high'])})"
+    if len(evals) == 1:
+        return f"Held-out accuracy is {interval} on {last['problems']} problems after {last['step']} steps."
+    change = last["accuracy"] - first["accuracy"]
+    verb = "rose" if change > 0 else "fell" if change < 0 else "did not move:"
+    clear = first["ci_high"] < last["ci_low"] or last["ci_high"] < first["ci_low"]
+    tail = "" if clear else " The intervals before and after overlap."
+    return (
+        f"Held-out accuracy {verb} from {percent(first['accuracy'])} to {interval} "
+        f"on {last['problems']} problems in {last['step'] - first['step']} steps.{tail}"
+    )
+
+
+def recipe(config: Mapping[str, Any]) -> str:
+    """What was trained on what and how, in a line; what the configuration does not hold is left out."""
+    algorithm, training = config.get("algorithm", {}), config.get("training", {})
+    mode = algorithm.get("transform_mode", "none")
+    transforms = [mode] if isinstance(mode, str) else list(mode)
+    advantage = [algorithm.get("advantage_mode"), *(name for name in transforms if name != "none")]
+    credit = [algorithm["algorithm_mode"]] if algorithm.get("algorithm_mode") else advantage
+    sizes = [training.get(key) for key in ("batch_size", "group_size", "max_tokens")]
+    parts = [
+        " on ".join(filter(None, (config.get("model", {}).get("path"), config.get("task", {}).get("name")))),
+        " + ".join(filter(None, credit)),
+        "{} prompts x {} completions x at most {} tokens per step".format(*sizes) if all(sizes) else "",
+        f"seed {training['seed']}" if "seed" in training else "",
+    ]
+    return "; ".join(filter(None, parts))
