@@ -56,7 +56,7 @@ def test_card_of_an_adapter_loads_its_base(base, code):
     text = render_adapter_card(CARD, base)
     head = ModelCard(text).data
     assert (head.library_name, head.base_model) == ("peft", None if base.startswith("..") else base)
-    assert f"AutoModelForCausalLM.from_pretrained({code}), adapter)" in text
+    assert f"AutoModelForCausalLM.from_pretrained({code})" in text
     assert "600 supervised steps" in text
 
 

@@ -1,14 +1,14 @@
 """The report is complete, self-contained, and lets no text of a model out of its quotes."""
 
-import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 
-from retrain.config.schema import Checkpoint, Config
-from retrain.errors import ConfigError, UserCodeError
-from retrain.report.run_page import pick, recipe, render, status, summary, write_report
+from retrain.config.schema import Checkpoint
+from retrain.errors import UserCodeError
+from retrain.report.run_page import render, write_report
+from retrain.report.run_summary import status
 from retrain.storage.run_directory import RunDirectory
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
@@ -143,29 +143,6 @@ def test_credit_is_shown_as_color_relative_to_the_step(run):
     assert "↵\n" in html
 
 
-def test_pick_shows_best_second_and_worst_of_a_group_that_differs():
-    rows = [rollout(0.0, group=0), rollout(0.0, "2+2=5", group=0)]
-    assert pick(rows) == rows
-    assert pick([*rows, rows[0]]) == rows  # equal completions are shown once
-    mixed = [rollout(reward, group=1) for reward in (0.0, 1.0, 0.5, None, 0.25)]
-    assert [row["reward"] for row in pick(rows + mixed)] == [1.0, 0.5, 0.0]
-    assert pick([]) == []
-    unscored = [rollout(None, group=0)]
-    assert pick(unscored) == unscored
-    assert pick([*unscored, rollout(1.0, group=0)]) == [rollout(1.0, group=0)]
-
-
-def test_status_of_a_finished_run(run):
-    found = status(run)
-    assert found["state"] == "finished"
-    assert (found["steps"], found["max_steps"], found["eval_step"]) == (30, 30, 30)
-    assert found["accuracy"] == 0.8
-    assert found["checkpoint"] == "step-000030"
-    assert found["eta_s"] is None
-    assert found["owner"] is None
-    json.dumps(found)
-
-
 def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
     path = tmp_path / "a"
     with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
@@ -185,30 +162,6 @@ def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
     assert status(path)["state"] == "failed"
     assert status(path)["error"] == "reward mine.py raised"
     assert "failed, 0 steps: reward mine.py raised" in checked(render(path))
-
-
-def test_recipe_names_the_ingredients_that_the_configuration_holds():
-    config = Config().model_dump(mode="json")
-    config["algorithm"] |= {"advantage_mode": "maxrl", "transform_mode": ["gtpo", "my.own"]}
-    sizes = "16 prompts x 8 completions x at most 64 tokens per step"
-    assert recipe(config) == f"builtin:tiny on addition; maxrl + gtpo + my.own; {sizes}; seed 0"
-    config["algorithm"]["algorithm_mode"] = "my.algorithm"
-    assert recipe(config) == f"builtin:tiny on addition; my.algorithm; {sizes}; seed 0"
-    assert recipe({"training": {"max_steps": 3}}) == ""
-
-
-def test_no_run_is_a_configuration_error(tmp_path):
-    with pytest.raises(ConfigError, match="holds no run"):
-        status(tmp_path)
-
-
-def test_summary_says_what_the_numbers_say():
-    assert summary([], []) == "0 steps; no evaluation yet."
-    assert summary([{}], []) == "1 step; no evaluation yet."
-    assert summary([], [evaluation(0, 0.5)]).startswith("Held-out accuracy is 50.0% (95% interval 45.0% to 55.0%)")
-    assert "fell from 80.0% to 20.0%" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
-    assert "did not move: from" in summary([], [evaluation(0, 0.8), evaluation(9, 0.8)])
-    assert summary([], [evaluation(0, 0.5), evaluation(9, 0.55)]).endswith("The intervals before and after overlap.")
 
 
 def test_a_run_of_one_stored_step_and_no_evaluation(tmp_path):

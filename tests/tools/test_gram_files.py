@@ -84,6 +84,9 @@ class Silent:
     def problem(self, index):
         return self
 
+    def heldout(self, count):
+        return [self] * count
+
 
 def test_coverage_counts_words_and_solutions_as_training_matches_them():
     texts = ["Wait, let me add 3 and 4", "nothing here", "so 7"]
