@@ -9,6 +9,7 @@ from retrain.config.planning_checks import check_planning
 from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
 from retrain.system.http_client import address_mistakes
+from retrain.system.secret_names import literal_secrets
 from retrain.types import BUILTIN
 
 _LARGE_LR = 5e-5
@@ -26,6 +27,16 @@ def check(config: Config, document: Document) -> None:
     check_planning(document)
     _check_vllm(config, document)
     _check_algorithm(config, document)
+    _check_secrets(document)
+
+
+def _check_secrets(document: Document) -> None:
+    for path in literal_secrets(document.data):
+        document.warn(
+            path,
+            "looks like a secret, which is kept as it is in the run's config.toml and config.resolved.json",
+            f"set {path[-1]}_env to the name of an environment variable, and read that where the secret is used",
+        )
 
 
 def _check_batch(config: Config, document: Document) -> None:

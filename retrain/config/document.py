@@ -11,6 +11,7 @@ import tomli
 
 from retrain.config.positions import Path, positions
 from retrain.errors import ConfigError, ConfigProblem
+from retrain.system.secret_names import HIDDEN, literal_secrets
 
 ALIASES: dict[Path, Path] = {
     ("training", "lr"): ("optimizer", "lr"),
@@ -86,10 +87,12 @@ class Document:
 
     def override(self, text: str) -> None:
         """Apply one `--set key=value`. The value is TOML, or a string where it is not."""
-        flag = f"--set {text}"
-        name, equals, value = text.partition("=")
+        name, equals, typed = text.partition("=")
         path: Path = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
-        problem = _set(self.data, ALIASES.get(path, path), _value(value.strip())) if equals else "there is no value"
+        value = _value(typed.strip())
+        secret = any(literal_secrets({part: value}) for part in name.strip().split("."))
+        flag = f"--set {name}={HIDDEN}" if secret else f"--set {text}"
+        problem = _set(self.data, ALIASES.get(path, path), value) if equals else "there is no value"
         if problem:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))

@@ -1,28 +1,28 @@
-"""Which names look like those of secrets, and how what they name is hidden before it is shown or sent."""
+"""Which names look like those of secrets, and how their values are hidden before they are shown or sent."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "(hidden)"
 """Stands for a value that looks secret."""
 
-_WORD = re.compile(
-    "apikey|auth|authorization|bearer|cookie|credentials?|keys?|pass|passphrase|passwd|password|pat|pwd|secrets?|token"
-)
-_BOUNDARY = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_ANYWHERE = re.compile("apikey|auth|authorization|bearer|cookie|credentials?|passphrase|passwd|password|pwd|secrets?")
+_AT_END = re.compile("keys?|pass|pat|token")
+"""Words of other things, too: `pass_at`, `token_mean`."""
+_BOUNDARY = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
 _USER = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def looks_secret(name: str) -> bool:
-    """Whether one of the words of a name is that of a secret: `api_key`, `hubToken`, `SMTP_PASS`; not `max_tokens`.
+    """Whether a name is that of a secret, by its words: `api_key`, `hubToken`, `SMTP_PASS_2`; not `max_tokens`.
 
     A name that ends in `_env` names an environment variable that holds the secret, and is not secret itself.
     """
-    words = [word.lower() for word in _BOUNDARY.split(name)]
-    return words[-1] != "env" and any(map(_WORD.fullmatch, words))
+    words = [word.lower() for word in _BOUNDARY.split(name) if word] or [""]
+    return words[-1] != "env" and (any(map(_ANYWHERE.fullmatch, words)) or bool(_AT_END.fullmatch(words[-1])))
 
 
 def masked(value: Any, secret: bool = False) -> Any:
@@ -43,16 +43,14 @@ def masked(value: Any, secret: bool = False) -> Any:
     return _USER.sub(f"{HIDDEN}@", value) if isinstance(value, str) else value
 
 
-def literal_secrets(value: Any, path: tuple[str | int, ...] = ()) -> Iterable[tuple[str | int, ...]]:
+def literal_secrets(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """The places of a document where `masked` hides something."""
-    if isinstance(value, Mapping):
-        items = list[tuple[Any, Any]](value.items())
-    elif isinstance(value, list):
-        items = list(enumerate(value))
-    else:
-        items = []
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    found: list[tuple[str | int, ...]] = []
     for key, item in items:
-        if (looks_secret(str(key)) and masked(item, True) != item) or (isinstance(item, str) and masked(item) != item):
-            yield (*path, key)
+        secret = looks_secret(str(key))
+        if (secret or isinstance(item, str)) and masked(item, secret) != item:
+            found.append((*path, key))
         else:
-            yield from literal_secrets(item, (*path, key))
+            found += literal_secrets(item, (*path, key))
+    return found

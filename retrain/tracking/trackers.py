@@ -19,6 +19,7 @@ from typing import Any, Literal
 from retrain.errors import MissingExtraError
 from retrain.protocols import Tracker
 from retrain.registry import tracker
+from retrain.system.secret_names import masked
 
 
 @tracker("wandb")
@@ -163,9 +164,9 @@ def require(package: str, extra: str) -> None:
 
 
 def stored_config(run_dir: Path) -> dict[str, Any]:
-    """The run's resolved configuration."""
+    """The run's resolved configuration, without values that look secret."""
     file = run_dir / "config.resolved.json"
-    return dict(json.loads(file.read_text())) if file.is_file() else {}
+    return masked(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _wandb_key() -> bool:
