@@ -1,5 +1,6 @@
 """How far the sampler's log-probs are from the trainer's, in sums that micro-batches add up."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from retrain.functional.ratios import log_ratio
+
+_MAJORITY = 2 / 3
+_FALSE_ALARM = 1e-6
 
 
 @dataclass(frozen=True)
@@ -55,3 +59,30 @@ class Mismatch:
             "mismatch/ratio_max": ratio_max,
             "mismatch/ess": ratio * ratio / (count * square),
         }
+
+
+def is_stale(sampler: Float[Tensor, " n"], new: Float[Tensor, " n"], old: Float[Tensor, " n"]) -> bool:
+    """Whether a sampler's log-probs are nearer to those of an old policy than to those of the new one.
+
+    Take the half of the tokens that the update moved most, by |new - old|. Each votes for the policy that the sampler's
+    log-prob is nearer to. The sampler is stale if all of this holds:
+
+    1. More than 2/3 of the n votes are for the old policy. Where rounding is larger than the update, it splits them
+       evenly, because it is as large in one policy as in the other.
+    2. The share is no accident. Fair votes reach it with a probability of at most exp(-2 n (share - 1/2)^2)
+       (Hoeffding), which must be below 1e-6: 28 votes that agree are the fewest.
+    3. The sampler is nearer to the old policy than the new one is: sum |sampler - old| < sum |new - old|. A sampler
+       that computes too coarsely to tell the two apart, from quantized weights say, has not kept the old ones.
+
+    Args:
+        sampler, new, old: log-probs of the same n tokens, in nats.
+    """
+    moved = (new - old).abs()
+    chosen = (moved > 0) & (moved >= moved.median())
+    votes = int(chosen.sum())
+    if not votes:
+        return False
+    to_old, to_new = (sampler - old).abs()[chosen], (sampler - new).abs()[chosen]
+    share = float((to_old < to_new).double().mean())
+    sure = 2 * votes * (share - 0.5) ** 2 > -math.log(_FALSE_ALARM)
+    return share > _MAJORITY and sure and bool(to_old.sum() < moved[chosen].sum())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from retrain.engines.capability import tolerance_of
 from retrain.errors import EngineError
+from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import Collection, collate, train_sampling
 from retrain.run.run_parts import Parts
@@ -49,17 +50,19 @@ def check_parity(parts: Parts, batch: Batch) -> Metrics:
     Returns:
         parity/logp_diff_mean and parity/logp_diff_max, in nats per token.
     Raises:
-        EngineError: the mean difference exceeds the tolerance; stale or wrong sampler weights are the
-            most expensive silent failure there is.
+        EngineError: the mean difference exceeds the tolerance, or the sampler is nearer to the policy without its
+            update (see `is_stale`): with LoRA that is the base, else the weights of the last check. Stale or wrong
+            sampler weights are the most expensive silent failure there is.
     """
     rows = (~batch.is_expert).nonzero()[:_ROWS, 0]
     if not len(rows):
         return {}
     part = batch.rows(rows)
-    trainer = parts.policy.logprobs(part, ("old_logprobs",))["old_logprobs"]
-    difference = (trainer - part.sampler_logprobs).abs()[part.response_mask]
-    if not len(difference):
+    cells = part.response_mask
+    sampler, trainer = part.sampler_logprobs[cells], parts.policy.logprobs(part)["old_logprobs"][cells]
+    if not len(sampler):
         return {}
+    difference = (trainer - sampler).abs()
     mean, largest = float(difference.mean()), float(difference.max())
     rounding = max(parts.sampler.tolerance, tolerance_of(parts.policy.settings.dtype))
     limit = parts.config.rollout.parity_tolerance or rounding
@@ -69,4 +72,13 @@ def check_parity(parts: Parts, batch: Batch) -> Metrics:
             f"tolerance {limit:.3g}; the likeliest cause is that the sampler does not hold the trainer's weights; "
             "if the difference is rounding, raise [rollout] parity_tolerance"
         )
+    earlier = parts.policy.earlier_logprobs(part)
+    if earlier is not None and is_stale(sampler, trainer, earlier[cells]):
+        old = "the weights of the last check" if parts.policy.adapter is None else "the base without LoRA's adapter"
+        raise EngineError(
+            f"the sampler has not followed the update: its log-probs are nearer to those of {old} than to the "
+            f"trainer's, from which they differ by {mean:.3g} per token; it holds old weights, or it rounds the update "
+            'away, as [vllm] lora = "merged" does in bfloat16'
+        )
+    parts.policy.remember()
     return {"parity/logp_diff_mean": mean, "parity/logp_diff_max": largest}

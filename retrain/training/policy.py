@@ -59,6 +59,7 @@ class TorchPolicy:
         self.forward = Forward(self.model, settings)
         with self._in_force():
             self.optimizer = Optimizer(self.model, settings)
+        self._earlier: dict[str, Tensor] = {}
 
     def sibling(self, name: str, settings: PolicySettings) -> TorchPolicy:
         """A model of its own to train, which starts where training started: a copy, or with LoRA one more adapter.
@@ -103,6 +104,30 @@ class TorchPolicy:
     def _base_logprobs(self, batch: Batch) -> Tensor:
         with lora.adapters_off(self.adapter):
             return self.forward.logprobs(batch)["old_logprobs"]
+
+    def remember(self) -> None:
+        """Keep a copy of the weights for `earlier_logprobs`, in the processor's memory; LoRA needs none."""
+        if self.adapter is None:
+            self._earlier = {name: p.detach().to("cpu", copy=True) for name, p in self.optimizer.parameters.items()}
+
+    def earlier_logprobs(self, batch: Batch) -> Tensor | None:
+        """Scores [N, T] by the weights of the last `remember`, or of LoRA's base; None before the first."""
+        if self.adapter is not None:
+            return self._base_logprobs(batch)
+        if not self._earlier:
+            return None
+        self._swap_earlier()
+        try:
+            return self.forward.logprobs(batch)["old_logprobs"]
+        finally:
+            self._swap_earlier()
+
+    @torch.no_grad()
+    def _swap_earlier(self) -> None:
+        for name, parameter in self.optimizer.parameters.items():
+            current = parameter.to("cpu", copy=True)
+            parameter.copy_(self._earlier[name])
+            self._earlier[name] = current
 
     def _in_force(self) -> AbstractContextManager[None]:
         """The own adapter is the one in force inside this block; without LoRA, nothing."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from retrain.functional.mismatch import Mismatch
+from retrain.functional.mismatch import Mismatch, is_stale
 
 D = torch.tensor([[0.1, -0.2, 9.0], [0.0, 9.0, 9.0]])
 MASK = torch.tensor([[True, True, False], [True, False, False]])
@@ -39,3 +39,52 @@ def test_a_micro_batch_without_tokens_adds_nothing():
 def test_equal_log_probs_have_full_effective_size():
     found = Mismatch.of(SAMPLER, SAMPLER, MASK).metrics()
     assert found["mismatch/ess"] == found["mismatch/ratio_min"] == found["mismatch/ratio_max"] == 1.0
+
+
+def policies(update, count=60, rounding=0.0, seed=0):
+    """Log-probs [count] of an old and a new policy, as a trainer computes them, and of both as a sampler does."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise():
+        return rounding * torch.randn(count, generator=generator)
+
+    old = -torch.rand(count, generator=generator)
+    new = old + update * torch.randn(count, generator=generator)
+    return {"old": old + noise(), "new": new + noise(), "at_old": old + noise(), "at_new": new + noise()}
+
+
+def verdict(found, sampler):
+    return is_stale(found[sampler], found["new"], found["old"])
+
+
+@pytest.mark.parametrize(("update", "rounding"), [(1e-5, 1e-7), (1e-2, 1e-3), (1.0, 1e-2)])
+def test_a_sampler_that_has_stayed_behind_is_stale_and_one_that_has_not_is_not(update, rounding):
+    found = policies(update, rounding=rounding)
+    assert verdict(found, "at_old")
+    assert not verdict(found, "at_new")
+
+
+def test_half_an_update_is_the_border():
+    found = policies(1e-2)
+    for share, stale in ((0.0, True), (0.45, True), (0.55, False), (1.0, False)):
+        assert is_stale(found["old"].lerp(found["new"], share), found["new"], found["old"]) == stale
+
+
+@pytest.mark.parametrize("update", [0.0, 1e-9, 1e-5])
+@pytest.mark.parametrize("sampler", ["at_old", "at_new"])
+def test_an_update_below_the_rounding_gives_no_verdict(update, sampler):
+    assert not any(verdict(policies(update, 400, 1e-3, seed), sampler) for seed in range(200))
+
+
+def test_few_tokens_and_no_update_give_no_verdict():
+    assert not verdict(policies(1.0, count=52), "at_old"), "27 votes that agree"
+    assert verdict(policies(1.0, count=54), "at_old")
+    assert not verdict(policies(0.0), "at_old")
+    assert not is_stale(torch.zeros(0), torch.zeros(0), torch.zeros(0))
+
+
+def test_a_coarse_sampler_is_not_taken_for_a_stale_one():
+    """Its log-probs are too low by more than the update: nearer to the old policy wherever the update raised them."""
+    found = policies(0.0)
+    new = found["old"] + 0.01
+    assert not is_stale(new - 0.05, new, found["old"])

@@ -1,0 +1,67 @@
+"""The parity gate compares the sampler with the policy, and with the policy without its update."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from retrain.engines import TorchEngine
+from retrain.errors import EngineError
+from tests.make_checkpoint import make_checkpoint
+from tests.small_runs import digest, rows
+
+EXACT = ("model.dtype=float32", "torch.dtype=float32", "rollout.parity_every=1", "eval.problems=0")
+LORA = ("model.lora={}", "training.lr=3e-6", "training.max_tokens=24", "warmup.steps=0")
+
+
+@pytest.fixture
+def coarse(tmp_path):
+    """A model whose weights are bfloat16 numbers, so that rounding the merged ones changes the update alone."""
+    make_checkpoint(tmp_path / "coarse")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "coarse", dtype=torch.bfloat16)
+    model.float().save_pretrained(tmp_path / "coarse")
+    return f'model.path="{tmp_path / "coarse"}"'
+
+
+def loads(monkeypatch, change):
+    """Have the embedded engine load what `change` makes of the weights and the step."""
+    real = TorchEngine.load_weights
+    monkeypatch.setattr(TorchEngine, "load_weights", lambda self, w, step: real(self, change(w, step), step))
+
+
+def test_lora_merged_in_bfloat16_is_caught(train, coarse, tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    train(*EXACT, *LORA, coarse, name="faithful")
+    loads(monkeypatch, lambda weights, step: {name: value.bfloat16().float() for name, value in weights.items()})
+    with pytest.raises(EngineError, match=r"not followed the update: .* those of the base without LoRA's adapter"):
+        train(*EXACT, *LORA, coarse, name="rounded")
+    checks = rows(tmp_path / "runs" / "rounded" / "metrics.jsonl")
+    assert all(row["parity/logp_diff_mean"] < 1e-5 for row in checks), "a hundredth of the tolerance: of no help"
+
+
+@pytest.mark.parametrize("lr", ["1e-6", "1e-3"])
+@pytest.mark.parametrize("behind", [1, 4])
+def test_a_sampler_that_is_some_steps_behind_is_caught(train, monkeypatch, lr, behind):
+    """At the tiny rate its log-probs are off by less than the tolerance."""
+    kept = []
+
+    def older(weights, step):
+        kept.append({name: value.clone() for name, value in weights.items()})
+        return kept[max(0, len(kept) - 1 - behind)]
+
+    loads(monkeypatch, older)
+    problem = "not followed the update: .* those of the weights of the last check" if lr == "1e-6" else "sampler"
+    with pytest.raises(EngineError, match=problem):
+        train(*EXACT, f"training.lr={lr}", "training.max_steps=6")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lr", ["1e-9", "1e-6", "1e-3"])
+def test_a_sampler_that_follows_is_not(train, lr, dtype):
+    """The update is below the rounding of log-probs, about as large, and far above."""
+    options = (f"model.dtype={dtype}", f"torch.dtype={dtype}", "rollout.parity_every=1", "eval.problems=0")
+    train(*options, f"training.lr={lr}", "training.max_steps=6")
+
+
+def test_comparing_leaves_the_training_as_it_was(train):
+    often, never = (train("training.lr=1e-3", f"rollout.parity_every={n}", name=f"every-{n}") for n in (1, 0))
+    assert digest(often) == digest(never)
