@@ -120,6 +120,14 @@ class Policy(Protocol):
         """Full weights of the reference, by the base model's names."""
         ...
 
+    def remember(self) -> None:
+        """Keep what `earlier_logprobs` needs of the weights."""
+        ...
+
+    def earlier_logprobs(self, batch: Batch) -> Tensor | None:
+        """Scores [N, T] by the weights of the last `remember`, or of LoRA's base; None before the first."""
+        ...
+
     def state_dict(self) -> State:
         """Weights, optimizer and schedule."""
         ...
