@@ -135,7 +135,7 @@ def test_rewards_of_zero_leave_the_episode_alone():
 
 @pytest.mark.parametrize("params", [{"gamma": 1.5}, {"gamma": -0.1}, {"norm": "group"}, {"beta": 0.1}, {"delay": -1}])
 def test_parameters_outside_their_range_are_refused(params):
-    with pytest.raises(ParameterError):
+    with pytest.raises(ParameterError, match=next(iter(params))):
         find("transform", "process_rloo").bind(params)
 
 

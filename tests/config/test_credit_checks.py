@@ -1,5 +1,7 @@
 """Combinations that cannot do what they are for are refused before anything loads; odd ones are warned of."""
 
+import re
+
 import pytest
 
 from retrain.config.load import load
@@ -144,7 +146,7 @@ def loaded(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("what", "overrides", "says"), INVALID, ids=[row[0] for row in INVALID])
 def test_it_is_refused_with_key_and_fix(loaded, what, overrides, says):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(says[0])) as caught:
         loaded(*overrides)
     assert caught.value.exit_code == 2
     (found,) = caught.value.problems

@@ -26,7 +26,7 @@ def loaded(tmp_path, monkeypatch):
 
 
 def problem(loaded, text, *overrides):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"run\.toml:|--set") as caught:
         loaded(text, *overrides)
     (found,) = caught.value.problems
     return found

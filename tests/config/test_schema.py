@@ -35,7 +35,7 @@ def test_every_key_says_what_it_means(section):
 
 
 def test_a_configuration_cannot_be_changed():
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match="frozen"):
         Config().training.seed = 3
 
 

@@ -157,7 +157,10 @@ def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
         (path / "lock").write_text("")
         assert status(path)["state"] == "killed"
         checked(render(path))
-    with pytest.raises(UserCodeError), RunDirectory(path, "fresh", Checkpoint(), lambda event, details: None):
+    with (
+        pytest.raises(UserCodeError, match="mine"),
+        RunDirectory(path, "fresh", Checkpoint(), lambda event, details: None),
+    ):
         raise UserCodeError("reward mine.py raised")
     assert status(path)["state"] == "failed"
     assert status(path)["error"] == "reward mine.py raised"

@@ -165,7 +165,7 @@ def test_a_reward_that_fails_in_the_thread_is_the_users_error(train, tmp_path, m
         train(*AHEAD, 'rewards=[{name="bad_reward.broken"}]')
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError("no number")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), DivergedError("no number")])
 def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypatch, slowly, error):
     slowly(TorchEngine, "sample")
 
@@ -173,7 +173,7 @@ def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypa
         raise error
 
     monkeypatch.setattr(TorchPolicy, "update", fails)
-    with pytest.raises(error if isinstance(error, type) else type(error)):
+    with pytest.raises(type(error), match=str(error)):
         train(*AHEAD, "eval.problems=0")
 
 

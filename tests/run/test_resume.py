@@ -46,7 +46,7 @@ def data(tmp_path):
 def test_a_checkpoint_that_is_not_there_leaves_the_run_as_it_was(train, where):
     run = train()
     before = content(run)
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match=where):
         train(resume=Resume("auto", run / "checkpoints" / where))
     assert content(run) == before
 

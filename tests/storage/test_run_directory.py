@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from retrain.config.schema import Checkpoint
-from retrain.errors import ConfigError, DivergedError, Preempted, StorageError, UserCodeError
+from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, StorageError, UserCodeError
 from retrain.storage.run_directory import RunDirectory, config_changes, read_json, read_rows
 from retrain.storage.run_environment import environment
 from retrain.system.lock import Lock
@@ -154,7 +154,7 @@ def test_fresh_unlinks_a_linked_folder_and_keeps_its_target(tmp_path):
     ],
 )
 def test_how_a_run_ended_is_written(tmp_path, error, status):
-    with pytest.raises(type(error)), opened(tmp_path / "a"):
+    with pytest.raises(type(error), match=str(error)), opened(tmp_path / "a"):
         raise error
     assert read_json(tmp_path / "a" / "status.json") == status
 
@@ -162,8 +162,8 @@ def test_how_a_run_ended_is_written(tmp_path, error, status):
 def test_a_refused_resume_leaves_the_status_of_the_run(tmp_path):
     with opened(tmp_path / "a"):
         pass
-    with pytest.raises(ConfigError), opened(tmp_path / "a", "auto"):
-        raise ConfigError([])
+    with pytest.raises(ConfigError, match="refused"), opened(tmp_path / "a", "auto"):
+        raise ConfigError([ConfigProblem("run.toml", 1, 1, "key", "refused", "fix")])
     assert read_json(tmp_path / "a" / "status.json") == {"outcome": "finished"}
 
 
@@ -221,7 +221,7 @@ def test_a_directory_that_cannot_be_written_is_a_storage_error_at_once(tmp_path)
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_read_only_directory_is_a_storage_error(tmp_path):
     tmp_path.chmod(0o555)
-    with pytest.raises(StorageError), opened(tmp_path / "a"):
+    with pytest.raises(StorageError, match="cannot"), opened(tmp_path / "a"):
         pass
 
 
@@ -256,7 +256,7 @@ def test_a_failed_save_warns_or_stops(tmp_path):
         assert "cannot save checkpoint" in ear.texts[0]
     with opened(tmp_path / "b", ear=ear) as directory:
         (tmp_path / "b" / "checkpoints").write_text("in the way")
-        with pytest.raises(StorageError):
+        with pytest.raises(StorageError, match="cannot save checkpoint"):
             directory.save_checkpoint(1, {"loop": {}})
 
 
@@ -299,10 +299,10 @@ def test_changes_are_refused_with_both_values_unless_allowed():
         "loss": {"names": ["a", "b"]},
         "x": 1,
     }
-    with pytest.raises(ConfigError) as caught:
+    first = "training.lr: differs from the run to be resumed: 0.1 -> 0.2; --allow-change training.lr"
+    with pytest.raises(ConfigError, match=first) as caught:
         config_changes(OLD, new, ["training.max_steps"])
     text = str(caught.value)
-    assert "training.lr: differs from the run to be resumed: 0.1 -> 0.2; --allow-change training.lr" in text
     assert 'rewards.0.name: differs from the run to be resumed: "exact" -> "other"' in text
     assert "x: differs from the run to be resumed: null -> 1" in text
     assert "max_steps" not in text

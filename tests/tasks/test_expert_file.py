@@ -1,6 +1,7 @@
 """Expert data: what a row may be, what is refused with its line, and the order of the buffer."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -55,17 +56,14 @@ def test_messages_and_prompts_are_read_with_their_place(tmp_path):
 )
 def test_a_bad_row_is_named_with_its_line(tmp_path, row, why):
     path = written(tmp_path, {"messages": [USER, SAID]}, row)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}:2: .*{re.escape(why)}") as caught:
         read_experts(path)
     assert caught.value.exit_code == 3
-    first = str(caught.value).splitlines()[0]
-    assert first.startswith(f"{path}:2: ")
-    assert why in first
 
 
 def test_every_bad_row_is_listed_up_to_twenty(tmp_path):
     path = written(tmp_path, *["oops"] * 30)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"\.\.\. and 10 more") as caught:
         read_experts(path)
     lines = str(caught.value).splitlines()
     assert lines[19].startswith(f"{path}:20: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -21,7 +22,7 @@ def good(count, start=0):
 
 
 def failure(path, **params):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(str(path))) as caught:
         Jsonl(0, path=path, **params)
     assert caught.value.exit_code == 3
     return str(caught.value)

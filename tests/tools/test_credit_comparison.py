@@ -153,7 +153,7 @@ BAD = {
 def test_all_bad_rows_are_told(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(BAD))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"rows\.jsonl:1") as caught:
         read_completions(str(path))
     lines = str(caught.value).splitlines()
     assert len(lines) == len(BAD) + 1
@@ -191,10 +191,9 @@ def test_packed_rows_are_read_and_numbers_without_a_value_refused(tmp_path, kind
     (one,) = read_completions(pack(row))
     assert (one.group, one.reward, one.logprobs) == ("1", 0.5, (-1.0, -2.0))
     path_of_bad = pack(row, row | {"reward": math.nan}, row | {"logprobs": [-1.0, -math.inf]})
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"^{path}:2: ") as caught:
         read_completions(path_of_bad)
     nan, inf, total = str(caught.value).splitlines()
-    assert nan.startswith(f"{path}:2: ")
     assert "NaN is no JSON value" in nan or "reward: nan is no finite number" in nan
     assert inf.startswith(f"{path}:3: ")
     assert "-Infinity is no JSON value" in inf or "logprobs: -inf is no finite number" in inf

@@ -70,7 +70,7 @@ def test_damaged_entry_is_built_again(damage):
 
 
 def test_failed_build_leaves_no_entry():
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
         cached("warmup", FACTS, lambda: 1 / 0)
     assert not entry().exists()
     assert not cached("warmup", FACTS, lambda: TENSORS)[1]

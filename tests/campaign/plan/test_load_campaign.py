@@ -31,7 +31,7 @@ def problems(campaign):
     """The mistakes of a campaign as "line:column key: problem; fix"."""
 
     def go(text, *overrides):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=r"sweep\.toml:|--set") as caught:
             campaign(text, *overrides)
         return [f"{p.line}:{p.column} {p.key}: {p.problem}; {p.fix}" for p in caught.value.problems]
 
@@ -357,7 +357,6 @@ def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
 def test_a_plug_in_that_cannot_be_imported_shows_its_traceback(campaign, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('on import')\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"sweep\.toml:2:.*RuntimeError: on import") as caught:
         campaign('[[campaign.conditions]]\nadvantage_mode = "broken_plugin.mine"\n')
-    assert caught.value.problems[0].line == 2
     assert "RuntimeError: on import" in "\n".join(caught.value.__notes__)

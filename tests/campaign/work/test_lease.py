@@ -133,5 +133,5 @@ def test_a_file_that_is_half_written_counts_as_a_sign_of_life(folder, clock):
 
 def test_creating_a_lease_twice_is_an_error_of_the_system(folder):
     take(folder)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match=r"1\.json"):
         Lease(folder / "a/s0/1.json", {})

@@ -163,7 +163,7 @@ def test_a_thread_that_was_left_behind_asks_nothing_any_more(library, servers, m
             slow.setattr(library, "trainer_init", late)
         else:
             slow.setattr(library, "send", lambda client, source: late(client=client))
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError, match="seconds"):
             engine.load_weights(model.state_dict(), 7)
     engine.load_weights(model.state_dict(), 8)
     released.set()
