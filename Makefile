@@ -66,6 +66,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --project tests/pyrightconfig.json --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/deptry .

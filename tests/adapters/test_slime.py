@@ -5,6 +5,7 @@ import asyncio
 import inspect
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ class Sample:
     response: str = ""
     response_length: int = 0
     label: str | None = None
-    reward: float | dict | None = None
+    reward: Any = None
     loss_mask: list | None = None
 
     def get_reward_value(self, args):

@@ -46,7 +46,7 @@ def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finis
     assert spread(loaded) == worst
     (loaded.directory / "cells/maxrl/s1/outcome.json").write_text('{"status": "done"}')
     left, right = (read_campaign(loaded.directory).done(label) for label in ("maxrl", "grpo"))
-    differences = [left[seed].accuracy - right[seed].accuracy for seed in (0, 1)]
+    differences = [float(left[seed].accuracy or 0) - float(right[seed].accuracy or 0) for seed in (0, 1)]
     measured = spread(loaded)
     assert measured.sd == pytest.approx(abs(differences[0] - differences[1]) / 2**0.5)
     assert measured.source == "measured in 2 pairs of finished runs"

@@ -1,6 +1,7 @@
 """The live screen keeps its height and width; the plain lines say the same; model text drives neither."""
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -91,7 +92,7 @@ def test_the_picture_names_what_a_user_asks_for():
 
 
 def test_messages_are_printed_above_and_unknown_events_ignored():
-    screen = screen_of(100)
+    screen: Any = screen_of(100)
     screen("message", {"text": "[red]not markup[/red]", "level": "warning"})
     screen("someday", {"a": 1})
     assert "[red]not markup[/red]" in screen.console.file.getvalue()

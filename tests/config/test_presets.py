@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 import tomli
@@ -58,8 +59,8 @@ def test_a_preset_expands_to_its_keys_and_no_warning(name, run):
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_presets_use_the_first_names_of_keys(name):
-    written = tomli.loads((FOLDER / f"{name}.toml").read_text())
-    assert not [alias for alias in ALIASES if alias[1] in written.get(alias[0], {})]
+    written: dict[str, Any] = tomli.loads((FOLDER / f"{name}.toml").read_text())
+    assert not [alias for alias in ALIASES if alias[1] in written.get(str(alias[0]), {})]
 
 
 def test_dapo_is_what_the_paper_names(run):

@@ -55,5 +55,5 @@ def test_what_is_written_wins_over_the_gentler_defaults():
 def test_models_are_closed_and_strict():
     for section in SECTIONS:
         assert issubclass(section, BaseModel)
-        assert section.model_config["extra"] == "forbid"
-        assert section.model_config["strict"]
+        assert section.model_config.get("extra") == "forbid"
+        assert section.model_config.get("strict")

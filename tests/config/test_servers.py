@@ -1,12 +1,14 @@
 """`[vllm]` is the table of two engines: what each of them demands, refuses and leaves alone."""
 
+from typing import Any
+
 import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError
 
 
-def problems(tmp_path, *lines):
+def problems(tmp_path, *lines) -> Any:
     file = tmp_path / "run.toml"
     file.write_text("\n".join(lines))
     try:

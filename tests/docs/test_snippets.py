@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -72,14 +73,14 @@ def test_python_runs(code, tmp_path):
 
 def commands():
     """Every call of `retrain` in a shell block, continued lines joined and comments taken away."""
-    text = "\n".join(param.values[0] for param in blocks("sh", "bash")).replace("\\\n", " ")
+    text = "\n".join(str(param.values[0]) for param in blocks("sh", "bash")).replace("\\\n", " ")
     found = [shlex.split(line, comments=True) for line in text.splitlines()]
     return [words[1:] for words in found if words[:1] == ["retrain"]]
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_commands_exist_with_these_options(words):
-    group = get_command(app)
+    group: Any = get_command(app)
     command = group.get_command(None, words[0])
     assert command is not None
     if words[0] not in COMMANDS:
@@ -143,7 +144,7 @@ def written(tree):
                 case ast.Constant(str(word)):
                     yield re.escape(word)
                 case ast.JoinedStr([ast.Constant(str(area)), ast.FormattedValue(), *rest]) if area.endswith("/"):
-                    yield re.escape(area) + r"\w+" + "".join(re.escape(str(end.value)) for end in rest)
+                    yield re.escape(area) + r"\w+" + "".join(re.escape(str(ast.literal_eval(end))) for end in rest)
 
 
 def _named(node):

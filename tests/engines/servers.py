@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from safetensors import safe_open
 
@@ -21,6 +22,8 @@ TRANSFER = {
 
 class Handler(BaseHTTPRequestHandler):
     """HTTP for a server, its `owner`."""
+
+    owner: Any
 
     def log_message(self, *args):
         pass

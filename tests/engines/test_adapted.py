@@ -49,7 +49,7 @@ def test_every_engine_samples_base_plus_update(lr, dtype):
     for engine in (fused, general, generate):
         engine.load_weights(policy.weights(), 1)
     assert worst(policy, lambda name: fused_matrix(fused._decoder, name)) < 1e-3
-    assert worst(policy, lambda name: module_matrix(general._decoder._model, name)) < 1e-3
+    assert worst(policy, lambda name: module_matrix(vars(general._decoder)["_model"], name)) < 1e-3
     assert worst(policy, lambda name: module_matrix(generate._model, name)) < 1e-3
     # The update waits for `load_weights`, and the next one replaces it.
     before = [engine.sample([[5, 9]], SAMPLING) for engine in (fused, general, generate)]
@@ -59,7 +59,7 @@ def test_every_engine_samples_base_plus_update(lr, dtype):
     for engine in (fused, general, generate):
         engine.load_weights(policy.weights(), 2)
     assert worst(policy, lambda name: fused_matrix(fused._decoder, name)) < 1e-3
-    assert worst(policy, lambda name: module_matrix(general._decoder._model, name)) < 1e-3
+    assert worst(policy, lambda name: module_matrix(vars(general._decoder)["_model"], name)) < 1e-3
 
 
 @pytest.mark.parametrize("lr", [1e-5, 1e-3])

@@ -48,7 +48,7 @@ def test_gradient_is_that_of_log_softmax(chunk, terms):
     values = [scores.logprobs, scores.entropy], table_values
     found, expected = (
         torch.autograd.grad(
-            sum(t * (weight * v).sum() for t, v in zip(terms, value, strict=True) if t),
+            torch.stack([t * (weight * v).sum() for t, v in zip(terms, value, strict=True) if t]).sum(),
             [hidden, head.weight, head.bias],
             retain_graph=True,
         )

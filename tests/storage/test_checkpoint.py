@@ -240,7 +240,7 @@ def test_wrong_step_format_and_manifest_without_state(tmp_path):
         copy = tmp_path / "step-000005"
         manifest = json.loads((copy / "manifest.json").read_text())
         (copy / "manifest.json").write_text(json.dumps(manifest | changed))
-        assert reason in problem(copy)
+        assert reason in str(problem(copy))
         (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(StorageError, match="not named like a checkpoint"):
         step_of(tmp_path / "model")

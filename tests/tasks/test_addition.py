@@ -58,7 +58,7 @@ def test_training_never_meets_heldout(seed, start):
     heldout = {problem.id for problem in task.heldout(50)}
     for index in range(start, start + 30):
         problem = task.problem(index)
-        a, b = map(int, problem.prompt.rstrip("?\n").split("+"))
+        a, b = map(int, str(problem.prompt).rstrip("?\n").split("+"))
         assert f"{a}+{b}" not in heldout
         assert f"{b}+{a}" not in heldout
         assert problem.answer == str(a + b)
@@ -88,7 +88,7 @@ def test_share_of_heldout_and_accuracy_of_the_demonstrator():
     problems = [Addition(0).problem(i) for i in range(2000)]
     right = sum(p.solution.endswith(f"so {p.answer}") for p in problems) / 2000
     assert 0.52 < right < 0.66
-    assert all(re.search(r"(?:^|\n)so \d+\Z", p.solution) for p in problems)
+    assert all(re.search(r"(?:^|\n)so \d+\Z", str(p.solution)) for p in problems)
 
 
 def test_fingerprint_tells_settings_apart_but_not_seeds():

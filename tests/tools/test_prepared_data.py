@@ -24,7 +24,7 @@ def prompts(problems):
 def test_a_task_without_end_gives_the_sizes_asked_for_and_disjoint_sides(seed):
     train, val = select(Addition(seed), 40, 15)
     assert (len(train), len(val)) == (40, 15)
-    pairs = [{frozenset(p.prompt.strip("?\n").split("+")) for p in side} for side in (train, val)]
+    pairs = [{frozenset(str(p.prompt).strip("?\n").split("+")) for p in side} for side in (train, val)]
     assert not pairs[0] & pairs[1]
     assert len(set(prompts(train))) == 40
     assert prompts(val) == prompts(select(Addition(seed + 1), 40, 15)[1])  # whatever the seed

@@ -142,7 +142,7 @@ def literal_loss(kind, rewards, batch):
         compared = sum(opposite) / len(opposite) if kind == "dpo" and opposite else 0.0
         if kind == "ce" or opposite:
             losses.append(-torch.log(torch.sigmoid((value - compared) * (1 if batch.correct[n] else -1))))
-    return sum(losses) / len(losses)
+    return torch.stack(losses).mean()
 
 
 @pytest.mark.parametrize("kind", ["ce", "dpo"])

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +33,9 @@ class Watch(list):
 
 def answer(loaded: Loaded, prompt: str) -> str:
     ids = loaded.tokenizer(prompt, return_tensors="pt")["input_ids"]
-    out = loaded.model.generate(ids, do_sample=False, max_new_tokens=8, eos_token_id=2, pad_token_id=0)
-    return loaded.tokenizer.decode(out[0, ids.shape[1] :])
+    model: Any = loaded.model
+    out = model.generate(ids, do_sample=False, max_new_tokens=8, eos_token_id=2, pad_token_id=0)
+    return str(loaded.tokenizer.decode(out[0, ids.shape[1] :]))
 
 
 def weights(loaded: Loaded):

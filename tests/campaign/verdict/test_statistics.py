@@ -163,7 +163,7 @@ def test_bootstrap_intervals_are_those_of_a_seed_and_contain_the_estimate():
     assert low < statistics.iqm(values) < high
     assert (low, high) == statistics.bootstrap_interval(values, statistics.iqm, 3)
     scipys = stats.bootstrap(
-        (values,), statistics.iqm, method="percentile", n_resamples=10_000, random_state=np.random.default_rng(3)
+        (values,), statistics.iqm, method="percentile", n_resamples=10_000, rng=np.random.default_rng(3)
     ).confidence_interval
     assert (low, high) == close(tuple(scipys), abs=0.002)
     low, high = statistics.improvement_interval(values, [value - 0.02 for value in values], 3)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -64,18 +66,18 @@ class StandIn:
 def library(monkeypatch):
     """The stand-in, where vLLM would be imported from; and weights may be on a CPU."""
     library = StandIn()
-    transfer = ModuleType("vllm.distributed.weight_transfer")
+    transfer: Any = ModuleType("vllm.distributed.weight_transfer")
     transfer.WeightSource = type("WeightSource", (), {})
     transfer.ParamMeta = lambda name, dtype, shape: SimpleNamespace(name=name, dtype=dtype, shape=shape)
     transfer.WeightTransferTrainerFactory = library
-    engine = ModuleType("vllm.distributed.weight_transfer.engine")
+    engine: Any = ModuleType("vllm.distributed.weight_transfer.engine")
     engine.IPCTrainerInitInfo = lambda rank: SimpleNamespace(rank=rank)
     engine.NCCLTrainerInitInfo = lambda address, port, size, rank: SimpleNamespace(
         master_address=address, master_port=port, world_size=size, rank=rank
     )
     for name in ("vllm", "vllm.distributed"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["vllm"].__spec__ = SimpleNamespace(name="vllm")
+    sys.modules["vllm"].__spec__ = ModuleSpec("vllm", None)
     monkeypatch.setitem(sys.modules, transfer.__name__, transfer)
     for name in ("nccl_engine", "ipc_engine"):
         monkeypatch.setitem(sys.modules, f"{transfer.__name__}.{name}", engine)
