@@ -143,8 +143,12 @@ def written(tree):
             match text:
                 case ast.Constant(str(word)):
                     yield re.escape(word)
-                case ast.JoinedStr([ast.Constant(str(area)), ast.FormattedValue(), *rest]) if area.endswith("/"):
-                    yield re.escape(area) + r"\w+" + "".join(re.escape(str(ast.literal_eval(end))) for end in rest)
+                case ast.JoinedStr([ast.Constant(str(area)), *rest]) if area.endswith("/"):
+                    yield re.escape(area) + "".join(map(_form, rest))
+
+
+def _form(part):
+    return re.escape(part.value) if isinstance(part, ast.Constant) else r"\w+"
 
 
 def _named(node):
