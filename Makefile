@@ -23,7 +23,7 @@ help:
 	@echo "make matrix  run the quick tests with every Python of 3.11, 3.12 and 3.13 that is installed"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
-	@echo "make faults  kill real runs at random moments and compare what they leave"
+	@echo "make faults  inject forty numbered faults into real runs and print what became of each"
 	@echo "make mutants break the mathematics on purpose and see that tests notice"
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
 	@echo "make format  rewrite the formatting in place"
@@ -57,7 +57,7 @@ test-ray: $(RAY)/.ready
 	$(ENV) $(RAY)/bin/python -m pytest -m ray tests/ray
 
 faults: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -m faults tests/faults
+	$(ENV) $(BIN)/python tests/faults/cases.py
 
 mutants: $(VENV)/.test
 	$(ENV) $(BIN)/python tests/mutants.py
