@@ -31,6 +31,13 @@ EXCLUSIVE: dict[Path, Path] = {
 """Two ways to give one thing, of which a configuration has one: an override of either removes the other."""
 
 
+_BEYOND = (ValueError, RecursionError)
+"""What Python raises for integers of thousands of digits, and tomli for nesting and keys of hundreds of levels."""
+_MOST = 100
+"""Mistakes that are listed: a file with more of them is not a configuration."""
+_SHORTER = "shorten the number, the key or the nesting"
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a value was written: file, line and column (0 for an override), and the key as it was typed."""
@@ -51,6 +58,12 @@ class Document:
     places: dict[Path, Place] = field(default_factory=dict[Path, Place])
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
+    unlisted: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether so many mistakes are listed that further ones are only counted, in `unlisted`."""
+        return len(self.problems) >= _MOST
 
     def at(self, path: Path, problem: str, fix: str) -> ConfigProblem:
         """The problem at the place of `path`, or of the nearest table around it that was written."""
@@ -61,8 +74,11 @@ class Document:
         )
 
     def refuse(self, path: Path, problem: str, fix: str) -> None:
-        """Record a mistake."""
-        self.problems.append(self.at(path, problem, fix))
+        """Record a mistake; of more than a hundred the number."""
+        if self.full:
+            self.unlisted += 1
+        else:
+            self.problems.append(self.at(path, problem, fix))
 
     def warn(self, path: Path, problem: str, fix: str) -> None:
         """Record something that works and is probably not what was meant."""
@@ -120,21 +136,31 @@ def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:
     name = str(file)
     try:
         text = FilePath(file).read_bytes().decode("utf-8-sig")
-        data = tomli.loads(text)
-    except OSError as error:
-        raise _unreadable(name, 0, 0, error.strerror or str(error), "give the path of a TOML file") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _unreadable(name, line, 1, "not UTF-8 text", "save the file as UTF-8") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        problem = getattr(error, "strerror", None) or str(error)
+        raise _unreadable(name, 0, 0, problem, "give the path of a TOML file") from None
+    try:
+        data = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
         fix = "each key once; strings in quotes; true and false in lower case"
         raise _unreadable(name, error.lineno, error.colno, f"not valid TOML: {error.msg}", fix) from None
+    except _BEYOND as error:
+        raise _unreadable(name, *_longest_line(text), f"cannot be read: {error}", _SHORTER) from None
     places = {path: Place(name, line, column, path) for path, (line, column) in positions(text).items()}
     document = Document(name, text, data, places)
     document.move_aliases()
     for override in overrides:
         document.override(override)
     return document
+
+
+def _longest_line(text: str) -> tuple[int, int]:
+    """Line and column of the longest line, where what is too long for the parser most likely stands."""
+    lines = text.split("\n")
+    return max(range(len(lines)), key=lambda index: len(lines[index])) + 1, 1
 
 
 def canonical(key: str) -> str:
@@ -161,7 +187,7 @@ def _unreadable(file: str, line: int, column: int, problem: str, fix: str) -> Co
 def _value(text: str) -> Any:
     try:
         document = tomli.loads(f"value = {text}")
-    except tomli.TOMLDecodeError:
+    except (tomli.TOMLDecodeError, *_BEYOND):
         return text
     return document["value"] if len(document) == 1 else text
 

@@ -176,7 +176,8 @@ def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
         elif isinstance(document.data[name], dict) and may_import and not close(name, known):
             pending = True
         elif name not in entry_points:
-            document.refuse((name,), *unknown_key((name,), isinstance(document.data[name], dict), known))
+            is_table = isinstance(document.data[name], dict)
+            document.refuse((name,), *(("", "") if document.full else unknown_key((name,), is_table, known)))
     return pending
 
 
@@ -203,6 +204,9 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> None:
 def _stop(document: Document, binder: Binder) -> None:
     if document.problems:
         in_order = sorted(dict.fromkeys(document.problems), key=lambda problem: (problem.line, problem.column))
+        if document.unlisted:
+            more = f"and {document.unlisted:,} more mistakes"
+            in_order.append(ConfigProblem(document.file, 0, 0, "file", more, "correct these first"))
         error = ConfigError(in_order)
         for trace in binder.traces:
             error.add_note(trace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date, time
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -56,10 +57,10 @@ def collect(
     for detail in error.errors(include_url=False):
         path = locate(detail["loc"])
         found.setdefault(path if detail["type"] == "missing" else _existing(document.data, path), []).append(detail)
-    for path, details in found.items():
-        # A union reports each alternative; the one that fails further inside is what the user meant.
-        if not any(other != path and other[: len(path)] == path for other in found):
-            document.refuse(path, *_describe(path, details, known))
+    # A union reports each alternative; the one that fails further inside is what the user meant.
+    outer = {path[:depth] for path in found for depth in range(len(path))}
+    for path in (path for path in found if path not in outer):
+        document.refuse(path, *(("", "") if document.full else _describe(path, found[path], known)))
     return list(found)
 
 
@@ -171,6 +172,6 @@ def _toml(value: Any) -> str:
     """The value as TOML would write it, shortened."""
     try:
         text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = str(value)
+    except (TypeError, ValueError, RecursionError):  # dates, integers of thousands of digits, deep nesting
+        text = str(value) if isinstance(value, (date, time)) else f"this {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -6,6 +6,7 @@ tomli parses; this scanner only walks text that tomli has accepted, and remember
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 
 import tomli
 
@@ -37,6 +38,7 @@ def positions(text: str) -> dict[Path, tuple[int, int]]:
 class _Scanner:
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
+        self.lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self.found: dict[Path, tuple[int, int]] = {}
         self.entries: dict[Path, int] = {}
 
@@ -52,8 +54,8 @@ class _Scanner:
         return self.found
 
     def mark(self, path: Path, at: int) -> None:
-        line = self.text.count("\n", 0, at) + 1
-        self.found.setdefault(path, (line, at - self.text.rfind("\n", 0, at)))
+        line = bisect_right(self.lines, at)
+        self.found.setdefault(path, (line, at - self.lines[line - 1] + 1))
 
     def take(self, pattern: re.Pattern[str]) -> str:
         match = pattern.match(self.text, self.at)

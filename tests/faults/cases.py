@@ -45,7 +45,7 @@ RESULTS, WORKER, CAMPAIGN = (
 CASES: dict[int, Case] = {
     1: _case("SIGKILL at random moments, restart", "the weights of an undisturbed run",
              f"{SIGKILL}::test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be"),
-    2: _case("SIGKILL after the data, before the manifest", "ignored, the previous one resumes, nothing temporary stays",
+    2: _case("SIGKILL after the data, before the manifest", "ignored, the previous one resumes, nothing stays",
              f"{CHECKPOINT}::test_sigkill_at_any_point_of_a_save_never_loses_or_mixes_a_checkpoint"),
     3: _case("bit flip in a checkpoint's files", "refused by hash and by name, the previous one is used",
              f"{CHECKPOINT}::test_damage_is_rejected_by_name_and_the_previous_one_is_used",
@@ -109,7 +109,7 @@ CASES: dict[int, Case] = {
     29: _case("plug-in unknown, broken or of another signature", "exit 2 with the user's traceback",
               f"{COMMANDS}::test_a_plugin_that_raises_is_shown_with_its_traceback",
               f"{COMMANDS}::test_a_plugin_with_the_wrong_signature_is_refused"),
-    30: _case("data rows malformed, incomplete, doubled, not UTF-8", "exit 3 with file:line, or skipped up to a ceiling",
+    30: _case("data rows malformed, incomplete, doubled, no UTF-8", "exit 3 with file:line, or skipped up to a ceiling",
               f"{FILES}::test_a_bad_row_is_named_with_its_line", f"{FILES}::test_duplicate_ids_name_both_places",
               f"{FILES}::test_an_empty_file", f"{FILES}::test_skipping_counts_and_has_a_ceiling"),
     31: _case("prompt too long, no chat template, no pad token", "left out and counted, or a clear error",
@@ -135,7 +135,7 @@ CASES: dict[int, Case] = {
               f"{LOOP}::test_a_tracker_that_cannot_be_built_costs_a_warning"),
     39: _case("hostile checkpoint: pickle, ../ names, links", "refused, nothing is executed",
               f"{CHECKPOINT}::test_names_that_leave_the_directory_and_symlinks_are_refused"),
-    40: _case("campaign: runs, worker and driver killed, a bad cell", "each cell once, the report names what is missing",
+    40: _case("campaign: run, worker, driver killed, a bad cell", "each cell once, the report says what is missing",
               f"{CAMPAIGN}::test_a_killed_run_goes_on_from_its_checkpoint",
               f"{CAMPAIGN}::test_a_killed_driver_takes_its_runs_along_and_the_next_one_goes_on",
               f"{CAMPAIGN}::test_a_killed_workers_runs_are_taken_over",
@@ -174,7 +174,7 @@ def read(report: Path) -> dict[str, list[tuple[str, float]]]:
     outcomes: dict[str, list[tuple[str, float]]] = {}
     if not report.is_file():
         return outcomes
-    for one in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - written by our own pytest
+    for one in ET.parse(report).getroot().iter("testcase"):
         file = one.get("classname", "").replace(".", "/").removeprefix("tests/")
         function = one.get("name", "").split("[")[0]
         result = "ok"

@@ -164,7 +164,7 @@ def _flat(path: Path, value: Any) -> dict[str, Any]:
 def _label(overrides: Mapping[str, Any]) -> str:
     """maxrl+gtpo, or maxrl+gtpo,beta=0.2: the modes, then what else is set."""
     algorithm, advantage, transform = (overrides.get(mode) for mode in _MODES)
-    stages = [transform] if isinstance(transform, str) else list(transform or ())
+    stages = transform if isinstance(transform, list) else [transform]
     modes = [algorithm] if algorithm else [name for name in (advantage, *stages) if name not in (None, "none")]
     names = [str(name).replace(":", ".").rpartition(".")[2] for name in modes]
     rest = [f"{key.rpartition('.')[2]}={_short(value)}" for key, value in overrides.items() if key not in _MODES]
@@ -174,4 +174,4 @@ def _label(overrides: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, str) and value.isprintable():
         return value
-    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str)
