@@ -8,8 +8,9 @@ from pathlib import Path
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.work.campaign_directory import CampaignDirectory, Job, create
-from retrain.campaign.work.run_process import end, start, warm_start_command
+from retrain.campaign.work.run_process import start, warm_start_command
 from retrain.run.stop_signal import Stop
+from retrain.system.process import end
 from retrain.types import Observer
 
 

@@ -16,10 +16,11 @@ import tomli_w
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.verdict.results import read_campaign
 from retrain.campaign.work.campaign_worker import machine_slots
-from retrain.campaign.work.run_process import end, reason, start, train_command, warm_start_command
+from retrain.campaign.work.run_process import reason, start, train_command, warm_start_command
 from retrain.errors import RetrainError
 from retrain.report.page import duration
 from retrain.storage.run_directory import read_rows
+from retrain.system.process import end
 
 _PROBE_STEPS = 2
 

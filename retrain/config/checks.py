@@ -9,6 +9,7 @@ from retrain.config.planning_checks import check_planning
 from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
 from retrain.system.http_client import address_mistakes
+from retrain.system.sandbox import missing
 from retrain.system.secret_names import literal_secrets
 from retrain.types import BUILTIN
 
@@ -28,6 +29,7 @@ def check(config: Config, document: Document) -> None:
     _check_vllm(config, document)
     _check_algorithm(config, document)
     _check_secrets(document)
+    _check_sandbox(config, document)
 
 
 def _check_secrets(document: Document) -> None:
@@ -152,3 +154,12 @@ def _check_algorithm(config: Config, document: Document) -> None:
             f"{gamma:g} x max_tokens = {gamma * max_tokens:g}: a long correct answer scores below a wrong one",
             f"use at most {1 / max_tokens:.2g}",
         )
+
+
+def _check_sandbox(config: Config, document: Document) -> None:
+    if config.reward_pool.sandbox != "require":
+        return
+    reason = "workers = 0 runs rewards in the trainer" if config.reward_pool.workers == 0 else missing()
+    if reason:
+        problem = f"there is no sandbox for rewards: {reason}"
+        document.refuse(("reward_pool", "sandbox"), problem, 'use "auto", which trains without one')

@@ -86,9 +86,8 @@ def _rewards(loaded: LoadedConfig) -> str:
     item = dict.fromkeys(FIELDS, "1") | {"length": 1, "max_tokens": loaded.config.training.max_tokens}
     item |= {"problem": {"id": "0", "prompt": "1", "answer": "1", "extra": {}}, "finish_reason": "stop"}
     pairs = [(bound, float(bound.params["weight"])) for bound in loaded.components.all("reward")]
-    settings = loaded.config.reward_pool
-    paths = loaded.config.plugins.search_paths
-    with RewardPool(pairs, workers=1, timeout_s=settings.timeout_s, max_failed=1.0, search_paths=paths) as pool:
+    settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "workers": 1, "max_failed": 1.0}
+    with RewardPool(pairs, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
         score = pool.score([item])[0]
     parts = ", ".join(f"{name} = {value}" for name, value in score.parts.items())
     if score.status != "ok":

@@ -102,6 +102,12 @@ class RewardPool(Section):
     """Memory that a worker may allocate; 0 for no limit."""
     max_failed: Fraction = 0.5
     """The run stops when a larger share of a step's completions could not be scored."""
+    sandbox: Literal["auto", "require", "off"] = "auto"
+    """No network, no home directory, no writing but to private temporary directories; "auto": where this can be had."""
+    env: list[str] = []
+    """Names of environment variables that rewards see besides PATH, LANG, PYTHON* and their like."""
+    readable: list[str] = []
+    """Files and directories that rewards may read though the sandbox hides them, such as ~/.cache/huggingface."""
 
 
 class Rollout(Section):

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
-import os
-import pickle
-import re
-import signal
-import subprocess
+import math
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound
-from retrain.rewards.worker import Reply, Settings, evaluate, load
+from retrain.rewards.worker import Reply, Settings, evaluate, invalid, load
+from retrain.system.sandbox import missing
+from retrain.system.worker_process import Containment, WorkerLost, WorkerProcess
 from retrain.types import Score
 
 FIELDS: tuple[str, ...] = ("completion", "answer", "prompt", "problem", "length", "max_tokens", "finish_reason")
@@ -32,9 +26,11 @@ FIELDS: tuple[str, ...] = ("completion", "answer", "prompt", "problem", "length"
 is a dict with id, prompt, answer and extra; length and max_tokens are counts of tokens; finish_reason is
 "stop" or "length"."""
 
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
 _START_TIMEOUT_S = 120.0
 _CHUNK = 32
+_LONGEST = 4000
+"""Characters of a worker's message."""
 
 _logger = logging.getLogger(__name__)
 
@@ -45,9 +41,9 @@ Call = tuple[int, dict[str, Any]]
 class RewardPool:
     """Scores completions with weighted rewards, each call under a deadline in a process of its own.
 
-    A worker has a bounded memory, an environment without variables that look secret, nowhere to print to,
-    and dies with the process that made the pool. Its functions are loaded before any clock runs. What a
-    worker was still to do when it is killed goes to another.
+    A worker runs in a sandbox (`retrain.system.sandbox`), with bounded memory, few environment variables and
+    nowhere to print to, and ends with the process that made the pool. Its functions are loaded before any clock
+    runs. What a worker had still to do when it is killed goes to another.
 
     Args:
         rewards: bound rewards with their weights in the sum; weight 0 records a part only.
@@ -55,14 +51,18 @@ class RewardPool:
         timeout_s: wall-clock seconds for one call.
         memory_mb: address space of a worker; 0 for no limit.
         max_failed: share of a `score` call's completions above which failing is an error.
+        sandbox: "auto" takes the sandbox where this machine has one; "require" refuses where it has none.
+        env: names of environment variables that the workers see as well, besides those that a parameter of a
+            reward named `*_env` names.
+        readable: paths that they can read in spite of the sandbox.
         search_paths: where dotted paths are looked up, after the current directory.
 
     Raises:
-        ComponentError: a reward cannot be loaded, or reads something that does not exist.
+        ComponentError: a reward cannot be loaded, or reads something that does not exist; no sandbox.
         UserCodeError: a reward's module breaks or hangs the worker that loads it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
         self,
         rewards: Sequence[tuple[Bound, float]],
         *,
@@ -70,6 +70,9 @@ class RewardPool:
         timeout_s: float = 10.0,
         memory_mb: int = 2048,
         max_failed: float = 0.5,
+        sandbox: Literal["auto", "require", "off"] = "auto",
+        env: Sequence[str] = (),
+        readable: Sequence[str] = (),
         search_paths: Sequence[str | Path] = (),
     ) -> None:
         self._reads = [fields_read(bound) for bound, _ in rewards]
@@ -79,7 +82,14 @@ class RewardPool:
         targets = tuple(
             (name, _target(bound), bound.arguments) for name, (bound, _) in zip(self.names, rewards, strict=True)
         )
-        self._settings = Settings(targets, tuple(str(path) for path in search_paths), timeout_s, memory_mb)
+        self._settings = Settings(targets, tuple(str(path) for path in search_paths), timeout_s)
+        shown = [*readable, *self._settings.search_paths, *_homes(rewards)]
+        sandboxed = workers > 0 and _sandboxed(sandbox)
+        self._containment = Containment(memory_mb, sandboxed, tuple(str(Path(path).expanduser()) for path in shown))
+        self._env = [
+            *env,
+            *(str(bound.params[key]) for bound, _ in rewards for key in bound.params if key.endswith("_env")),
+        ]
         self._size, self._max_failed = workers, max_failed
         self._told: set[str] = set()
         self._local = [(n, load(n, t, p, self._settings.search_paths)) for n, t, p in targets] if workers == 0 else []
@@ -95,7 +105,7 @@ class RewardPool:
     def close(self) -> None:
         """Kill the workers. A later `score` starts new ones."""
         for worker in self._workers:
-            worker.kill()
+            worker.process.kill()
         self._workers = []
 
     def score(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
@@ -125,16 +135,19 @@ class RewardPool:
 
     def _start(self) -> None:
         """Have all workers alive and loaded, whatever became of them since."""
-        for worker in [worker for worker in self._workers if worker.process.poll() is not None]:
-            worker.kill()
+        for worker in [worker for worker in self._workers if worker.gone()]:
+            worker.process.kill()
             self._workers.remove(worker)
-        self._workers += [_Worker(self._settings) for _ in range(self._size - len(self._workers))]
+        self._workers += [self._worker() for _ in range(self._size - len(self._workers))]
         try:
             while not all(worker.ready for worker in self._workers):
                 self._receive([], [], deque())
         except BaseException:
             self.close()
             raise
+
+    def _worker(self) -> _Worker:
+        return _Worker(self._settings, self._containment, self._env)
 
     def _dispatch(self, calls: list[Call]) -> list[Reply]:
         replies: list[Reply | None] = [None] * len(calls)
@@ -150,21 +163,23 @@ class RewardPool:
     def _receive(self, calls: list[Call], replies: list[Reply | None], queue: deque[int]) -> None:
         """Wait for one message or deadline, and act on it."""
         soonest = min(worker.deadline for worker in self._workers)
-        heard = wait([worker.connection for worker in self._workers], max(0.0, soonest - time.monotonic()))
+        heard = wait([worker.process.fileno() for worker in self._workers], max(0.0, soonest - time.monotonic()))
         for position, worker in enumerate(self._workers):
             failure: Reply | None = None
-            if worker.connection in heard:
-                failure = worker.receive(replies)
-            elif time.monotonic() >= worker.deadline and not worker.connection.poll():  # it may just have answered
+            if worker.process.fileno() in heard:
+                failure = worker.receive(calls, replies, self.names)
+            elif time.monotonic() >= worker.deadline and not wait(
+                [worker.process.fileno()], 0
+            ):  # it may just have answered
                 failure = worker.overdue()
             if failure is None:
                 continue
-            worker.kill()
+            worker.process.kill()
             if worker.pending and failure.status != "retired":
                 index = worker.pending.popleft()
                 replies[index] = failure._replace(detail=f"{self.names[calls[index][0]]} {failure.detail}")
             queue.extendleft(reversed(worker.pending))
-            self._workers[position] = _Worker(self._settings)
+            self._workers[position] = self._worker()
 
     def _combine(self, replies: Sequence[Reply]) -> Score:
         parts = {name: reply.value for name, reply in zip(self.names, replies, strict=True)}
@@ -191,16 +206,18 @@ class RewardPool:
         first = failed[0]
         width = len(self.names)
         trace = next((r.trace for r in replies[first * width : (first + 1) * width] if r.trace), "")
+        hint = f" ({_LOOSEN})" if self._containment.sandboxed else ""
         sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
         raise UserCodeError(
             f"{len(failed)} of {len(items)} completions could not be scored, more than [reward_pool] max_failed = "
-            f"{self._max_failed:g} allows; the first: {scores[first].detail}; mend the reward, or raise the limit\n"
+            f"{self._max_failed:g} allows; the first: {scores[first].detail}; mend the reward, or raise the limit"
+            f"{hint}\n"
             f"sample: completion {sample['completion']!r}, answer {sample['answer']!r}\n{trace}"
         )
 
 
 class _Worker:
-    """The parent's end of one worker process.
+    """One worker and what it is doing.
 
     Attributes:
         ready: its rewards are loaded.
@@ -208,59 +225,42 @@ class _Worker:
         deadline: when that call, or loading, has taken too long; infinite when it has nothing to do.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.connection, theirs = Pipe()
-        environment = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
-        # One thread each; a stable hash; and the parent's own sys.path, however it came by it.
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self.process = (
-            _starter(os.getpid())
-            .submit(
-                subprocess.Popen,
-                [sys.executable, "-P", "-m", "retrain.rewards.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-            .result()
-        )
-        theirs.close()
-        self._timeout_s = settings.timeout_s
+    def __init__(self, settings: Settings, containment: Containment, variables: Sequence[str]) -> None:
+        seconds = settings.timeout_s
+        self.process = WorkerProcess("retrain.rewards.worker", tuple(settings), containment, variables, seconds)
+        self._timeout_s, self._sandboxed = seconds, containment.sandboxed
         self.ready = False
         self.pending: deque[int] = deque()
         self.deadline = time.monotonic() + _START_TIMEOUT_S
-        with suppress(OSError):  # it died already: `receive` meets the end of the pipe
-            self.connection.send_bytes(pickle.dumps(tuple(settings)))
+
+    def gone(self) -> bool:
+        """Whether it has ended, or has something to say though nothing was asked."""
+        return self.process.process.poll() is not None or (self.ready and self.process.has_answered())
 
     def send(self, calls: list[Call], indices: list[int]) -> None:
         """Give it these calls to do; the clock of the first runs from now."""
         self.pending.extend(indices)
         self.deadline = time.monotonic() + self._timeout_s
-        with suppress(OSError):
-            self.connection.send_bytes(pickle.dumps([calls[index] for index in indices]))
+        self.process.send([calls[index] for index in indices])
 
-    def receive(self, replies: list[Reply | None]) -> Reply | None:
-        """Take its messages; a failure to pass on if it is gone or must go."""
+    def receive(self, calls: list[Call], replies: list[Reply | None], names: Sequence[str]) -> Reply | None:
+        """Take its answers; a failure to pass on if it is gone or must go."""
         try:
-            while True:
-                message = json.loads(self.connection.recv_bytes(1 << 20))
+            for answer in self.process.receive():
                 if not self.ready:
-                    self._started(message)
+                    self._started(answer)
                 else:
-                    replies[self.pending.popleft()] = Reply(*message)
-                    if message[0] == "error" and "MemoryError" in message[2]:
+                    reply = _reply(answer, names[calls[self.pending[0]][0]])
+                    replies[self.pending.popleft()] = reply
+                    if reply.status == "error" and "MemoryError" in reply.detail:
                         return Reply("retired")  # what fills its memory may be its own garbage
                 self.deadline = time.monotonic() + self._timeout_s if self.pending else float("inf")
-                if not self.connection.poll():
-                    return None
-        except (EOFError, OSError, ValueError):
+        except WorkerLost as lost:
             if not self.ready:
-                raise UserCodeError(f"a reward ended the process that loaded it ({self._exit()})") from None
-            return Reply("crashed", None, f"ended its process ({self._exit()})")
+                raise UserCodeError(f"a reward ended the process that loaded it ({lost})") from None
+            # A second answer is the fault of a call that has been answered, not of the one that it is busy with.
+            return Reply("retired" if lost.answered else "crashed", None, f"ended its process ({lost})")
+        return None
 
     def overdue(self) -> Reply:
         """The failure that passing its deadline means."""
@@ -268,36 +268,47 @@ class _Worker:
             raise UserCodeError(f"loading the rewards took longer than {_START_TIMEOUT_S:g} s; look at their imports")
         return Reply("timeout", None, f"took longer than {self._timeout_s:g} s")
 
-    def kill(self) -> None:
-        """End it and whatever it started."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.connection.close()
-
-    def _started(self, message: list[str]) -> None:
-        if message[0] == "ready":
+    def _started(self, answer: Any) -> None:
+        if answer == ["ready"]:
             self.ready = True
             return
-        how, kind, problem, fix, trace = message
+        how, kind, problem, fix, trace = answer
         if how == "refused":
             raise ComponentError(problem, fix, trace)
-        raise UserCodeError(f"loading a reward raised {kind}: {problem}\n{trace}")
+        hint = f" ({_LOOSEN})" if self._sandboxed else ""
+        raise UserCodeError(f"loading a reward raised {kind}: {problem}{hint}\n{trace}")
 
-    def _exit(self) -> str:
-        """How the process ended, in words."""
-        try:
-            code = self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "it closed its pipe"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+def _reply(answer: Any, name: str) -> Reply:
+    """A worker's answer as a reply; WorkerLost if it is none. What runs in the worker may have written it."""
+    match answer:
+        case ["ok", None | float() as value, "", ""]:
+            return Reply("ok", value) if value is None or math.isfinite(value) else invalid(name, value)
+        case [("error" | "invalid") as status, None, str(detail), str(trace)]:
+            return Reply(status, None, detail[:_LONGEST], trace[-_LONGEST:])
+        case _:
+            raise WorkerLost("it sent what is no reply")
+
+
+def _sandboxed(wanted: Literal["auto", "require", "off"]) -> bool:
+    """Whether workers run in a sandbox; ComponentError if they must and cannot."""
+    if wanted == "off" or not (reason := missing()):
+        return wanted != "off"
+    if wanted == "require":
+        raise ComponentError(f"there is no sandbox for rewards on this machine: {reason}", 'use sandbox = "auto"')
+    _warn_unprotected(reason)
+    return False
 
 
 @cache
-def _starter(pid: int) -> ThreadPoolExecutor:
-    """The thread of this process that starts workers. The system ends a worker with the thread that started it,
-    and those that ask for scores may come and go."""
-    return ThreadPoolExecutor(1, f"reward workers of {pid}")
+def _warn_unprotected(reason: str) -> None:
+    _logger.warning("rewards run without a sandbox, which this machine does not have: %s", reason)
+
+
+def _homes(rewards: Sequence[tuple[Bound, float]]) -> list[str]:
+    """The folders of the rewards' modules, which need not be on the search path."""
+    modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound, _ in rewards]
+    return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]
 
 
 def fields_read(bound: Bound) -> tuple[str, ...]:

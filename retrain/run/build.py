@@ -227,13 +227,6 @@ def credit(loaded: LoadedConfig, exact: bool) -> tuple[Pipeline, Objective]:
 
 def reward_pool(loaded: LoadedConfig) -> RewardPool:
     """The processes that score completions."""
-    pool = loaded.config.reward_pool
     rewards = [(bound, float(bound.params["weight"])) for bound in loaded.components.all("reward")]
-    return RewardPool(
-        rewards,
-        workers=pool.workers,
-        timeout_s=pool.timeout_s,
-        memory_mb=pool.memory_mb,
-        max_failed=pool.max_failed,
-        search_paths=loaded.config.plugins.search_paths,
-    )
+    settings = loaded.config.reward_pool.model_dump()
+    return RewardPool(rewards, search_paths=loaded.config.plugins.search_paths, **settings)

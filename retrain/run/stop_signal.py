@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 from retrain.errors import Preempted
+from retrain.system.process import SignalHandler
 
 
-class Stop:
+class Stop(SignalHandler):
     """Context manager; `requested` names the signal once it has arrived, and is empty before.
 
     Attributes:
@@ -23,20 +22,13 @@ class Stop:
         self.requested = ""
         self.deferred = False
         self._tell: Callable[[], None] | None = None
-        self._previous: Any = None
-
-    def __enter__(self) -> Stop:
-        self._previous = signal.signal(signal.SIGTERM, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
 
     def defer(self, tell: Callable[[], None]) -> None:
         """From now on a step may be under way, which the signal lets end; when it arrives, `tell` is called."""
         self._tell, self.deferred = tell, True
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int) -> None:
+        """Remember the signal, and stop at once if nothing is under way or it came before."""
         if self.requested:
             # The step does not end in time: leave now, the previous checkpoint is intact.
             os._exit(Preempted.exit_code)

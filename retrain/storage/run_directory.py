@@ -34,7 +34,14 @@ Mode = Literal["new", "resume", "auto", "fresh"]
 
 _FILES = ("config.toml", "config.resolved.json", "environment.json", "metrics.jsonl", "eval.jsonl", "report.html")
 _FOLDERS = ("rollouts", "checkpoints", "model")
-_FREE = ("logging", "checkpoint", "components.tracker")
+_FREE = (
+    "logging",
+    "checkpoint",
+    "components.tracker",
+    "reward_pool.sandbox",
+    "reward_pool.env",
+    "reward_pool.readable",
+)
 _ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
 
 

@@ -12,13 +12,12 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory, Job
 from retrain.campaign.work.lease import Lease, Watch
-from retrain.campaign.work.run_process import crashed, end, evict, reason, start, train_command
+from retrain.campaign.work.run_process import crashed, evict, reason, start, train_command
 from retrain.errors import Preempted
+from retrain.system.process import SignalHandler, end
 from retrain.types import Observer
 
 _POLL_S = 0.1
@@ -26,7 +25,7 @@ _SCAN_S = 1.0
 _BEATS = 6  # per lease
 
 
-class Signals:
+class Signals(SignalHandler):
     """Ctrl-C and SIGTERM, remembered; the second one gives up waiting.
 
     Attributes:
@@ -34,21 +33,14 @@ class Signals:
         urgent: it came twice.
     """
 
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
     def __init__(self) -> None:
         self.requested: int | None = None
         self.urgent = False
-        self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int) -> None:
+        """Remember the signal."""
         self.urgent = self.requested is not None
         self.requested = self.requested or number
 

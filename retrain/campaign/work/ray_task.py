@@ -15,8 +15,8 @@ from pathlib import Path
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import Worker
-from retrain.campaign.work.run_process import follower
-from retrain.errors import RetrainError
+from retrain.errors import Preempted, RetrainError
+from retrain.system.process import follower
 
 _POLL_S = 0.2
 _TAIL = 2000
@@ -58,8 +58,7 @@ def work(folder: str, directory: str, job: str, cpus: int) -> tuple[int, str]:
 
 def main(directory: str, job: str, cpus: str, parent: str) -> None:
     """Work on the job if it is free, or becomes so soon; end as the Ray worker ends."""
-    if (follow := follower(int(parent))) is not None:
-        follow()
+    follower(int(parent), code=Preempted.exit_code)()
     campaign = CampaignDirectory(Path(directory))
     jobs = [one for one in campaign.jobs if one.id == job]
     Worker(campaign, jobs, [{"OMP_NUM_THREADS": cpus}], lambda event, details: None, limit=1).run()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 from retrain.errors import EngineError, Preempted
 from retrain.storage.run_directory import read_json, write_text
 from retrain.system.lock import Lock, alive, identity
+from retrain.system.process import follower
 
-_PR_SET_PDEATHSIG = 1
 _GONE_S = 10.0
 _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
 _REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "engine", 6: "storage", 75: "preempted"}
@@ -46,15 +45,8 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,  # Ctrl-C in the terminal is for the parent to pass on
-            preexec_fn=follower(os.getpid()),  # safe: the parent has one thread
+            preexec_fn=follower(os.getpid(), code=Preempted.exit_code),  # safe: the parent has one thread
         )
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and whatever it started; harmless if it has ended."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def evict(run: Path, previous: Mapping[str, Any]) -> None:
@@ -89,20 +81,6 @@ def reason(run: Path, code: int) -> str:
         return f"killed by {name}" + (": out of memory?" if number == signal.SIGKILL else "")
     told = str(read_json(run / "status.json").get("error") or "") or _last_line(run / "log.txt")
     return told or _REASONS.get(code, f"exit code {code}")
-
-
-def follower(parent: int) -> Callable[[], None] | None:
-    """Called in a child of `parent`: when that is killed, the system stops the child with SIGTERM, and it saves."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def follow() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was killed before that
-            os._exit(Preempted.exit_code)
-
-    return follow
 
 
 def _writes_to(config: Path, run: Path) -> bool:

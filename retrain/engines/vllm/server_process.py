@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from retrain.engines.vllm.in_process import adapter_options, engine_options, flags
 from retrain.errors import EngineError, MissingExtraError
 from retrain.system import http_client as http
+from retrain.system.process import SignalHandler, end, follower
 
 ENGINE = "vllm"
 """The engine, and the table, that says what a server is started with."""
@@ -32,7 +31,6 @@ _CPU_VARIABLES = {
 _GRACE_S = 20.0
 _WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
 """Ends a process group at the end of the standard input, unless a line comes first."""
-_PR_SET_PDEATHSIG = 1
 
 
 def check_installed() -> None:
@@ -98,25 +96,34 @@ def serve(
         _check(process)
 
 
+class _Leave(SignalHandler):
+    """SIGTERM raises SystemExit(0), unless the process is leaving already."""
+
+    under_way = False
+
+    def receive(self, number: int) -> None:
+        if not self.under_way:
+            raise SystemExit(0)
+
+
 @contextmanager
 def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
     """The running server, in a process group of its own; when the block is left, the group is gone."""
-    previous = signal.signal(signal.SIGTERM, _leave)
-    process = subprocess.Popen(  # noqa: S603 - our own command line
-        arguments,
-        env={**os.environ, **variables},
-        stdout=sys.stderr.fileno(),
-        start_new_session=True,
-        preexec_fn=_follow_parent(),
-    )
-    watch = _watch(process.pid)
-    try:
-        yield process
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _end(process)
-        watch.communicate(b"\n")
-        signal.signal(signal.SIGTERM, previous)
+    with _Leave() as leave:
+        process = subprocess.Popen(  # noqa: S603 - our own command line
+            arguments,
+            env={**os.environ, **variables},
+            stdout=sys.stderr.fileno(),
+            start_new_session=True,
+            preexec_fn=follower(os.getpid()),
+        )
+        watch = _watch(process.pid)
+        try:
+            yield process
+        finally:
+            leave.under_way = True
+            end(process, _GRACE_S)  # a server that was killed leaves helpers behind
+            watch.communicate(b"\n")
 
 
 def _watch(group: int) -> subprocess.Popen[bytes]:
@@ -144,31 +151,3 @@ def _answers(url: str) -> bool:
 def _check(process: subprocess.Popen[bytes]) -> None:
     if (code := process.poll()) is not None:
         raise EngineError(f"the vLLM server ended with exit code {code}; what it printed before says why")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end, and kill what is left of its group: a server that was killed leaves helpers behind."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _leave(number: int, frame: object) -> None:
-    raise SystemExit(0)
-
-
-def _follow_parent() -> Callable[[], None] | None:
-    """Called in the server's process: when this one is killed, the system asks the server to end."""
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def follow() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was killed before that
-            os._exit(0)
-
-    return follow

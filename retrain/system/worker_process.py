@@ -1,0 +1,213 @@
+"""A process that answers numbered calls over one pipe, and that can be killed with all it has started.
+
+Calls go to the worker as pickles, from the parent, which is trusted. Answers come back as lines of JSON, because
+what runs in the worker is not: `[number of the call, answer]`. A line that is not the answer to the next call ends
+the worker; no answer is ever taken for that to another call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
+
+from retrain.system import sandbox
+from retrain.system.process import end, follower
+
+_LONGEST_ANSWER = 1 << 20
+_ALLOWED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
+
+
+class Containment(NamedTuple):
+    """What a worker is kept from.
+
+    Attributes:
+        memory_mb: address space of each of its processes; 0 for no limit.
+        sandboxed: it runs in a `sandbox`.
+        readable: what it can still read where the sandbox hides files, besides its modules.
+    """
+
+    memory_mb: int
+    sandboxed: bool
+    readable: tuple[str, ...] = ()
+
+
+class WorkerLost(Exception):  # noqa: N818 - not always an error
+    """A worker that is of no use any more; its message is how it ended.
+
+    Attributes:
+        answered: its last line was a second answer to a call before the one that it was busy with.
+    """
+
+    def __init__(self, text: str, answered: bool = False) -> None:
+        self.answered = answered
+        super().__init__(text)
+
+
+class WorkerProcess:
+    """The parent's end of a worker. It ends with the process that made it.
+
+    Args:
+        module: run as `python -m module`; it calls `serve`.
+        hello: the first call: what the worker needs to get ready.
+        containment: what it is kept from.
+        variables: names of environment variables that it sees besides the usual ones.
+        seconds: until a call that the worker does not take is given up.
+    """
+
+    def __init__(
+        self, module: str, hello: Any, containment: Containment, variables: Iterable[str], seconds: float
+    ) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(seconds)
+        self._sent = self._answered = 0
+        self._unread = b""
+        self.process = (
+            _starter(os.getpid())
+            .submit(
+                subprocess.Popen,
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_environment(set(variables)),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            .result()
+        )
+        theirs.close()
+        self.send([(tuple(containment), hello)])
+
+    def fileno(self) -> int:
+        """For `multiprocessing.connection.wait`: ready when there is something to `receive`."""
+        return self._socket.fileno()
+
+    def has_answered(self) -> bool:
+        """Whether `receive` would not wait."""
+        return bool(wait([self._socket], 0))
+
+    def send(self, calls: Iterable[Any]) -> None:
+        """Send calls, which are answered in their order. `receive` raises if they did not arrive."""
+        bodies = [pickle.dumps(call) for call in calls]
+        self._sent += len(bodies)
+        with suppress(OSError):
+            self._socket.sendall(b"".join(bodies))
+
+    def receive(self) -> list[Any]:
+        """The answers that have arrived to the next calls, in order; waits if nothing has arrived.
+
+        Raises:
+            WorkerLost: the worker has ended, or sent what is not the answer to the next call.
+        """
+        try:
+            arrived = self._socket.recv(1 << 16)
+        except OSError:
+            arrived = b""
+        if not arrived:
+            raise WorkerLost(self._how_it_ended())
+        *lines, self._unread = (self._unread + arrived).split(b"\n")
+        if len(self._unread) > _LONGEST_ANSWER:
+            raise WorkerLost("it sent an answer without an end")
+        return [self._answer(line) for line in lines]
+
+    def kill(self) -> None:
+        """End it and whatever it started."""
+        end(self.process)
+        self._socket.close()
+
+    def _answer(self, line: bytes) -> Any:
+        try:
+            number, answer = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            raise WorkerLost("it sent what is no answer") from None
+        if type(number) is not int or number != self._answered or number >= self._sent:
+            again = type(number) is int and 0 < number < self._answered
+            raise WorkerLost("it answered a call twice" if again else "it sent an answer to no call", again)
+        self._answered += 1
+        return answer
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
+        # A sandboxed worker's signal comes as 128 + its number, as from a shell.
+        number = -code if code < 0 else code - 128
+        known = number in {one.value for one in signal.Signals}
+        return f"killed by {signal.Signals(number).name}" if known else f"exit code {code}"
+
+
+def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> None:
+    """In the worker: answer calls until the parent closes the pipe.
+
+    Args:
+        start: of the first call makes its answer, and the function that answers all others, None to end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    follower(os.getppid(), signal.SIGKILL)()
+    pipe = socket.socket(fileno=int(sys.argv[1]))
+    calls = pipe.makefile("rb")
+    containment, hello = pickle.load(calls)  # noqa: S301 - from the parent
+    _contain(Containment(*containment))
+    itself = os.getpid()
+    answer, function = start(hello)
+    for number in itertools.count():
+        if os.getpid() != itself:
+            os._exit(0)  # a copy of the worker that the answering code made: the original answers
+        pipe.sendall(json.dumps([number, answer]).encode() + b"\n")
+        if function is None:
+            return
+        try:
+            call = pickle.load(calls)  # noqa: S301 - from the parent
+        except EOFError:
+            return
+        answer = function(call)
+
+
+def limit(kind: int, value: int) -> None:
+    """Lower a limit of this process, as far as the system allows."""
+    hard = resource.getrlimit(kind)[1]
+    with suppress(ValueError, OSError):
+        resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _contain(containment: Containment) -> None:
+    limit(resource.RLIMIT_CORE, 0)
+    if containment.sandboxed:
+        sandbox.enter([*containment.readable, *filter(None, sys.path), sys.prefix, sys.base_prefix])
+    if containment.memory_mb:
+        limit(resource.RLIMIT_AS, containment.memory_mb << 20)
+
+
+def _environment(variables: set[str]) -> dict[str, str]:
+    """The parent's variables that say nothing private, and those that were asked for."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in variables or name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)
+    }
+    # One thread each; a stable hash; and the parent's own sys.path, however it came by it.
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return environment
+
+
+@cache
+def _starter(pid: int) -> ThreadPoolExecutor:
+    """The thread of this process that starts workers. The kernel ends a worker with the thread that started it,
+    and the threads that ask for answers come and go."""
+    return ThreadPoolExecutor(1, f"workers of {pid}")
