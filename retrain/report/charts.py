@@ -10,7 +10,7 @@ from itertools import pairwise
 WIDTH, HEIGHT = 440, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 34
 _POINTS = 400
-"""A line of more points is thinned to means of this many; the file stays small and the picture the same."""
+"""A line of more points is thinned to means of this many: the file stays small and looks the same."""
 
 Point = tuple[float, float]
 Range = tuple[float, float]
@@ -63,11 +63,11 @@ class Axes:
 def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | None = None) -> str:
     """Every step as a faint line and a running mean over a 25th of the run as a strong one.
 
-    What is not finite leaves a gap in the faint line. Empty if nothing is finite.
+    Values that are not finite leave a gap in the faint line. Returns "" if no value is finite.
 
     Args:
         percent: values are shares.
-        x: range of the x axis, so that charts of one run line up; that of the points if left out.
+        x: range of the x axis, so that the charts of one run line up. By default the range of the points.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:
@@ -117,7 +117,7 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]],
 
 
 def svg(content: str) -> str:
-    """The drawing, scaled to the width of its place."""
+    """The drawing. It takes the width of the element around it."""
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{content}</svg>'
 
 

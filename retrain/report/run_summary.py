@@ -1,4 +1,4 @@
-"""What became of a run, from its files alone: a status, a sentence, and a line that names the ingredients."""
+"""How a run went, read from its files: a status, a sentence, and a line that names the ingredients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 
 def status(run: Path) -> dict[str, Any]:
-    """How far a run is, from its files alone; keys without a value yet are None.
+    """How far a run has come, read from its files. Keys without a value yet are None.
 
     Returns:
         path, state ("running", "killed", or how it ended), steps, max_steps, reward, accuracy with ci_low
@@ -74,7 +74,7 @@ def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
 
 
 def recipe(config: Mapping[str, Any]) -> str:
-    """What was trained on what and how, in a line; what the configuration does not hold is left out."""
+    """Model, task, credit and sizes in one line. What the configuration does not hold is left out."""
     algorithm, training = config.get("algorithm", {}), config.get("training", {})
     mode = algorithm.get("transform_mode", "none")
     transforms = [mode] if isinstance(mode, str) else list(mode)

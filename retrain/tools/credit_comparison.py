@@ -100,7 +100,7 @@ def compare(
     overrides: Sequence[str] = (),
     sepa_lambda: float = 1.0,
 ) -> list[Credit]:
-    """Credit by every mode, alone and then with each of the transforms, by the pipeline that training runs.
+    """Credit of every mode, alone and with each of the transforms, from the pipeline that training runs.
 
     Args:
         modes: names or dotted paths of advantages.
@@ -275,7 +275,7 @@ def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeli
     pipeline = Pipeline.resolve(stages, signal, frozenset({"sepa_lambda", "old_logprobs"}))
     if pipeline.policy_columns:
         raise ComponentError(
-            f"{chain} read {', '.join(sorted(pipeline.policy_columns))}, which log-probs do not tell",
+            f"{chain} read {', '.join(sorted(pipeline.policy_columns))}, which cannot be computed from log-probs",
             "see it at work in the report of a run, where the policy is asked",
         )
     return pipeline

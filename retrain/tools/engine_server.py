@@ -25,12 +25,12 @@ _PROBE_S = 5.0
 
 
 def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[str], None]) -> None:
-    """Start a server for the model of a configuration, and wait until it ends or this process is told to.
+    """Start a server for the model of a configuration, and wait until the server ends or this process is asked to stop.
 
     Args:
         host: what it listens on; anything but loopback opens its endpoints, which ask for no password.
         port: unset: that of the first of the configured urls that is free, or 8000.
-        ready: told the address once the server answers.
+        ready: called with the address once the server answers.
     Raises:
         MissingExtraError: vLLM is not installed.
         EngineError: the server cannot be started, or ended by itself.

@@ -45,7 +45,7 @@ class Check:
 
 
 def verify(trials: int = 100, seed: int = 0) -> Iterator[Check]:
-    """Every check in turn, each on random inputs of its own."""
+    """Run every check, each on its own random inputs."""
     for name, (figure, limit, above) in _CHECKS.items():
         rng = Random(derive_seed(seed, "verify", name))
         figures = [figure(rng) for _ in range(trials)]
@@ -227,7 +227,7 @@ def _micro_batches(rng: Random) -> float:
 
 
 def _ranks(rng: Random) -> float:
-    """Rows dealt in another order to several simulated ranks, with micro-batches of their own; gradients are summed."""
+    """Gradients summed over simulated ranks, which get the rows in another order and cut their own micro-batches."""
     batch, new, objective = _mixed_batch(rng)
     whole = _loss_of(batch, new, objective, [list(range(len(new)))])
     order = rng.sample(range(len(new)), len(new))

@@ -1,4 +1,4 @@
-"""Strategic grams from files and tasks: what is read, what is written, and how much of the text is covered."""
+"""Strategic grams: read solutions from files and tasks, write the grams, and report how much text they cover."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retrain.tools.gram_extraction import Extraction, Recipe
 COLUMNS = ("solution", "text", "completion")
 """Where a solution is looked for, in order, unless a column is named."""
 _PASSED = 1.0
-"""Least reward of a successful solution where rows have rewards and none is named."""
+"""Least reward of a successful solution if rows have rewards and no least reward is given."""
 _MAX_DRAWS = 20
 """Problems of a task that are looked at for each successful solution that is wanted."""
 _SHOWN = 25
@@ -31,8 +31,8 @@ class Reading:
     """How successful solutions are found in rows.
 
     Attributes:
-        column: with the solution; None takes the first of COLUMNS that a row has.
-        reward_column: with the reward; rows without it count as successful unless `min_reward` is set.
+        column: holds the solution; None takes the first of COLUMNS that a row has.
+        reward_column: holds the reward; rows without it count as successful unless `min_reward` is set.
         min_reward: least reward of a successful solution; None is 1.
     """
 
@@ -44,7 +44,7 @@ class Reading:
 def gather(
     files: Sequence[Path], reading: Reading, task: str | None, count: int, seed: int
 ) -> tuple[list[str], list[str]]:
-    """Solutions and where they are from: `count` of a task, or those of the files without one."""
+    """Solutions and their sources: `count` worked solutions of a task, or those in the files if there is no task."""
     if task:
         return task_solutions(task, count, seed), [f"task {task}"]
     return read_solutions(files, reading), [path.name for path in files]

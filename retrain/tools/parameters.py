@@ -14,7 +14,7 @@ from retrain.registry import Bound, Component, find, table_schema
 
 
 class Parameters:
-    """Binds components by name to the parameters of their tables, and refuses what none of them reads.
+    """Binds components by name to the parameters of their tables, and refuses parameters that no component reads.
 
     Args:
         overrides: `table.key=value`, the value in TOML, as for `retrain train --set`.

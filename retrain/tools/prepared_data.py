@@ -127,7 +127,7 @@ def as_parquet(made: Sequence[Row]) -> bytes:
 
 
 def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> None:
-    """Write files into a folder: all are written beside their places, and then renamed into them.
+    """Write files into a folder: all are written under temporary names, and then renamed.
 
     Raises:
         StorageError: the folder cannot be written, a folder has the name of a file, or a file of that name has

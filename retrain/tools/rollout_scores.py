@@ -144,7 +144,7 @@ def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
 
 
 def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
-    """Verdict of math-verify on (prediction, truth) pairs, each under a deadline; None where there was none."""
+    """Verdict of math-verify on (prediction, truth) pairs, each under a deadline; None where it gave no verdict."""
     if not pairs:
         return []
     reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False})

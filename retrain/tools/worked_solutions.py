@@ -55,7 +55,9 @@ def export_solutions(
         if len(found) == count:
             break
     if not found:
-        raise DataError(f"none of {seen:,} solutions is correct by the rewards; leave out --correct-only, or mend them")
+        raise DataError(
+            f"none of {seen:,} solutions is correct by the rewards; leave out --correct-only, or correct the data"
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(_row(one, form), ensure_ascii=False) + "\n" for one in found), "utf-8")

@@ -27,7 +27,7 @@ def test_compare_writes_html_and_json(campaign, cli, tmp_path):
     result = cli("compare", *runs, "--html", str(tmp_path / "out.html"), "--json")
     found = json.loads(result.stdout)
     assert found["comparisons"][0]["family"] == "baseline"
-    assert found["comparisons"][0]["told"] is True
+    assert found["comparisons"][0]["significant"] is True
     assert "retrain compare" in (tmp_path / "out.html").read_text()
 
 

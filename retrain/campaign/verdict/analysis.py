@@ -17,7 +17,7 @@ Measure = Callable[[Cell], "float | None"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95% interval; NaN where there is too little to say."""
+    """A value with its 95% interval; NaN where there are too few runs."""
 
     value: float
     low: float
@@ -26,13 +26,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the finished runs of a condition say.
+    """Estimates from the finished runs of a condition.
 
     Attributes:
         condition: its label.
         done, planned: runs with a result, and runs in the plan.
         mean, iqm: of the final held-out accuracy, with bootstrap intervals over runs.
-        area, avg_tokens: means of the runs' learning-curve area and final completion length, likewise.
+        area, avg_tokens: means of the runs' learning-curve area and final completion length, with the same intervals.
         reached: runs that reached the threshold; None without a threshold.
         to_threshold: median steps, rollouts, tokens and seconds to the threshold; a run that never reaches it counts
             as later than all others, and the median is infinite when half of the runs or more never do.
@@ -56,19 +56,20 @@ class Comparison:
     """A condition against another, paired by seed, in final held-out accuracy.
 
     Attributes:
-        condition, against: whose runs minus whose.
-        family: "ladder", the condition adds something to `against`; or "baseline". A family is one question,
-            corrected by itself.
-        size, alpha: comparisons in the family, and the level at which it errs at most.
-        seeds: finished in both; only these count.
+        condition, against: labels; differences are condition minus against.
+        family: "ladder" (the condition adds something to `against`) or "baseline". Each family is corrected
+            separately.
+        size, alpha: number of comparisons in the family, and its family-wise level.
+        seeds: those that finished in both conditions; the others are not used.
         left_out: seeds of the plan without a pair.
         difference: mean of the paired differences with the interval of the paired t-test.
         p, exact: two-sided permutation test by sign flips, and whether all sign patterns were enumerated.
         holm: p corrected for the family.
         effect: Hedges' g of the paired differences.
         improvement: probability that a run of the condition beats one of the other.
-        area, avg_tokens: paired differences of these, described and not tested.
-        needed: seeds that would tell a difference like this one; None if no number would, or two say too little.
+        area, avg_tokens: their paired differences, which are not tested.
+        needed: seeds that would detect a difference like this one; None if no number of seeds would be enough, or there
+            are too few to estimate the effect.
     """
 
     condition: str
@@ -89,23 +90,23 @@ class Comparison:
     needed: int | None = None
 
     @property
-    def told(self) -> bool:
-        """The difference is told apart from none, at the family's level."""
+    def significant(self) -> bool:
+        """The corrected p is at most the family's level."""
         return self.holm <= self.alpha
 
     @property
     def enough(self) -> int:
-        """The least number of seeds with which some outcome could be told, as the first of the family."""
+        """The least number of seeds with which some outcome is significant as the first of its family."""
         return next(n for n in range(2, 99) if self.size * statistics.smallest_p(n) <= self.alpha)
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Everything the report says in numbers.
+    """All numbers of the report.
 
     Attributes:
-        ladder: every condition against the one that it adds to; empty for runs without a
-            plan, and where all add to the baseline.
+        ladder: every condition against the one that it extends; empty without a plan, or if all extend the
+            baseline.
         baseline: every condition against the baseline.
     """
 
@@ -116,7 +117,7 @@ class Analysis:
 
     @property
     def primary(self) -> tuple[Comparison, ...]:
-        """The family that the verdict is about: the ladder if there is one."""
+        """The family that the verdict reports first: the ladder if there is one."""
         return self.ladder or self.baseline
 
     @property
@@ -198,14 +199,14 @@ def _compared(results: Results, pair: tuple[str, str], family: str, size: int) -
 
 
 def _needed(one: Comparison) -> int | None:
-    """Where nothing was told, more seeds than there are: the test has failed with these, whatever its power was.
+    """Seeds needed at the level that Holm asks of the first of a family.
 
-    At the level that Holm asks of the first of a family.
+    More than there are if the difference is not significant, because with these the test has already failed.
     """
     if math.isnan(one.effect):
         return None
     needed = statistics.seeds_needed(one.effect, one.alpha / one.size)
-    return needed if needed is None or one.told else max(needed, len(one.seeds) + 1)
+    return needed if needed is None or one.significant else max(needed, len(one.seeds) + 1)
 
 
 def _to_threshold(cells: Sequence[Cell], reached: Sequence[int | None]) -> dict[str, float]:

@@ -23,7 +23,7 @@ _SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
 def read_runs(paths: Sequence[Path]) -> Results:
     """The table of these runs; a campaign's directory stands for its runs. The first condition is the baseline.
 
-    Two runs of equal configuration and seed are conditions of their own, each by its name. So are conditions of
+    Two runs with equal configuration and seed are two conditions, named after the runs. So are conditions of
     several campaigns under one label: "c3: grpo" is grpo of the campaign in the directory c3.
 
     Raises:

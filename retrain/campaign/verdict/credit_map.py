@@ -1,4 +1,4 @@
-"""Where each condition puts its credit: the pipelines of all conditions on the same stored completions."""
+"""Where each condition puts its credit: the pipelines of all conditions, run on the same stored completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrain.storage.run_directory import read_rows
 Row = Mapping[str, Any]
 
 STORED = frozenset({"planning_mask", "sepa_lambda"})
-"""Columns that are taken from the run's files rather than computed: they need a tokenizer, or the run's history."""
+"""Columns read from the run's files instead of computed: they need a tokenizer, or the run's history."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CreditMap:
         condition, seed, step: the run that sampled them, and after how many steps.
         rows: the completions shown, as stored.
         advantages: per condition, one list per completion.
-        skipped: conditions whose credit cannot be computed from stored files, and why.
+        skipped: conditions whose credit cannot be computed from stored files, with the reason.
     """
 
     condition: str
@@ -41,8 +41,8 @@ class CreditMap:
 def credit_map(results: Results) -> CreditMap | None:
     """The credit of every condition on the last stored step of the baseline with a group of different rewards.
 
-    The whole step is credited, so that statistics over a batch are those of training; one group is shown. None if
-    no such rollouts were stored.
+    The whole step is credited, because some stages use statistics of the batch, and one group is shown. Returns None
+    if no such rollouts were stored.
     """
     for label in (results.baseline, *results.conditions):
         for cell in results.done(label).values():
@@ -76,7 +76,7 @@ def _credited(results: Results, source: Cell, step: int, rows: Sequence[Row], sh
             credit = _advantages(cells[0].path, step, rows)
         except RetrainError as error:
             skipped[label] = "its configuration no longer loads" if isinstance(error, ConfigError) else str(error)
-        except Exception as error:  # a plug-in may raise anything, and the rest of the report stands without it
+        except Exception as error:  # a plug-in may raise anything; the rest of the report does not need it
             skipped[label] = f"{type(error).__name__}: {error}"
         else:
             advantages[label] = [credit[i] for i in shown]
@@ -87,7 +87,7 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     """Advantages per token that the run's pipeline gives to stored rollouts.
 
     Raises:
-        RetrainError: it reads what only the model can tell.
+        RetrainError: the pipeline reads a column that only the model can compute.
     """
     from retrain.algorithms.graph.pipeline import Pipeline
     from retrain.run.reopen import stored
@@ -95,7 +95,7 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     loaded = stored(run, (), final=False)
     pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, STORED)
     if pipeline.policy_columns:
-        raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can tell")
+        raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")
     pipeline.build(loaded.config.resources | {"run_dir": run})
     lambdas = {row["step"]: row.get("sepa_lambda", 0.0) for row in read_rows(run / "metrics.jsonl")}
     max_tokens = loaded.config.training.max_tokens

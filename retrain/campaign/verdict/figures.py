@@ -55,9 +55,9 @@ def forest_row(one: Comparison, of: Range) -> str:
 
 
 def kind(one: Comparison) -> str:
-    """The class of a comparison: better, worse, or untold."""
-    if not one.told:
-        return "untold"
+    """The style of a comparison: better, worse, or unclear."""
+    if not one.significant:
+        return "unclear"
     return "better" if one.difference.value > 0 else "worse"
 
 
@@ -102,13 +102,13 @@ def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve
 
 
 def _shares(values: Sequence[float]) -> Range:
-    """A range for shares, never beyond 0 and 1."""
+    """A range for shares, within 0 and 1."""
     low, high = roomy(values, True)
     return max(0.0, low), min(1.0, high)
 
 
 def _clip(of: Range, *ends: float) -> tuple[float, ...]:
-    """The ends of an interval, cut at the edge of the drawing: with two or three runs they lie far out."""
+    """The ends of an interval, cut at the edge of the drawing. With two or three runs intervals are very wide."""
     return tuple(min(max(float(end), of[0]), of[1]) for end in ends)
 
 
@@ -122,7 +122,7 @@ def costs(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def _cost(analysis: Analysis, what: int, label: str) -> str:
-    """Final accuracy over what the runs spent: a small mark per run, a large one at a condition's mean with intervals.
+    """Final accuracy against cost: a small mark for each run, a large one with intervals for the mean of a condition.
 
     Args:
         what: index into `results.SPENT`.

@@ -1,4 +1,4 @@
-"""Where the numbers of a campaign come from: configurations, environments, and commands that give them again."""
+"""Where the numbers of a campaign come from: configurations, environments, and commands that reproduce them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrain.storage.run_directory import flatten, read_json
 from retrain.system.secret_names import masked
 
 _FREE = ("training.seed", "logging", "checkpoint", "components")
-"""What may differ between the runs of a condition, or follows from the rest."""
+"""Keys that may differ between the runs of a condition, or that follow from others."""
 
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -26,7 +26,7 @@ def configuration(results: Results) -> dict[str, Any]:
 
 
 def settings(run: Path) -> dict[str, Any]:
-    """What decides a run besides its seed: dotted key -> value."""
+    """What determines a run apart from its seed: dotted key -> value; secrets are masked."""
     leaves = flatten(masked(read_json(run / "config.resolved.json")))
     return {key: value for key, value in leaves if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)}
 
@@ -61,7 +61,7 @@ def environments(results: Results) -> dict[str, dict[str, int]]:
 
 
 def campaign_commands(directory: Path, plan: Mapping[str, Any], results: Results) -> list[str]:
-    """What runs the campaign again, and what runs each of its cells alone."""
+    """Commands that run the campaign again, and each of its cells alone."""
     source = str(plan.get("file") or directory / "campaign.toml")
     lines = ["# everything", f"retrain campaign {shlex.quote(source)}", f"retrain report {shlex.quote(str(directory))}"]
     lines += ["", "# one run; its name keeps it apart from the campaign's"]

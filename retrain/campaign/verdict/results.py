@@ -1,4 +1,4 @@
-"""What the runs of a campaign gave: one `Cell` per condition and seed, read from files alone.
+"""The results of a campaign's runs: one `Cell` per condition and seed, read from files.
 
 A failed, missing or unfinished cell stays in the table with its reason; it has no result.
 """
@@ -86,7 +86,7 @@ class Cell:
         return self.spent[-1]
 
     def reached(self, threshold: float) -> int | None:
-        """Steps done at the first evaluation of at least `threshold`; None if none is (the run is censored)."""
+        """Steps done at the first evaluation of at least `threshold`; None if there is none (the run is censored)."""
         return next((step for step, accuracy in self.curve if accuracy >= threshold), None)
 
     def spent_after(self, step: int) -> tuple[float, float, float]:
@@ -104,7 +104,7 @@ class Results:
         baseline: the condition that all are compared with.
         seeds: in ascending order.
         cells: by (condition, seed); every planned pair is there.
-        threshold: the accuracy that "steps to threshold" counts to; None if none makes sense.
+        threshold: the accuracy that "steps to threshold" counts to; None if no accuracy makes sense.
         alpha: level of each family of comparisons.
         ladder: pairs (condition, against) in which the first adds something to the second.
         commands: what reproduces the table.
@@ -191,7 +191,7 @@ def read_cell(
     """The cell of a run directory.
 
     Args:
-        outcome: how the campaign says it ended; without one, its own status.json says so.
+        outcome: how the run ended, as the campaign recorded it; without a record, its status.json counts.
     """
     status, reason = _status(path, outcome)
     metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")

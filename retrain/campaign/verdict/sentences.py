@@ -1,4 +1,4 @@
-"""What a campaign says, in sentences: text for the terminal, and the same with its tables as Markdown and JSON."""
+"""The result of a campaign in sentences: text for a terminal; with tables, as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from retrain.report.page import Table, fill, plural
 
 
 def headline(analysis: Analysis) -> str:
-    """How much could be told, and from how many runs."""
+    """How many differences are clear, and how many runs there are."""
     results, found = analysis.results, analysis.primary
     runs = [cell for label in results.conditions for cell in results.of(label)]
-    done, told = sum(cell.done for cell in runs), sum(one.told for one in found)
+    done, clear = sum(cell.done for cell in runs), sum(one.significant for one in found)
     start = f"{done} of {len(runs)} runs finished" if done < len(runs) else f"All {done} runs finished"
     if not found:
         return f"{start}. There is one condition, so there is nothing to compare."
     if analysis.ladder:
-        return f"{start}. {told} of {len(found)} changes made a clear difference."
-    return f"{start}. {told} of {len(found)} conditions differ{'s' * (told == 1)} clearly from the baseline."
+        return f"{start}. {clear} of {len(found)} changes made a clear difference."
+    return f"{start}. {clear} of {len(found)} conditions differ{'s' * (clear == 1)} clearly from the baseline."
 
 
 def sentences(analysis: Analysis) -> list[str]:
-    """One per ingredient: the rungs of the ladder if there is one, else the conditions against the baseline."""
+    """One for each comparison of the ladder if there is one, else for each condition against the baseline."""
     return [sentence(one) for one in analysis.primary]
 
 
 def second(analysis: Analysis) -> list[str]:
-    """The sentences of the other family that are not among `sentences`, whose first rung is often on the baseline."""
+    """Sentences of the other family, without those in `sentences`: a ladder often starts at the baseline."""
     said = {(one.condition, one.against) for one in analysis.primary}
     return [sentence(one) for one in analysis.secondary if (one.condition, one.against) not in said]
 
@@ -63,8 +63,8 @@ def numbers(one: Comparison) -> str:
 
 
 def conclusion(one: Comparison) -> str:
-    """Better, worse, or cannot tell; and in the last case what would."""
-    if one.told:
+    """Better, worse, or cannot tell with the number of seeds that would be enough."""
+    if one.significant:
         return "better" if one.difference.value > 0 else "worse"
     if len(one.seeds) < one.enough:
         few = f"cannot tell; no outcome of {len(one.seeds)} seeds could, {one.enough} are the least"
@@ -84,7 +84,7 @@ def text(analysis: Analysis) -> str:
 
 
 def conditions_text(analysis: Analysis) -> str:
-    """As `text`, with what each condition reached."""
+    """`text`, after a table of the conditions."""
     rows = [summary_row(one) for one in analysis.summaries]
     widths = [max(map(len, column)) for column in zip(SUMMARY_COLUMNS, *rows, strict=True)]
     lines = [
@@ -100,7 +100,7 @@ def lost_cell(cell: Cell) -> str:
 
 
 SUMMARY_COLUMNS = ("condition", "runs", "accuracy, mean", "accuracy, IQM", "area under curve", "tokens per answer")
-"""Of the table of conditions."""
+"""Head of the table of conditions."""
 
 
 def summary_row(one: Summary) -> list[str]:
@@ -114,7 +114,7 @@ def summary_row(one: Summary) -> list[str]:
 
 
 REACH_COLUMNS = ("condition", "reached", "steps", *SPENT, *(f"{what}, whole run" for what in SPENT))
-"""Of the table of costs: medians to the threshold, means of whole runs."""
+"""Head of the table of costs: medians to the threshold, means of whole runs."""
 
 
 def reach_row(one: Summary) -> list[str]:
@@ -124,11 +124,11 @@ def reach_row(one: Summary) -> list[str]:
     return [one.condition, reached, *to, *(amount(one.total[what]) for what in SPENT)]
 
 
-BASELINE = "Against the baseline, a question of its own:"
+BASELINE = "Against the baseline, tested separately:"
 """Above the sentences of `second`."""
 
 COMPARISON_COLUMNS = ("comparison", "accuracy", "seeds", "p", "Holm", "effect g", "verdict")
-"""Of the table of differences."""
+"""Head of the table of differences."""
 
 
 def comparison_row(one: Comparison) -> list[str]:
@@ -145,7 +145,7 @@ def comparison_row(one: Comparison) -> list[str]:
 
 
 DESCRIBED_COLUMNS = ("comparison", "P(improvement)", "area under curve", "tokens per answer")
-"""Of the table of differences that are not tested."""
+"""Head of the table of differences that are not tested."""
 
 
 def described_row(one: Comparison) -> list[str]:
@@ -155,11 +155,11 @@ def described_row(one: Comparison) -> list[str]:
 
 
 def note(analysis: Analysis) -> str:
-    """How to read the numbers, with what this report chose."""
+    """How to read the numbers, and which threshold and tests were used."""
     threshold, both = analysis.results.threshold, (*analysis.primary, *analysis.secondary)
     how = "exact" if all(one.exact for one in both) else f"exact up to {statistics.EXACT_SEEDS} seeds, sampled beyond"
     family = (
-        "The ladder and the baseline are two questions, corrected one by one"
+        "The ladder and the baseline are two families, corrected separately"
         if analysis.secondary
         else "Holm corrects it for all comparisons"
     )
@@ -167,8 +167,8 @@ def note(analysis: Analysis) -> str:
     return (
         f"Differences are paired by seed. p is the two-sided permutation test by sign flips ({how}). {family}: the "
         f"chance of any false claim about one is at most {analysis.results.alpha:.0%}. Intervals of differences are "
-        "95% paired t intervals, each by itself; those of conditions are bootstrap intervals over runs. The seeds that "
-        f"would tell are for a power of 80% at the observed effect.{reach}"
+        "95% paired t intervals, uncorrected; those of conditions are bootstrap intervals over runs. Recommended "
+        f"numbers of seeds are for a power of 80% at the observed effect.{reach}"
     )
 
 
@@ -205,7 +205,7 @@ def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
-    """The analysis for a machine; what is not finite is null."""
+    """The analysis as JSON; numbers that are not finite are null."""
     results = analysis.results
     return {
         "name": results.name,
@@ -215,7 +215,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "headline": headline(analysis),
         "conditions": [_plain(one) for one in analysis.summaries],
         "comparisons": [
-            _plain(one) | {"told": one.told, "verdict": conclusion(one) if one.seeds else "cannot tell"}
+            _plain(one) | {"significant": one.significant, "verdict": conclusion(one) if one.seeds else "cannot tell"}
             for one in (*analysis.ladder, *analysis.baseline)
         ],
         "without_result": [
@@ -236,7 +236,7 @@ def _plain(value: Any) -> Any:
 
 
 def shown(cell: Cell | None) -> str:
-    """A cell of the table of runs: its accuracy, or what became of it."""
+    """A cell of the table of runs: its accuracy, or else its status."""
     if cell is None:
         return "-"
     return cell.status if cell.accuracy is None else f"{cell.accuracy:.3f}"
@@ -260,7 +260,7 @@ def interval(value: Estimate) -> str:
 
 
 def estimate(value: Estimate, form: str) -> str:
-    """`0.512 [0.480, 0.541]`, without the interval or at all where there is none."""
+    """`0.512 [0.480, 0.541]`; without an interval `0.512`; without a value `-`."""
     if math.isnan(value.value):
         return "-"
     return f"{value.value:{form}}" + ("" if math.isnan(value.low) else f" [{value.low:{form}}, {value.high:{form}}]")

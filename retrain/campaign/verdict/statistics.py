@@ -22,7 +22,7 @@ LEVEL = 0.05
 """Of every test; intervals have the level 1 - LEVEL."""
 
 POWER = 0.8
-"""Probability of telling a difference that is there, for which seeds are counted."""
+"""Probability of detecting a difference that exists; the numbers of seeds that reports recommend are for it."""
 
 EXACT_SEEDS = 16
 """Up to this many seeds all 2^n sign patterns are enumerated."""
@@ -32,7 +32,7 @@ _PATTERNS = 100_000
 _MOST_SEEDS = 100_000
 _TABLES = 4_000  # simulated, for the power
 _SUMS = 2**20  # of subsets, at a time: 8 MB
-_SMOOTH = 100  # significant subsets from which on the test tells as often as the t-test, to 0.005
+_SMOOTH = 100  # with this many significant subsets the test has the power of the t-test, to 0.005
 _CERTAIN = 1e3  # standard deviations; the power is 1 long before, and the distribution overflows after
 
 
@@ -63,8 +63,8 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """95% percentile bootstrap interval of a statistic of one condition's runs.
 
-    Every condition is a stratum of its own: its runs are drawn with replacement among themselves. With few
-    runs it is too narrow (docs/statistics.md has the coverage), so no verdict rests on it.
+    Runs are drawn with replacement within their condition (stratified). With few runs the interval is too
+    narrow (docs/statistics.md has the coverage), so no verdict depends on it.
 
     Args:
         statistic: maps [draws, n] to [draws].
@@ -127,7 +127,7 @@ def _all_signs(count: int) -> Array:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the family-wise error is at most the level, whatever depends on what.
+    """Holm's step-down correction. It bounds the family-wise error by the level for dependent tests too.
 
     p~_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),  p sorted ascending
 
@@ -190,12 +190,12 @@ def smallest_p(seeds: int) -> float:
 
 
 def power(seeds: int, effect: float, alpha: float = LEVEL) -> float:
-    """Probability that `sign_flip` tells a difference of `effect` standard deviations of the paired difference.
+    """Probability that `sign_flip` detects a difference of `effect` standard deviations of the paired difference.
 
     For normal differences. On either side k = floor(alpha 2^n / 2) sign patterns may be as extreme as the data:
 
-    k = 0: 0, no outcome would tell. k = 1: Phi(effect)^n + Phi(-effect)^n, all seeds must have the same sign.
-    k < 100: the share of simulated tables that it tells. More, or n > EXACT_SEEDS: that of the paired t-test,
+    k = 0: 0, no outcome is significant. k = 1: Phi(effect)^n + Phi(-effect)^n, all seeds must have the same sign.
+    k < 100: the share of simulated tables that are significant. More, or n > EXACT_SEEDS: that of the paired t-test,
     P(|T| > t(1 - alpha/2; n-1)) with T noncentral, delta = effect * sqrt(n), to which the permutation test tends.
 
     Args:
@@ -208,8 +208,8 @@ def power(seeds: int, effect: float, alpha: float = LEVEL) -> float:
         return _t_power(seeds, size, alpha)
     if extreme == 1:
         return _normal(size) ** seeds + _normal(-size) ** seeds
-    told = _least_told(seeds, extreme)
-    return float(np.searchsorted(told, size) + np.searchsorted(told, -size)) / len(told)
+    shifts = _least_significant(seeds, extreme)
+    return float(np.searchsorted(shifts, size) + np.searchsorted(shifts, -size)) / len(shifts)
 
 
 def _normal(value: float) -> float:
@@ -227,12 +227,12 @@ def _t_power(seeds: int, effect: float, alpha: float) -> float:
 
 
 @cache
-def _least_told(seeds: int, extreme: int) -> Array:
-    """[tables], ascending: the shift of each simulated table of noise beyond which it is told to be above 0.
+def _least_significant(seeds: int, extreme: int) -> Array:
+    """[tables], ascending: for each simulated table of noise, the shift beyond which it is significantly above 0.
 
     Turning the signs of a subset F leaves a sum as far from 0 exactly if sum_F d <= 0, or that of all others is. So a
-    table z + e with a sum above 0 has p = 2 #{F : mean_F z <= -e} / 2^n, the empty F counted, and it is told if e is
-    above the k-th greatest -mean_F z over the F that are not empty. By symmetry -e stands for tables below 0.
+    table z + e with a sum above 0 has p = 2 #{F : mean_F z <= -e} / 2^n, the empty F counted, and it is significant
+    if e is above the k-th greatest -mean_F z over the F that are not empty. By symmetry -e stands for tables below 0.
     """
     members = ((np.arange(1, 2**seeds)[:, None] >> np.arange(seeds)) & 1).astype(np.float64)
     members /= members.sum(axis=1, keepdims=True)
@@ -244,7 +244,7 @@ def _least_told(seeds: int, extreme: int) -> Array:
 
 
 def detectable_effect(seeds: int, sd: float, power: float = POWER, alpha: float = LEVEL) -> float:
-    """The least true difference that `seeds` seeds tell with this power; infinite where no outcome would tell.
+    """The least true difference that `seeds` seeds detect with this power; infinite if no outcome is significant.
 
     Args:
         sd: standard deviation over seeds of the paired difference, in the unit of the result.
@@ -262,9 +262,9 @@ def detectable_effect(seeds: int, sd: float, power: float = POWER, alpha: float 
 
 
 def seeds_needed(effect: float, alpha: float = LEVEL) -> int | None:
-    """The least number of seeds that tell `effect` (mean / sd of the paired difference) with POWER.
+    """The least number of seeds that detect `effect` (mean / sd of the paired difference) with POWER.
 
-    None for no effect, or one so small that 100,000 seeds would not do.
+    None for no effect, or one so small that 100,000 seeds are too few.
     """
     if not abs(effect) > 0 or _power(_MOST_SEEDS, effect, alpha) < POWER:
         return None

@@ -46,7 +46,7 @@ def test_known_differences_are_found_and_estimated(results):
     for one in (*analyze(results).ladder, *analyze(results).baseline):
         true = EFFECTS[one.condition] - EFFECTS[one.against]
         assert one.difference.low - 0.01 < true < one.difference.high + 0.01
-        assert one.told == (abs(true) > 0.02)
+        assert one.significant == (abs(true) > 0.02)
         assert one.difference.low < one.difference.value < one.difference.high
 
 
@@ -94,7 +94,7 @@ def test_the_verdict_says_what_would_tell():
     share = rng.normal(0.5, 0.03, 8)
     noisy = {label: list(share + rng.normal(0, 0.02, 8)) for label in ("grpo", "maxrl", "maxrl+gtpo")}
     first, _ = analyze(simulated(noisy)).primary
-    assert not first.told
+    assert not first.significant
     assert first.needed > 8
     assert conclusion(first) == f"cannot tell; about {first.needed:,} seeds would"
     few = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.39, 0.5]})).primary[0]
@@ -120,8 +120,8 @@ def test_sentences_name_the_ingredient():
 
 def test_the_level_is_the_campaigns():
     values = {"a": [0.1, 0.2, 0.3, 0.2, 0.1], "b": [0.2, 0.3, 0.41, 0.3, 0.2]}
-    assert not analyze(simulated(values)).primary[0].told
-    assert analyze(simulated(values, alpha=0.1)).primary[0].told
+    assert not analyze(simulated(values)).primary[0].significant
+    assert analyze(simulated(values, alpha=0.1)).primary[0].significant
 
 
 def test_without_a_ladder_the_baseline_is_the_question():
@@ -147,5 +147,5 @@ def test_simulated_tables_without_a_difference_give_false_verdicts_in_at_most_5_
     for _ in range(200):  # 4,000 tables in test_statistics.py, which takes the same way without the tables
         share = rng.normal(0.5, 0.03, 8)
         table = {label: list(share + rng.normal(0, 0.02, 8)) for label in "abc"}
-        wrong += any(one.told for one in compare(simulated(table), [("b", "a"), ("c", "b")], "ladder"))
+        wrong += any(one.significant for one in compare(simulated(table), [("b", "a"), ("c", "b")], "ladder"))
     assert wrong / 200 <= 0.05

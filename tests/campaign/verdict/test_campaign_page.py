@@ -89,7 +89,7 @@ def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path):
             file.write_text(json.dumps(config))
     found = credit_map(read_campaign(directory))
     assert list(found.advantages) == ["grpo", "maxrl+gtpo+sepa"]
-    assert found.skipped["maxrl"] == "it reads entropy, which only the model can tell"
+    assert found.skipped["maxrl"] == "it reads entropy, which only the model can compute"
     assert found.skipped["maxrl+gtpo"] == "its configuration no longer loads"
     assert "no" in found.skipped["maxrl+gtpo+hicra"]
     checked(render(analyze(read_campaign(directory)), []))
