@@ -21,6 +21,7 @@ from retrain.errors import RetrainError
 from retrain.report.page import duration
 from retrain.storage.run_directory import read_rows
 from retrain.system.process import end
+from retrain.system.secret_names import masked
 
 _PROBE_STEPS = 2
 
@@ -38,7 +39,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     spent, accuracy = _probe(loaded) if probe else ({}, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
-        "conditions": {condition.label: dict(condition.overrides) for condition in loaded.conditions},
+        "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
         "baseline": loaded.baseline,
         "seeds": seeds,
         "runs": runs,

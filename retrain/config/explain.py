@@ -16,6 +16,7 @@ from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
+from retrain.system.secret_names import masked
 from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import BUILTIN
@@ -33,8 +34,8 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
     return {
         "file": loaded.file,
         "run_directory": str(Path(loaded.config.logging.dir) / (loaded.config.logging.name or loaded.name)),
-        "preset": _preset(loaded),
-        "components": _components(loaded),
+        "preset": masked(_preset(loaded)),
+        "components": masked(_components(loaded)),
         "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],
         "engine": engine,
         "overlap": _overlap(loaded),

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.report.run_page import write_report
 from retrain.run.export import export
@@ -58,6 +59,12 @@ def test_nothing_secret_is_in_any_other_file_of_a_run(run, tmp_path):
     assert 'api_key = "(hidden)"' in card
     assert "https://(hidden)@host" in card
     assert json.loads((run / "config.resolved.json").read_text())["rewards"][2]["params"]["api_key"] == PARAM
+
+
+def test_explain_shows_no_secret(toml, tmp_path):
+    facts = json.dumps(explain(load(toml, secretive(toml, tmp_path))))
+    assert '"api_key": "(hidden)"' in facts
+    assert not any(canary in facts for canary in (PARAM, COMMENT, FLAG))
 
 
 def test_a_secret_in_the_file_is_a_warning_with_its_place(toml, tmp_path):
