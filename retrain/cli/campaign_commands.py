@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retrain.cli.config_commands import File, Json, Overrides, warn
+from retrain.system.terminal import say
 
 if TYPE_CHECKING:
     from retrain.campaign.plan.load_campaign import LoadedCampaign
@@ -63,7 +64,7 @@ def _run(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -
 
     with matrix(plain=plain) as observe:
         directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    print(verdict(directory.path))
+    say(verdict(directory.path))
     if failed(directory):
         raise typer.Exit(1)
 

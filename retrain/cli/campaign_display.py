@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retrain.campaign.work.progress import Progress
-from retrain.cli.run_display import clean, clock
+from retrain.cli.run_display import clock
+from retrain.system.terminal import clean, forgiving_output, say
 from retrain.types import Observer
 
 _REFRESH_S = 1.0
@@ -29,22 +29,23 @@ def matrix(plain: bool) -> Generator[Observer]:
 
     Lines instead of the live matrix: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal.
     """
-    console = Console(highlight=False)
-    if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
-        yield lines
-        return
-    # Without a thread of its own: the worker starts processes, and must be the only thread for that.
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        yield Matrix(live)
+    with forgiving_output():
+        console = Console(highlight=False)
+        if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+            yield lines
+            return
+        # Without a thread of its own: the worker starts processes, and must be the only thread for that.
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            yield Matrix(live)
 
 
 def lines(event: str, details: Mapping[str, Any]) -> None:
     """One line per event that is worth one."""
     if event == "job":
         text = f": {details['text']}" if details["text"] else ""
-        print(clean(f"{details['id']}  {details['event']}{text}"), flush=True)
+        say(f"{details['id']}  {details['event']}{text}")
     elif event == "message":
-        print(clean(str(details["text"])), file=sys.stderr if details["level"] == "warning" else sys.stdout, flush=True)
+        say(str(details["text"]), error=details["level"] == "warning")
 
 
 class Matrix:

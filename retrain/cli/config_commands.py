@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from retrain.errors import ConfigError, ConfigProblem
+from retrain.system.terminal import say
 
 File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
@@ -100,7 +100,7 @@ def _explain_campaign(file: Path, overrides: Sequence[str], as_json: bool) -> No
 def warn(warnings: tuple[ConfigProblem, ...]) -> None:
     """Print warnings to standard error."""
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", error=True)
 
 
 def _rows(problems: list[ConfigProblem] | tuple[ConfigProblem, ...]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import typer
 
 from retrain.cli.config_commands import Json
 from retrain.errors import StorageError
+from retrain.system.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def credit(  # noqa: PLR0913 - one option each
         wanted = modes or ["dca", "grpo_lp", "grpo_std"]
         found = compare(completions, wanted, transforms or (), overrides or (), sepa_lambda)
     for text in dict.fromkeys(str(one.message) for one in told):
-        print(f"warning: {text}", file=sys.stderr)
+        say(f"warning: {text}", error=True)
     if plot is not None:
         _write(plot, page(file.name, completions, found))
     if as_json:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
-import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 
 from retrain import __version__
 from retrain.errors import RetrainError
+from retrain.system.terminal import CleanHandler, say
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("retrain.cli.train_command:train", "Train a model as a TOML file says."),
@@ -80,10 +82,12 @@ class Commands(TyperGroup):
         except RetrainError as error:
             if os.environ.get("RETRAIN_DEBUG"):
                 raise
-            print("\n".join([str(error), *getattr(error, "__notes__", ())]), file=sys.stderr)
+            with suppress(OSError):  # the exit code says it as well
+                say("\n".join([str(error), *getattr(error, "__notes__", ())]), error=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            with suppress(OSError):
+                say("interrupted", error=True)
             raise typer.Exit(130) from None
 
 
@@ -120,6 +124,7 @@ def options(
 
 def main() -> None:
     """Entry point of the `retrain` command."""
+    logging.lastResort = CleanHandler(logging.WARNING)
     app()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from retrain.system.terminal import clean, forgiving_output, say
 from retrain.types import Observer
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -43,18 +43,20 @@ _SAMPLE_LINES = 3
 def display(plain: bool) -> Generator[Observer]:
     """An observer for the length of a run.
 
-    Lines instead of the live screen: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal.
+    Lines instead of the live screen: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal. An
+    output that cannot be written does not end the run.
     """
-    console = Console(highlight=False)
-    if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
-        yield Lines()
-        return
-    screen = Screen(console)
-    # Two frames a second keep the clock moving and cost about one per cent of a core.
-    with Live(console=console, get_renderable=screen.render, refresh_per_second=2, vertical_overflow="crop"):
-        yield screen
-    if screen.summary:
-        console.print(Text("\n" + screen.summary, style="bold"))
+    with forgiving_output():
+        console = Console(highlight=False)
+        if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
+            yield Lines()
+            return
+        screen = Screen(console)
+        # Two frames a second keep the clock moving and cost about one per cent of a core.
+        with Live(console=console, get_renderable=screen.render, refresh_per_second=2, vertical_overflow="crop"):
+            yield screen
+        if screen.summary:
+            console.print(Text("\n" + screen.summary, style="bold"))
 
 
 class Lines:
@@ -67,7 +69,7 @@ class Lines:
         """Print the event if it is worth a line."""
         line = getattr(self, f"_{event}", _nothing)(details)
         if line:
-            print(clean(line), file=sys.stderr if details.get("level") == "warning" else sys.stdout, flush=True)
+            say(line, error=details.get("level") == "warning")
 
     def _step(self, row: Mapping[str, Any]) -> str:
         done, total = int(row["step"]) + 1, int(row["max_steps"])
@@ -251,11 +253,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def clean(text: str) -> str:
-    """Text of a model cannot drive the terminal: what is not printable, escape codes included, shows as a dot."""
-    return "".join(char if char.isprintable() or char == "\n" else " " if char == "\t" else "·" for char in text)
 
 
 def _nothing(details: Mapping[str, Any]) -> None:

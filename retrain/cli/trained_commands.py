@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from retrain.cli.config_commands import Json, Overrides
+from retrain.system.terminal import say
 
 Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
 
@@ -57,7 +58,7 @@ def sample(
         conversation = Conversation(parts, count, temperature)
         for prompt in prompts or _typed():
             for text in conversation.complete(prompt.replace("\\n", "\n")):
-                print(text, end="\n\n", flush=True)
+                say(f"{text}\n")
     finally:
         parts.close()
 
@@ -108,7 +109,7 @@ def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/N
         from retrain.campaign.verdict.campaign_page import write_report as write_campaign_report
 
         written = write_campaign_report(run)
-        print("\n".join([written.text, *map(str, written.files)]))
+        say("\n".join([written.text, *map(str, written.files)]))
         return
     from retrain.report.run_page import write_report
 
@@ -118,4 +119,4 @@ def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/N
 def _warnings(event: str, details: Any) -> None:
     """Only what the user should know of."""
     if event == "message" and details.get("level") == "warning":
-        print(details["text"], file=sys.stderr)
+        say(str(details["text"]), error=True)

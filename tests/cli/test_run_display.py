@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from retrain.cli.run_display import Lines, Screen, clean, clock, display, sparkline
+from retrain.cli.run_display import Lines, Screen, clock, display, sparkline
+from retrain.system.terminal import clean
 
 
 def step(number, **changes):
