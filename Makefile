@@ -15,11 +15,12 @@ ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_
 QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test matrix quick test-vllm test-ray faults mutants check format docs bench clean
+.PHONY: help demo test coverage matrix quick test-vllm test-ray faults mutants check format docs bench clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
-	@echo "make test    run the tests with coverage"
+	@echo "make test    run the tests"
+	@echo "make coverage  run the tests and count the lines and branches that they reach"
 	@echo "make matrix  run the quick tests with every Python of 3.11, 3.12 and 3.13 that is installed"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
@@ -35,6 +36,10 @@ demo: $(VENV)/.core
 	$(BIN)/retrain train configs/quickstart.toml --fresh
 
 test: $(VENV)/.test
+	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Counting lines and branches costs half as much again as the tests themselves.
+coverage: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
 
 # Each Python has an environment of its own, .venv-3.12; one that is not installed is left out.

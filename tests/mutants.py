@@ -102,6 +102,104 @@ MUTANTS = [
           "unique, index = torch.unique(group_ids * 0, return_inverse=True)")],
         ["functional/test_groups.py", "algorithms/test_advantages.py"],
     ),
+    Mutant(
+        "brevity compared with wrong answers too",
+        "algorithms/dca.py",
+        [("brevity = F.groups.group_mean(scores, group_ids, correct) - scores",
+          "brevity = F.groups.group_mean(scores, group_ids) - scores")],
+        ["algorithms/test_dca.py"],
+    ),
+    Mutant(
+        "SEPA without its delay",
+        "algorithms/sepa.py",
+        [("max(step - self.delay_steps, 0)", "max(step, 0)")],
+        ["algorithms/test_sepa.py"],
+    ),
+    Mutant(
+        "regularizers skip rows without advantage",
+        "algorithms/graph/objective.py",
+        [("live | (rows & moved if _vanishes(term) else rows)", "live | (rows & moved)")],
+        ["algorithms/graph/test_objective.py"],
+    ),
+    Mutant(
+        "the expert's share given to the policy",
+        "algorithms/graph/objective.py",
+        [('(mu if source_of(term) == "expert" else 1 - mu)', '(1 - mu if source_of(term) == "expert" else mu)')],
+        ["algorithms/graph/test_objective.py"],
+    ),
+    Mutant(
+        "positions run on over packed rows",
+        "training/model/packing.py",
+        [("return cls(kept, columns[kept][None],", "return cls(kept, torch.arange(int(kept.sum()))[None],")],
+        ["training/model/test_packing.py"],
+    ),
+    Mutant(
+        "a micro-batch counted by its shortest row",
+        "training/model/packing.py",
+        [("* lengths[parts[-1][0]] > budget", "* lengths[row] > budget")],
+        ["training/model/test_packing.py"],
+    ),
+    Mutant(
+        "warm-up that starts at zero",
+        "training/optim.py",
+        [("return (step + 1) / settings.warmup_steps", "return step / settings.warmup_steps")],
+        ["training/test_optim.py"],
+    ),
+    Mutant(
+        "sampled without temperature",
+        "engines/embedded/draw.py",
+        [("truncate(logits / sampling.temperature, sampling)", "truncate(logits, sampling)")],
+        ["engines/embedded/test_draw.py"],
+    ),
+    Mutant(
+        "a biased pass@k",
+        "functional/evaluation.py",
+        [("return 1.0 - math.comb(n - c, k) / math.comb(n, k)", "return 1.0 - (1 - c / n) ** k")],
+        ["functional/test_evaluation.py"],
+    ),
+    Mutant(
+        "a checkpoint trusted for its size",
+        "storage/checkpoint.py",
+        [('_sha256(file) == entry["sha256"]', 'size == entry["bytes"]')],
+        ["storage/test_checkpoint.py"],
+    ),
+    Mutant(
+        "the oldest checkpoints kept",
+        "storage/checkpoint.py",
+        [("current[: max(1, keep)]", "current[-max(1, keep) :]")],
+        ["storage/test_checkpoint.py"],
+    ),
+    Mutant(
+        "columns counted from zero",
+        "config/positions.py",
+        [("(line, at - self.lines[line - 1] + 1)", "(line, at - self.lines[line - 1])")],
+        ["config/test_positions.py"],
+    ),
+    Mutant(
+        "tables of a list numbered from one",
+        "config/positions.py",
+        [("self.entries.get(path, -1) + 1", "self.entries.get(path, 0) + 1")],
+        ["config/test_positions.py"],
+    ),
+    Mutant(
+        "ties left out of the permutation test",
+        "campaign/verdict/statistics.py",
+        [(">= (observed - slack)[..., None]", "> (observed + slack)[..., None]")],
+        ["campaign/verdict/test_statistics.py"],
+    ),
+    Mutant(
+        "Holm's correction without its floor",
+        "campaign/verdict/statistics.py",
+        [("floor = max(floor, min(1.0, (len(p_values) - rank) * float(p_values[index])))",
+          "floor = min(1.0, (len(p_values) - rank) * float(p_values[index]))")],
+        ["campaign/verdict/test_statistics.py"],
+    ),
+    Mutant(
+        "intervals of the population's spread",
+        "campaign/verdict/statistics.py",
+        [("data.std(axis=-1, ddof=1) / math.sqrt(count)", "data.std(axis=-1) / math.sqrt(count)")],
+        ["campaign/verdict/test_statistics.py"],
+    ),
 ]  # fmt: skip
 
 
@@ -111,7 +209,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary)
         ignored = shutil.ignore_patterns("__pycache__")
-        for name in ("retrain", "tests"):
+        for name in ("retrain", "tests", "docs"):
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", copy)
         if not passes(copy, every):

@@ -68,11 +68,14 @@ def test_train_ends_with_a_sentence_and_refuses_to_run_over_it(run, cli):
     ],
     ids=["list", "params", "ctx", "algorithm"],
 )
-def test_documented_plugins_run_from_the_users_folder_through_the_installed_command(folder, options):
+def test_documented_plugins_run_from_the_users_folder(folder, cli, options):
     (folder / "mine.py").write_text(SNIPPETS)
     flags = [part for option in [*options, "training.max_steps=2"] for part in ("--set", option)]
-    done = installed("train", "run.toml", *flags, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    if "my_algorithm" in options[0]:  # once through the installed command, whose folder is not on Python's path
+        done = installed("train", "run.toml", *flags, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    else:
+        assert cli("train", "run.toml", *flags).exit_code == 0
     row = json.loads((folder / "runs/run/metrics.jsonl").read_text().splitlines()[0])
     assert row["advantage/abs_mean"] > 0
     assert ("mine/best" in row) == ("my_algorithm" in options[0])
