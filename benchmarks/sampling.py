@@ -18,7 +18,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.engines import GenerateEngine, TorchEngine
-from retrain.types import Sampling
+from retrain.types import Request, Sampling
 
 PROMPTS, GROUP, TOKENS = 16, 8, 64
 STOPS = {"full": (), "ragged": (2, 5, 7)}
@@ -57,10 +57,11 @@ def measure(stops: tuple[int, ...], repeats: int) -> dict[str, list[tuple[float,
     }
     rounds: dict[str, list[tuple[float, int]]] = {name: [] for name in engines}
     for turn in range(repeats + 1):
-        sampling = Sampling(GROUP, TOKENS, stop_ids=stops, seed=turn)
+        sampling = Sampling(stop_ids=stops, seed=turn)
+        requests = [Request(tuple(ids), GROUP, TOKENS, stream) for stream, ids in enumerate(prompts)]
         for name, engine in engines.items():
             start = time.process_time()
-            groups = engine.sample(prompts, sampling)
+            groups = engine.sample(requests, sampling)
             seconds = time.process_time() - start
             if turn:  # the first round warms up
                 rounds[name].append((seconds, sum(len(row.ids) for group in groups for row in group)))

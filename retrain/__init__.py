@@ -12,21 +12,24 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.compose import (
         compute_composable_advantages as compute_composable_advantages,
     )
+    from retrain.algorithms.graph.plain_functions import AlgorithmContext as AlgorithmContext
+    from retrain.algorithms.graph.plain_functions import AlgorithmOutput as AlgorithmOutput
+    from retrain.algorithms.graph.plain_functions import TransformContext as TransformContext
+    from retrain.algorithms.graph.plain_functions import TransformOutput as TransformOutput
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
-    from retrain.types import AlgorithmContext as AlgorithmContext
-    from retrain.types import AlgorithmOutput as AlgorithmOutput
     from retrain.types import Batch as Batch
     from retrain.types import Problem as Problem
     from retrain.types import Rollout as Rollout
-    from retrain.types import TransformContext as TransformContext
-    from retrain.types import TransformOutput as TransformOutput
 
 __version__ = "0.2.0"
 
 _ELSEWHERE = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",
-    **dict.fromkeys(("AlgorithmContext", "AlgorithmOutput", "Batch", "Problem", "Rollout"), "retrain.types"),
-    **dict.fromkeys(("TransformContext", "TransformOutput"), "retrain.types"),
+    **dict.fromkeys(("Batch", "Problem", "Rollout"), "retrain.types"),
+    **dict.fromkeys(
+        ("AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput"),
+        "retrain.algorithms.graph.plain_functions",
+    ),
 }
 """Where public names live that are not kinds of components; a kind is a decorator of retrain.registry."""
 

@@ -10,8 +10,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from retrain.errors import ComponentError
-from retrain.types import Batch, Completion, Metrics, Problem, Sampling, State
+from retrain.errors import ComponentError, EngineError
+from retrain.types import Batch, Completion, Metrics, Problem, Request, Sampling, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +36,11 @@ class Sampler(Protocol):
         """Without parameters, unless the class has its own."""
 
     @abstractmethod
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        """`sampling.group_size` completions for each prompt (token ids), in the prompts' order."""
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """The completions of every request, in the requests' order.
+
+        What a request draws derives from the sampling's seed and the request's stream, whatever else the call asks.
+        """
 
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -63,6 +66,23 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """The run has ended."""
+
+
+def tolerance_of(dtype: Any) -> float:
+    """Mean log-prob difference per token, in nats, that rounding in this torch dtype explains."""
+    return 1e-3 if "32" in str(dtype) else 0.15
+
+
+def check_requests(requests: Sequence[Request], limit: float, holder: str, fix: str) -> None:
+    """EngineError if a context is empty, or with its completion longer than the `limit` tokens of its holder."""
+    if not all(len(request.ids) for request in requests):
+        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+    longest = max(requests, key=lambda request: len(request.ids) + request.max_tokens, default=None)
+    if longest is not None and len(longest.ids) + longest.max_tokens > limit:
+        raise EngineError(
+            f"a prompt of {len(longest.ids)} tokens and max_tokens = {longest.max_tokens} need "
+            f"{len(longest.ids) + longest.max_tokens} positions, but {holder} has {limit:g}; {fix}"
+        )
 
 
 class Policy(Protocol):

@@ -6,7 +6,7 @@ Importing this module does not import torch; tensors appear in annotations only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,21 +47,34 @@ class Sampling:
     """How to sample. Every field is explicit: no engine reads a model's own generation_config.
 
     Attributes:
-        group_size: completions per prompt.
-        max_tokens: response budget in tokens, end-of-sequence included.
         temperature: 0 is greedy; log-probs are those of the tempered distribution.
         top_p, top_k: 1.0 and 0 switch them off.
         stop_ids: token ids that end a completion (kept as its last token).
-        seed: everything random in this call derives from it.
+        seed: with a request's stream, all that its random numbers derive from.
     """
 
-    group_size: int
-    max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an engine is asked for: completions of one context.
+
+    Attributes:
+        ids: token ids of the context.
+        count: how many completions.
+        max_tokens: budget of each, end-of-sequence included.
+        stream: names the random numbers; what is drawn does not depend on the other requests of a call.
+    """
+
+    ids: tuple[int, ...]
+    count: int
+    max_tokens: int
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +107,33 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy sampled in one piece: tokens `start` to `end` of those after the prompt.
+
+    Attributes:
+        finish_reason: "stop" (the last token is a stop id) or "length".
+        weights_version: the optimizer step whose weights sampled it.
+    """
+
+    start: int
+    end: int
+    finish_reason: Literal["stop", "length"]
+    weights_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """One completion with all that is known of it; ragged, JSON-able (`dataclasses.asdict`).
+    """An episode: a prompt, the policy's turns, and what an environment said in between. Ragged; `row` is its JSON.
 
     Attributes:
         problem_id, prompt, answer: of the problem it answers; `prompt` is the rendered text.
-        prompt_ids, completion_ids: token ids as the engine saw and sampled them; never re-tokenized.
-        sampler_logprobs: one per completion id, at the sampling temperature, as the engine computed it.
+        prompt_ids: token ids of the prompt as the engine saw them.
+        completion_ids: all tokens after the prompt, sampled or not; never re-tokenized.
+        sampler_logprobs: one per completion id, at the sampling temperature, as the engine computed it; 0 for a
+            token that was not sampled.
         text: decoded completion without special tokens.
-        finish_reason: "stop" (a stop id was sampled) or "length".
-        weights_version: the optimizer step whose weights sampled it.
-        group: index of its group within the step; the group is the prompt's completions.
+        turns: which of the completion ids were sampled, in order; at least one.
+        group: index of its group within the step; the group is the prompt's rollouts.
         reward, parts, correct, status: see `Score`.
     """
 
@@ -115,13 +144,65 @@ class Rollout:
     completion_ids: tuple[int, ...]
     sampler_logprobs: tuple[float, ...]
     text: str
-    finish_reason: Literal["stop", "length"]
-    weights_version: int
+    turns: tuple[Turn, ...]
     group: int
     reward: float | None = None
     parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     correct: bool | None = None
     status: str = "ok"
+
+    @property
+    def length(self) -> int:
+        """Sampled tokens."""
+        return sum(turn.end - turn.start for turn in self.turns)
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """How the last turn ended."""
+        return self.turns[-1].finish_reason
+
+    @property
+    def weights_version(self) -> int:
+        """The oldest weights that sampled a turn."""
+        return min(turn.weights_version for turn in self.turns)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(first, behind the last) sampled token of every turn, counted from the start of the prompt."""
+        return [(len(self.prompt_ids) + turn.start, len(self.prompt_ids) + turn.end) for turn in self.turns]
+
+    def row(self) -> dict[str, Any]:
+        """The rollout as a JSON row."""
+        last = {"finish_reason": self.finish_reason, "weights_version": self.weights_version}
+        return dataclasses.asdict(self) | last
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Rollout:
+        """What `row` gave. A row without turns, of an earlier version of this package, is one turn."""
+        fields: dict[str, Any] = {f.name: row[f.name] for f in dataclasses.fields(cls) if f.name in row}
+        for name in ("prompt_ids", "completion_ids", "sampler_logprobs"):
+            fields[name] = tuple(row[name])
+        whole = Turn(0, len(row["completion_ids"]), row["finish_reason"], row["weights_version"])
+        fields["turns"] = tuple(Turn(**turn) for turn in row.get("turns", ())) or (whole,)
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """A conversation to imitate.
+
+    Attributes:
+        ids: token ids, the last token of every answer being the end of sequence.
+        spans: (first, behind the last) token of every answer to imitate, in order.
+    """
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """What comes before the first answer to imitate."""
+        return self.ids[: self.spans[0][0]]
 
 
 @dataclass(frozen=True)
@@ -170,6 +251,20 @@ class Batch:
         """The field or extra column of that name; KeyError if there is none yet."""
         return getattr(self, name) if name in BASE_COLUMNS else self.extra[name]
 
+    def filled(self, parts: Sequence[Batch]) -> Batch:
+        """This batch with the columns of `parts`, whose rows one after the other are its first rows; 0 elsewhere."""
+        columns: dict[str, Any] = {}
+        for name, value in {**parts[-1].extra, "advantages": self.advantages}.items():
+            if (dims := len(getattr(value, "shape", ()))) == 0:
+                columns[name] = value
+                continue
+            columns[name] = full = value.new_zeros(self.input_ids.shape[:dims])
+            first = 0
+            for part in (one.column(name) for one in parts):
+                full[(slice(first, first + len(part)), *map(slice, part.shape[1:]))] = part
+                first += len(part)
+        return self.replace(**columns)
+
     def rows(self, index: Tensor) -> Batch:
         """The rows `index` [n] (int64) of every column, trimmed to the longest of them."""
         longest = int(self.attention_mask[index].sum(-1).max()) if len(index) else 1
@@ -180,6 +275,64 @@ class Batch:
 
         fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS}
         return Batch(**fields, extra={name: pick(value) for name, value in self.extra.items()})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rollouts of a run become batches.
+
+    Attributes:
+        pad_id: fills rows up; masks, never ids, say what is padding.
+        device: where batches are made.
+        max_tokens: the response budget that sampling has.
+        mask_truncated: a rollout that ended for want of tokens is not trained on.
+    """
+
+    pad_id: int
+    device: Any
+    max_tokens: int
+    mask_truncated: bool = False
+
+    def batch(self, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
+        """Rollouts, and behind them expert rows, right-padded (see `Batch`).
+
+        An expert row has no reward, no advantage and a group of its own, which no rollout belongs to.
+        """
+        import torch
+
+        rows = [((*r.prompt_ids, *r.completion_ids), self._spans(r), r.sampler_logprobs) for r in rollouts]
+        rows += [(row.ids, list(row.spans), ()) for row in experts]
+        shape, none = (len(rows), max(len(ids) for ids, _, _ in rows)), [0.0] * len(experts)
+        input_ids = torch.full(shape, self.pad_id, dtype=torch.long)
+        attention, response = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        logprobs = torch.zeros(shape)
+        for row, (ids, spans, scores) in enumerate(rows):
+            input_ids[row, : len(ids)] = torch.tensor(ids)
+            attention[row, : len(ids)] = True
+            for start, end in spans:
+                response[row, start:end] = True
+            logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)
+        first = max((rollout.group for rollout in rollouts), default=-1) + 1
+        lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
+        groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]
+        device = self.device
+        return Batch(
+            input_ids=input_ids.to(device),
+            attention_mask=attention.to(device),
+            response_mask=response.to(device),
+            sampler_logprobs=logprobs.where(response, 0.0).to(device),
+            rewards=torch.tensor([*(r.reward for r in rollouts), *none], dtype=torch.float32, device=device),
+            correct=torch.tensor([*(bool(r.correct) for r in rollouts), *map(bool, none)], device=device),
+            lengths=torch.tensor(lengths, device=device),
+            group_ids=torch.tensor(groups, device=device),
+            is_expert=(torch.arange(len(rows)) >= len(rollouts)).to(device),
+            advantages=torch.zeros(shape, device=device),
+            step=step,
+            max_tokens=self.max_tokens,
+        )
+
+    def _spans(self, rollout: Rollout) -> list[tuple[int, int]]:
+        return [] if self.mask_truncated and rollout.finish_reason == "length" else rollout.spans
 
 
 def _pick(value: Any, shape: tuple[int, int], index: Tensor, width: int) -> Any:
@@ -240,59 +393,6 @@ class Adapted(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self.base)
-
-
-@dataclass
-class TransformContext:
-    """What a context-style plug-in `fn(ctx)` receives: one group, as plain lists. `AlgorithmContext` is the same class.
-
-    Attributes:
-        episode_advantages: one number per completion (for `algorithm_mode`: the rewards).
-        logprobs_G: sampled tokens' log-probs, one list per completion.
-        planning_masks_G: 1 on planning tokens, same shape as logprobs_G.
-        sepa_lambda: SEPA's pooling weight at this step, in [0, 1].
-        params: the `*_params` table of the slot.
-        step: training step, from 0.
-        gtpo_beta, hicra_alpha: from `[gtpo]` and `[hicra]`.
-        rewards, lengths, correct: one per completion; `rewards_G` is `rewards`.
-    """
-
-    episode_advantages: list[float]
-    logprobs_G: list[list[float]]
-    planning_masks_G: list[list[int]]
-    sepa_lambda: float = 0.0
-    params: dict[str, Any] = field(default_factory=dict[str, Any])
-    step: int = 0
-    gtpo_beta: float = 0.1
-    hicra_alpha: float = 0.2
-    rewards: list[float] = field(default_factory=list[float])
-    lengths: list[int] = field(default_factory=list[int])
-    correct: list[bool] = field(default_factory=list[bool])
-
-    @property
-    def rewards_G(self) -> list[float]:  # noqa: N802 - named like the other lists of a group
-        return self.rewards
-
-
-@dataclass
-class TransformOutput:
-    """What a context-style plug-in returns; a plain `token_advs` will do as well. `AlgorithmOutput` is the same class.
-
-    Attributes:
-        token_advs: advantages per token, same shape as `logprobs_G`.
-        extra_metrics: numbers for metrics.jsonl; averaged over the groups of a step.
-        has_stats, stats: part of the contract and not read, since every run measures the entropies of planning and
-            execution tokens itself.
-    """
-
-    token_advs: list[list[float]]
-    extra_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    has_stats: bool = field(default=False, kw_only=True)
-    stats: Any = field(default=None, kw_only=True)
-
-
-AlgorithmContext = TransformContext
-AlgorithmOutput = TransformOutput
 
 
 Observer = Callable[[str, Mapping[str, Any]], None]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
-
-from retrain.errors import EngineError
-from retrain.types import Sampling
 
 _FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -15,11 +12,6 @@ _FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 def base_model(model: Any) -> Any:
     """The transformers model itself, with a PEFT wrapper taken off."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def tolerance_of(dtype: Any) -> float:
-    """Mean log-prob difference per token, in nats, that rounding in this torch dtype explains."""
-    return 1e-3 if "32" in str(dtype) else 0.15
 
 
 def choose_engine(model: Any) -> tuple[str, str]:
@@ -89,22 +81,9 @@ def fusable(model: Any) -> bool:
     )
 
 
-def check_request(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-    """EngineError if a prompt is empty, or with its completion longer than the positions that the model knows."""
-    if not all(len(prompt) for prompt in prompts):
-        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
-    limit = positions(model)
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    if limit is not None and longest + sampling.max_tokens > limit:
-        raise EngineError(
-            f"a prompt of {longest} tokens and max_tokens = {sampling.max_tokens} need {longest + sampling.max_tokens} "
-            f"positions, but the model has {limit}; lower [training] max_tokens or drop long prompts"
-        )
-
-
-def positions(model: Any) -> int | None:
-    """Tokens of prompt and completion together that the model knows; None if it sets no limit."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def positions(model: Any) -> float:
+    """Tokens of prompt and completion together that the model knows; inf if it sets no limit."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def _unusual_attention(model: Any) -> str | None:
@@ -114,7 +93,7 @@ def _unusual_attention(model: Any) -> str | None:
         return f"it has layers of kind {', '.join(other)}"
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in kinds or not kinds
-    if slides and window is not None and window < (positions(model) or window + 1):
+    if slides and window is not None and window < positions(model):
         return f"its attention slides over {window} tokens"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "it caps its attention scores"

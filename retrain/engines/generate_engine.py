@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, check_request, tolerance_of
+from retrain.engines.capability import base_model, positions
 from retrain.errors import EngineError
-from retrain.protocols import Sampler
+from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
-from retrain.types import Completion, Sampling
+from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 @engine("transformers")
 class GenerateEngine(Sampler):
-    """`model.generate` with every sampling field explicit; the model's generation_config never decides.
+    """`model.generate`, with tokens drawn as in the embedded engine; the model's generation_config never decides.
 
-    Log-probs are those of the processed scores: tempered, and truncated by top_k and top_p. At temperature 0
-    tokens are greedy and log-probs those of temperature 1. The global random state is left as it was.
+    A logits processor draws each token from the request's stream, so no global generator takes part.
 
     Args:
         model: any transformers causal LM; its weights are copied, as in the embedded engine.
@@ -60,56 +59,48 @@ class GenerateEngine(Sampler):
             copy_weights(self._model, weights)
         self.version = version
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        """`sampling.group_size` completions for each prompt, in the prompts' order."""
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """The completions of every request, in the requests' order."""
         import torch
-
-        from retrain.functional.seeds import derive_seed
 
         if self.version is None:
             raise EngineError("the sampler has no weights yet: call load_weights first")
-        check_request(self._model, prompts, sampling)
-        size = max(1, self._max_rows // sampling.group_size)
-        device = self._model.device
-        results: list[list[Completion]] = []
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-            torch.manual_seed(derive_seed(sampling.seed, "generate"))
-            for start in range(0, len(prompts), size):
-                results += self._generate(prompts[start : start + size], sampling)
-        return results
-
-    def _generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        import torch
-
-        from retrain.engines.embedded import decode_loop as loop
-
-        ids, pad = loop.left_padded(prompts, self._model.device)
-        mask = torch.arange(ids.shape[1], device=ids.device) >= pad[:, None]
-        output = self._model.generate(
-            input_ids=ids, attention_mask=mask.long(), generation_config=_generation_config(sampling)
+        check_requests(
+            requests, positions(self._model), "the model", "lower [training] max_tokens or drop long prompts"
         )
-        tokens = output.sequences[:, ids.shape[1] :]
-        scores = [score.float().log_softmax(-1) for score in output.scores]
-        columns = [score.gather(-1, tokens[:, t, None]) for t, score in enumerate(scores)]
-        logprobs = torch.cat(columns, -1)
-        if sampling.temperature == 0:  # generate has one greedy row per prompt
-            tokens, logprobs = (rows.repeat_interleave(sampling.group_size, 0) for rows in (tokens, logprobs))
-        return loop.completions(tokens, logprobs, sampling, self.version or 0)
+        size = max(1, self._max_rows // max((request.count for request in requests), default=1))
+        with torch.no_grad():
+            parts = [
+                self._generate(requests[first : first + size], sampling) for first in range(0, len(requests), size)
+            ]
+        return [group for part in parts for group in part]
 
+    def _generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        import torch
+        from transformers import GenerationConfig
 
-def _generation_config(sampling: Sampling) -> Any:
-    from transformers import GenerationConfig
+        from retrain.engines.embedded import decoder
+        from retrain.functional.draws import draw
 
-    greedy = sampling.temperature == 0
-    drawn = {} if greedy else {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-    return GenerationConfig(
-        do_sample=not greedy,
-        num_return_sequences=1 if greedy else sampling.group_size,
-        max_new_tokens=sampling.max_tokens,
-        eos_token_id=list(sampling.stop_ids) or None,
-        pad_token_id=0,
-        use_cache=True,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **drawn,
-    )
+        device = self._model.device
+        ids, pad = decoder.left_padded([request.ids for request in requests for _ in range(request.count)], device)
+        mask = torch.arange(ids.shape[1], device=device) >= pad[:, None]
+        uniform, chosen = decoder.uniforms(requests, sampling.seed).to(device), list[Any]()
+
+        def one_token(_: Any, logits: Any) -> Any:
+            """Scores that leave the drawn token alone; the log-probs are kept."""
+            drawn = draw(logits, uniform[len(chosen)], sampling.temperature, sampling.top_k, sampling.top_p)
+            chosen.append(drawn[1])
+            return torch.full_like(logits, -torch.inf).scatter(1, drawn[0][:, None], 0.0)
+
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=len(uniform),
+            eos_token_id=list(sampling.stop_ids) or None,
+            pad_token_id=0,
+            use_cache=True,
+        )
+        tokens = self._model.generate(
+            input_ids=ids, attention_mask=mask.long(), generation_config=config, logits_processor=[one_token]
+        )[:, ids.shape[1] :]
+        return decoder.completions(tokens, torch.stack(chosen, -1), requests, sampling, self.version or 0)

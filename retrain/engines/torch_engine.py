@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, check_request, fusable, tolerance_of, unsupported
+from retrain.engines.capability import base_model, fusable, positions, unsupported
 from retrain.errors import ComponentError, EngineError
-from retrain.protocols import Sampler
+from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
-from retrain.types import Completion, Sampling
+from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retrain.engines.embedded.decode_loop import Decoder
+    from retrain.engines.embedded.decoder import Decoder
 
 
 @engine("torch", exact=True, concurrent=True)
@@ -75,32 +75,32 @@ class TorchEngine(Sampler):
             self._decoder.load(weights)
         self.version = version
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        """`sampling.group_size` completions for each prompt, in the prompts' order."""
-        from retrain.engines.embedded import decode_loop as loop
-        from retrain.engines.embedded.draw import uniforms
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """The completions of every request, in the requests' order."""
+        from retrain.engines.embedded import decoder
 
         if self.version is None:
             raise EngineError("the sampler has no weights yet: call load_weights first")
-        check_request(self._model, prompts, sampling)
-        lengths = [len(prompt) for prompt in prompts]
+        check_requests(
+            requests, positions(self._model), "the model", "lower [training] max_tokens or drop long prompts"
+        )
         results: dict[int, list[Completion]] = {}
-        for chunk in loop.chunks(lengths, self._budget, lambda length: self._bytes(length, sampling)):
-            uniform = uniforms(chunk, sampling).to(self._device)
-            rows = loop.sample_chunk(self._decoder, [prompts[index] for index in chunk], uniform, sampling)
-            results.update(zip(chunk, loop.completions(*rows, sampling, self.version), strict=True))
-        return [results[index] for index in range(len(prompts))]
+        for chunk in decoder.chunks(requests, self._budget, self._bytes):
+            some = [requests[index] for index in chunk]
+            rows = decoder.sample_chunk(self._decoder, some, sampling, self._device)
+            results.update(zip(chunk, decoder.completions(*rows, some, sampling, self.version), strict=True))
+        return [results[index] for index in range(len(requests))]
 
-    def _bytes(self, length: int, sampling: Sampling) -> int:
-        """Memory of one prompt of this length and its group, in bytes (float32 throughout)."""
+    def _bytes(self, prompts: int, rows: int, length: int, max_tokens: int) -> int:
+        """Memory of prompts of this length with rows of completions, in bytes (float32 throughout)."""
         config = self._model.config
         hidden, heads = config.hidden_size, config.num_attention_heads
         size = getattr(config, "head_dim", None) or hidden // heads
         key_heads = getattr(config, "num_key_value_heads", None) or heads
-        slots = 2 * config.num_hidden_layers * key_heads * size * (length + sampling.max_tokens)
+        slots = 2 * config.num_hidden_layers * key_heads * size * (length + max_tokens)
         inner = getattr(config, "intermediate_size", None) or 4 * hidden
         prefill = length * (8 * hidden + 4 * inner + 2 * length)
-        return 4 * (sampling.group_size * (slots + 4 * config.vocab_size) + prefill)
+        return 4 * (rows * (slots + 4 * config.vocab_size) + prompts * prefill)
 
 
 def _resolve(dtype: str, model: Any) -> Any:

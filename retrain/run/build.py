@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,21 +16,21 @@ from retrain.config.overlap_checks import check_engine
 from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
 from retrain.data.expert_file import read_experts
-from retrain.engines.capability import choose_engine
+from retrain.engines.capability import choose_engine, positions
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
-from retrain.protocols import Policy, Task
+from retrain.protocols import Policy, Sampler, Task
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
 from retrain.run.expert_rows import build_experts
 from retrain.run.run_parts import Parts, Trained
 from retrain.storage.run_directory import RunDirectory
 from retrain.tracking.tracker_guard import Guard
-from retrain.training.model.loading import Loaded, load_model, template_warning
+from retrain.training.model.loading import Loaded, load_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.warmup import WarmupSettings, warm_start
-from retrain.types import Observer
+from retrain.types import Layout, Observer
 
 _VOCABULARY_PROBLEMS = 2000
 """Problems whose texts a built-in model's tokenizer is made from."""
@@ -48,19 +49,22 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     task: Task = components.one("task").build({"seed": config.training.seed})
     prompts, expert_rows = loaded.division
     said = read_experts(str(config.expert.path)) if expert_rows else []
-    trained = build_trained(loaded, directory, observe)
-    model, policy = trained.loaded, trained.policy
+    trained, engine, resources = _trained(loaded, directory, observe)
+    model = trained.loaded
     experts = build_experts(config, model, said, expert_rows, observe) if said else None
-    resources = resources_of(config, model, policy, directory)
-    sampler = choose(loaded, policy.model).build(resources)
+    sampler: Sampler = engine.build(resources)
     observe("message", {"text": sampler.describe(), "level": "info"})
-    if warning := template_warning(model.tokenizer, task.problem(0).prompt, config.model.chat):
+    if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
+    max_tokens = config.training.max_tokens
     return Parts(
         **vars(trained),
         sampler=sampler,
         task=task,
         pool=reward_pool(loaded),
+        chat=model.chat,
+        layout=Layout(model.pad_id, trained.policy.device, max_tokens, config.rollout.mask_truncated),
+        room=positions(model.model) - max_tokens,
         prompts=prompts,
         experts=experts,
         trackers=trackers(components.all("tracker"), resources, observe),
@@ -68,20 +72,28 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
 
 
 def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:
-    """Build the model and what is trained beside it; nothing that samples, scores or is reported to."""
+    """Build the model and everything that training changes; nothing that samples, scores or is reported to."""
+    return _trained(loaded, directory, observe)[0]
+
+
+def _trained(
+    loaded: LoadedConfig, directory: RunDirectory, observe: Observer
+) -> tuple[Trained, Bound, Mapping[str, Any]]:
+    """What is trained, the engine that is to sample, and the parts of the run that components may ask for."""
     config = loaded.config
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     device = choose_device(config.training.device)
     model = initial_model(loaded, device, observe)
     policy = TorchPolicy(model.model, policy_settings(config, device))
-    engine = choose(loaded, policy.model).component
+    engine = choose(loaded, policy.model)
     if config.rollout.overlap:
-        check_engine(engine)
-    exact = engine.traits.get("exact", False) and not config.rollout.overlap
+        check_engine(engine.component)
+    exact = engine.component.traits.get("exact", False) and not config.rollout.overlap
     pipeline, objective = credit(loaded, exact=exact)
-    pipeline.build(resources_of(config, model, policy, directory))
-    return Trained(
+    resources = resources_of(config, model, policy, directory)
+    pipeline.build(resources)
+    trained = Trained(
         config=config,
         loaded=model,
         policy=policy,
@@ -90,6 +102,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
         directory=directory,
         observe=observe,
     )
+    return trained, engine, resources
 
 
 def trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer) -> list[Guard]:
@@ -144,7 +157,7 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
         )
         problems = list(_Problems(teacher, min(warmup.problems, warmup.steps * warmup.batch_size)))
         observe("phase", {"name": "warm start"})
-        if warm_start(model, problems, settings, observe, chat=config.model.chat, cache=warmup.cache):
+        if warm_start(model, problems, settings, observe, cache=warmup.cache):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
     return model
 
@@ -159,7 +172,7 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loade
         trust_remote_code=model.trust_remote_code,
         problems=_Problems(teacher, _VOCABULARY_PROBLEMS),
     )
-    return made, teacher
+    return replace(made, mode=model.chat), teacher
 
 
 class _Problems:

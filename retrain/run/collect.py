@@ -1,23 +1,30 @@
-"""From prompts to a scored batch: sample, score, collate, and resample what teaches nothing."""
+"""From prompts to a scored batch: sample, score, and resample what teaches nothing; and the parity gate."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from retrain.engines.capability import positions
-from retrain.errors import DataError
+from retrain.errors import ComponentError, DataError, EngineError
+from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Policy, Sampler, Task
 from retrain.run.run_parts import Parts
-from retrain.training.expert_tokens import ExpertRow
-from retrain.training.model.loading import render
-from retrain.types import Batch, Metrics, Problem, Rollout, Sampling
+from retrain.training.chat import Chat, Prompt
+from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State, Turn
+
+if TYPE_CHECKING:
+    from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.rewards.pool import RewardPool
 
 _MOST_TOO_LONG = 1000
+_PARITY_ROWS = 8
+"""Completions re-scored per check: enough to see wrong weights, cheap enough to forget about."""
+
+Posed = tuple[Problem, Prompt]
+"""A problem with its prompt as the model sees it."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,13 @@ class Collection:
     Attributes:
         step: the step that trains on them, from 0.
         rollouts: everything that was sampled, failed scores included.
-        experts: rows of an expert to train on beside them.
+        experts: rows of an expert to train on as well.
         batch: the rows to train on, an expert's last; None when there is none, because no group has two valid rewards.
         kept: index into `rollouts` of every row of the batch that is not an expert's.
         cursor: the next unused problem of the task.
-        dropped: what the filter said of the groups that it kept out of the batch.
         metrics: rollout and reward statistics.
+        dropped: what the filter counts in the groups that it kept out of the batch.
+        credit: what credit reports, if the filter needed it and the batch has its advantages already.
     """
 
     step: int
@@ -43,220 +51,217 @@ class Collection:
     cursor: int
     metrics: Metrics
     dropped: Metrics
+    credit: Metrics | None = None
+
+    def state_dict(self) -> State:
+        """The collection without its batch, which is made from the rest."""
+        plain: State = {name: value for name, value in vars(self).items() if name not in ("batch", "credit")}
+        rows = {"rollouts": [r.row() for r in self.rollouts], "experts": [asdict(row) for row in self.experts]}
+        return plain | rows
+
+    @classmethod
+    def restored(cls, parts: Parts, state: Mapping[str, Any]) -> Collection:
+        """What `state_dict` gave, with its batch."""
+        rollouts = [Rollout.of_row(row) for row in state["rollouts"]]
+        experts = [ExpertRow(**row) for row in state["experts"]]
+        train = [rollouts[index] for index in state["kept"]]
+        batch = parts.layout.batch(train, state["step"], experts) if train or experts else None
+        fields: State = {**state, "rollouts": rollouts, "experts": experts, "batch": batch}
+        return cls(**fields)
 
 
 def collect(parts: Parts, step: int, cursor: int) -> Collection:
     """Sample and score the rollouts of one step.
 
-    With `[rollout] overlap` this runs beside the trainer: it reads nothing that an update changes.
+    With `[rollout] overlap` this runs while the trainer updates: it reads nothing that an update changes.
 
     A filter that judges rollouts alone drops its groups here. With `[rollout] resample` on, the groups that any
     filter drops are replaced by new prompts, at most `max_resample` times; after that the step trains on the fewer
-    groups it has.
+    groups it has. A filter that reads credit gets it here, round by round, and it is not computed again.
     """
-    training, rollout = parts.config.training, parts.config.rollout
-    rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)
-    rollouts: list[Rollout] = []
-    kept: list[int] = []
-    dropped: Metrics = {}
-    too_long = 0
-    for attempt in range(rounds):
-        missing = parts.prompts - len({rollouts[i].group for i in kept})
-        if missing == 0:
-            break
-        problems, cursor, out = draw(parts, cursor, missing)
-        too_long += out
-        first = rollouts[-1].group + 1 if rollouts else 0
-        sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
-        fresh = roll(parts, problems, sampling, first)
-        valid = valid_rows(fresh)
-        if rollout.resample != "none" or parts.pipeline.judges_rollouts:
-            keep, counts = _passes(parts, [fresh[i] for i in valid], step)
-            valid = [i for i, passes in zip(valid, keep, strict=True) if passes]
-            dropped = added(dropped, counts)
-        kept += [len(rollouts) + i for i in valid]
-        rollouts += fresh
-    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(too_long)} | parts.sampler.metrics()
-    metrics["rollout/staleness"] = step - sum(r.weights_version for r in rollouts) / len(rollouts)
+    rollout = parts.config.rollout
+    rounds: list[_Round] = []
+    missing, first = parts.prompts, 0
+    while missing and len(rounds) <= (rollout.max_resample if rollout.resample != "none" else 0):
+        rounds.append(_round(parts, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
+        missing -= len({one.group for one in rounds[-1].kept})
+        first += len({one.group for one in rounds[-1].rollouts})
+    rollouts = [one for part in rounds for one in part.rollouts]
+    kept = [one for part in rounds for one in part.kept]
+    train = {id(one) for one in kept}
+    metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
+    metrics |= parts.sampler.metrics()
+    metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:
-        experts = parts.experts.draw({rollout.group: rollout.prompt_ids for rollout in rollouts}.values())
+        experts = parts.experts.draw({one.group: one.prompt_ids for one in rollouts}.values())
         metrics |= parts.experts.metrics()
-    batch = collate(parts, [rollouts[i] for i in kept], step, experts) if kept or experts else None
-    return Collection(step, rollouts, experts, batch, kept, cursor, metrics, dropped)
+    batch = parts.layout.batch(kept, step, experts) if kept or experts else None
+    credited = [part.batch for part in rounds if part.batch is not None and len(part.kept)]
+    return Collection(
+        step=step,
+        rollouts=rollouts,
+        experts=experts,
+        batch=batch.filled(credited) if batch and credited else batch,
+        kept=[index for index, one in enumerate(rollouts) if id(one) in train],
+        cursor=rounds[-1].cursor,
+        metrics=metrics,
+        dropped=added(part.dropped for part in rounds),
+        credit=_weighted([(len(part.rollouts), part.credit) for part in rounds]) if credited else None,
+    )
 
 
-def added(counts: Metrics, more: Metrics) -> Metrics:
-    """Counts of two rounds, name by name; a name that only one of them has keeps its count."""
-    return {name: counts.get(name, 0.0) + more.get(name, 0.0) for name in counts | more}
+@dataclass
+class _Round:
+    """The rollouts of some prompts, those that are kept, and their batch if the filter needed its credit."""
+
+    rollouts: list[Rollout]
+    kept: list[Rollout]
+    cursor: int
+    too_long: int
+    dropped: Metrics = field(default_factory=Metrics)
+    batch: Batch | None = None
+    credit: Metrics = field(default_factory=Metrics)
 
 
-def draw(parts: Parts, cursor: int, count: int) -> tuple[list[Problem], int, int]:
-    """The next `count` problems that leave room for a completion, the cursor behind them, and how many did not.
+def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
+    """Sample and score the groups of the next `prompts` problems, the first of which is group number `first`."""
+    training, pipeline = parts.config.training, parts.pipeline
+    posed, after = draw(parts.task, parts.chat, parts.room, cursor, prompts)
+    requests = ask(posed, training.group_size, training.max_tokens)
+    sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
+    rollouts = roll(parts.sampler, parts.chat, posed, requests, sampling, first)
+    rollouts = score(parts.pool, [problem for problem, _ in posed], rollouts, training.max_tokens)
+    found = _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts)
+    resamples = parts.config.rollout.resample != "none"
+    if found.kept and (resamples or pipeline.judges_rollouts):
+        batch = parts.layout.batch(found.kept, step)
+        if not pipeline.judges_rollouts:
+            batch, found.credit = assign_credit(pipeline, parts.policy, batch)
+        keep, found.dropped = pipeline.informative(batch)
+        found.kept = [one for one, passes in zip(found.kept, keep.tolist(), strict=True) if passes]
+        found.batch = None if pipeline.judges_rollouts else batch.rows(keep.nonzero()[:, 0])
+    return found
 
-    One prompt that is too long for the model must not end a run that has gone on for hours.
+
+def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Batch, Metrics]:
+    """The batch with what the policy's scoring forward adds, and with advantages; a forward only if one is needed."""
+    if columns := sorted(pipeline.policy_columns):
+        batch = batch.replace(**policy.logprobs(batch, columns))
+    metrics = pipeline.before(batch)
+    batch, reported = pipeline.credit(batch)
+    return batch, metrics | reported
+
+
+def added(counts: Iterable[Metrics]) -> Metrics:
+    """Sums of counts, name by name."""
+    total: Metrics = {}
+    for part in counts:
+        total |= {name: total.get(name, 0.0) + value for name, value in part.items()}
+    return total
+
+
+def _weighted(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
+    """Mean of every metric, weighted by the rows of the rounds that report it."""
+    names = dict.fromkeys(name for _, report in reports for name in report)
+    rows = {name: sum(count for count, report in reports if name in report) for name in names}
+    return {name: sum(n * r[name] for n, r in reports if name in r) / rows[name] for name in names}
+
+
+def draw(task: Task, chat: Chat, room: float, cursor: int, count: int) -> tuple[list[Posed], int]:
+    """The next `count` problems, rendered, of prompts up to `room` tokens; and the cursor behind them.
+
+    One prompt that is too long for the model must not end a run of many hours.
     """
-    limit, found, first = positions(parts.loaded.model), list[Problem](), cursor
-    longest = math.inf if limit is None else limit - parts.config.training.max_tokens
+    found, first = list[Posed](), cursor
     while len(found) < count:
         if cursor - first - len(found) >= _MOST_TOO_LONG:
             raise DataError(
-                f"{_MOST_TOO_LONG} prompts in one step are longer than the {longest} tokens that max_tokens leaves of "
-                f"the model's {limit}; lower [training] max_tokens, or leave them out of the data"
+                f"{_MOST_TOO_LONG} prompts in one step are longer than the {room:g} tokens that max_tokens "
+                "leaves of the model's positions; lower [training] max_tokens, or leave them out of the data"
             )
-        problem = parts.task.problem(cursor)
+        problem = task.problem(cursor)
+        prompt = chat.prompt(problem.prompt)
         cursor += 1
-        if len(render(parts.loaded.tokenizer, problem.prompt, parts.config.model.chat)[1]) <= longest:
-            found.append(problem)
-    return found, cursor, cursor - first - count
+        if len(prompt.ids) <= room:
+            found.append((problem, prompt))
+    return found, cursor
 
 
 def train_sampling(parts: Parts, seed: int) -> Sampling:
     """Sampling for training: the trainer takes its log-probs at the same temperature, over the same support."""
-    training, rollout = parts.config.training, parts.config.rollout
-    return Sampling(
-        group_size=training.group_size,
-        max_tokens=training.max_tokens,
-        temperature=training.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop_ids=parts.loaded.stop_ids,
-        seed=seed,
-    )
+    rollout = parts.config.rollout
+    return Sampling(parts.config.training.temperature, rollout.top_p, rollout.top_k, parts.loaded.stop_ids, seed)
 
 
-def roll(parts: Parts, problems: Sequence[Problem], sampling: Sampling, first_group: int = 0) -> list[Rollout]:
-    """Sample every problem's group and score it. Token ids stay as sampled; text is decoded for rewards only."""
-    rendered = [render(parts.loaded.tokenizer, problem.prompt, parts.config.model.chat) for problem in problems]
-    groups = parts.sampler.sample([ids for _, ids in rendered], sampling)
-    rollouts = [
+def ask(posed: Sequence[Posed], count: int, max_tokens: int) -> list[Request]:
+    """`count` completions of each prompt; the stream of a prompt is its place."""
+    return [Request(prompt.ids, count, max_tokens, stream) for stream, (_, prompt) in enumerate(posed)]
+
+
+def roll(
+    sampler: Sampler,
+    chat: Chat,
+    posed: Sequence[Posed],
+    requests: Sequence[Request],
+    sampling: Sampling,
+    first: int = 0,
+) -> list[Rollout]:
+    """Every problem's group, from number `first` on. Token ids stay as sampled; text is decoded for rewards only."""
+    groups = sampler.sample(requests, sampling)
+    return [
         Rollout(
             problem_id=problem.id,
-            prompt=text,
+            prompt=prompt.text,
             answer=problem.answer,
-            prompt_ids=tuple(ids),
+            prompt_ids=prompt.ids,
             completion_ids=completion.ids,
             sampler_logprobs=completion.logprobs,
-            text=parts.loaded.decode(completion.ids),
-            finish_reason=completion.finish_reason,
-            weights_version=completion.weights_version,
-            group=first_group + index,
+            text=chat.decode(completion.ids),
+            turns=(Turn(0, len(completion.ids), completion.finish_reason, completion.weights_version),),
+            group=group,
         )
-        for index, (problem, (text, ids), group) in enumerate(zip(problems, rendered, groups, strict=True))
-        for completion in group
+        for group, ((problem, prompt), completions) in enumerate(zip(posed, groups, strict=True), first)
+        for completion in completions
     ]
-    owners = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
-    return score(parts, owners, rollouts, sampling.max_tokens)
 
 
-def score(parts: Parts, problems: Sequence[Problem], rollouts: Sequence[Rollout], max_tokens: int) -> list[Rollout]:
-    """The rollouts with reward, parts, correctness and status filled in by the reward pool."""
-    items: list[dict[str, Any]] = [
-        {
-            "completion": rollout.text,
-            "answer": problem.answer,
-            "prompt": rollout.prompt,
-            "problem": {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra},
-            "length": len(rollout.completion_ids),
-            "max_tokens": max_tokens,
-            "finish_reason": rollout.finish_reason,
-        }
-        for problem, rollout in zip(problems, rollouts, strict=True)
-    ]
+def score(pool: RewardPool, problems: Sequence[Problem], rollouts: Sequence[Rollout], max_tokens: int) -> list[Rollout]:
+    """The rollouts, whose groups answer these problems in order, with reward, parts, correctness and status."""
+    first = min((rollout.group for rollout in rollouts), default=0)
+    items: list[dict[str, Any]] = []
+    for rollout in rollouts:
+        problem = problems[rollout.group - first]
+        facts = {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra}
+        items.append(
+            {
+                "completion": rollout.text,
+                "answer": problem.answer,
+                "prompt": rollout.prompt,
+                "problem": facts,
+                "length": rollout.length,
+                "max_tokens": max_tokens,
+                "finish_reason": rollout.finish_reason,
+            }
+        )
     return [
         replace(rollout, reward=s.value, parts=dict(s.parts), correct=s.correct, status=s.status)
-        for rollout, s in zip(rollouts, parts.pool.score(items), strict=True)
+        for rollout, s in zip(rollouts, pool.score(items), strict=True)
     ]
 
 
-def valid_rows(rollouts: Sequence[Rollout]) -> list[int]:
-    """Rows with a reward, of groups that failures did not shrink below two."""
-    valid = [i for i, rollout in enumerate(rollouts) if rollout.reward is not None]
-    sampled, scored = _sizes(rollouts), _sizes([rollouts[i] for i in valid])
-    return [i for i in valid if scored[rollouts[i].group] >= min(2, sampled[rollouts[i].group])]
-
-
-def _sizes(rollouts: Sequence[Rollout]) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for rollout in rollouts:
-        sizes[rollout.group] = sizes.get(rollout.group, 0) + 1
-    return sizes
-
-
-def _passes(parts: Parts, rollouts: Sequence[Rollout], step: int) -> tuple[list[bool], Metrics]:
-    """Which rows the filter keeps, and what it counts; credit is computed only for a filter that reads it."""
-    if not rollouts:
-        return [], {}
-    batch = collate(parts, rollouts, step)
-    if not parts.pipeline.judges_rollouts:
-        batch, _ = parts.pipeline.credit(with_policy_columns(parts, batch))
-    keep, counts = parts.pipeline.informative(batch)
-    return keep.tolist(), counts
-
-
-def with_policy_columns(parts: Parts, batch: Batch) -> Batch:
-    """Add what credit needs from the policy's scoring forward; no forward if it needs nothing."""
-    columns = sorted(parts.pipeline.policy_columns)
-    return batch.replace(**parts.policy.logprobs(batch, columns)) if columns else batch
-
-
-def collate(parts: Parts, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
-    """Right-pad rollouts, and behind them expert rows, into a batch (see `Batch` for the layout).
-
-    An expert row has no reward, no advantage and a group of its own, which no rollout belongs to.
-    """
-    rows = [_rollout_row(parts, rollout) for rollout in rollouts] + [_expert_row(row) for row in experts]
-    first = max((rollout.group for rollout in rollouts), default=-1) + 1
-    nothing = [0.0] * len(experts)
-    width, device = max(len(ids) for ids, _, _ in rows), parts.policy.device
-    input_ids = torch.full((len(rows), width), parts.loaded.pad_id, dtype=torch.long)
-    attention = torch.zeros(len(rows), width, dtype=torch.bool)
-    response = torch.zeros(len(rows), width, dtype=torch.bool)
-    logprobs = torch.zeros(len(rows), width)
-    for row, (ids, spans, scores) in enumerate(rows):
-        input_ids[row, : len(ids)] = torch.tensor(ids)
-        attention[row, : len(ids)] = True
-        for start, end in spans:
-            response[row, start:end] = True
-        logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)
-    return Batch(
-        input_ids=input_ids.to(device),
-        attention_mask=attention.to(device),
-        response_mask=response.to(device),
-        sampler_logprobs=logprobs.where(response, 0.0).to(device),
-        rewards=torch.tensor([*(r.reward for r in rollouts), *nothing], dtype=torch.float32, device=device),
-        correct=torch.tensor([*(bool(r.correct) for r in rollouts), *map(bool, nothing)], device=device),
-        lengths=torch.tensor(
-            [*(len(r.completion_ids) for r in rollouts), *(sum(b - a for a, b in row.spans) for row in experts)],
-            device=device,
-        ),
-        group_ids=torch.tensor([*(r.group for r in rollouts), *range(first, first + len(experts))], device=device),
-        is_expert=(torch.arange(len(rows)) >= len(rollouts)).to(device),
-        advantages=torch.zeros(len(rows), width, device=device),
-        step=step,
-        max_tokens=parts.config.training.max_tokens,
-    )
-
-
-_Row = tuple[Sequence[int], Sequence[tuple[int, int]], Sequence[float]]
-"""(token ids, spans to train on, log-probs of the last tokens)"""
-
-
-def _rollout_row(parts: Parts, rollout: Rollout) -> _Row:
-    ids = (*rollout.prompt_ids, *rollout.completion_ids)
-    masked = parts.config.rollout.mask_truncated and rollout.finish_reason == "length"
-    return ids, [] if masked else [(len(rollout.prompt_ids), len(ids))], rollout.sampler_logprobs
-
-
-def _expert_row(row: ExpertRow) -> _Row:
-    return row.ids, row.spans, ()
+def valid_rows(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Those with a reward, of groups that failures did not shrink below two."""
+    valid = [rollout for rollout in rollouts if rollout.reward is not None]
+    sampled, scored = (Counter(rollout.group for rollout in some) for some in (rollouts, valid))
+    return [rollout for rollout in valid if scored[rollout.group] >= min(2, sampled[rollout.group])]
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
     """What was sampled, over every rollout; means are over completions."""
     scored = [r for r in rollouts if r.reward is not None]
     rewards = [float(r.reward) for r in scored if r.reward is not None]
-    lengths = [len(r.completion_ids) for r in rollouts]
+    lengths = [r.length for r in rollouts]
     count = max(1, len(scored))
     mean = sum(rewards) / count
     metrics = {
@@ -274,3 +279,75 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
     return metrics
+
+
+def sync(parts: Parts, version: int) -> None:
+    """Give the sampler the policy's weights after `version` steps.
+
+    A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
+
+    Raises:
+        EngineError: the sampler cannot load them.
+        StorageError: it takes them from a file, which cannot be written.
+        ComponentError: it takes adapters, and the policy has none.
+    """
+    if not parts.sampler.takes_adapters:
+        parts.sampler.load_weights(parts.policy.weights(), version)
+        return
+    if parts.policy.adapter is None:
+        raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
+    if not parts.has_base:
+        parts.sampler.load_weights(parts.policy.base_weights(), version)
+        parts.has_base = True
+    folder = parts.directory.path / "adapter"
+    parts.policy.save_adapter(folder)
+    parts.sampler.load_adapter(folder, version)
+
+
+def fresh_batch(parts: Parts, collection: Collection) -> Batch:
+    """Completions of some of the step's prompts, sampled now: those that were sampled ahead show older weights."""
+    few = list({rollout.group: rollout for rollout in collection.rollouts}.values())[:_PARITY_ROWS]
+    posed = [(Problem(r.problem_id, r.prompt, r.answer), Prompt(r.prompt, r.prompt_ids)) for r in few]
+    sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "parity", collection.step))
+    rollouts = roll(parts.sampler, parts.chat, posed, ask(posed, 1, parts.config.training.max_tokens), sampling)
+    return parts.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
+
+
+def check_parity(policy: Policy, batch: Batch, limit: float) -> Metrics:
+    """Re-score some rollouts with the trainer and compare with the sampler's own log-probs.
+
+    Call it before the update: sampler and trainer then hold the same weights.
+
+    Returns:
+        parity/logp_diff_mean and parity/logp_diff_max, in nats per token.
+    Raises:
+        EngineError: the mean difference exceeds the limit, or the sampler is nearer to the policy without its
+            update (see `is_stale`): with LoRA that is the base, else the weights of the last check. Stale or wrong
+            sampler weights are the most expensive silent failure there is.
+    """
+    rows = (~batch.is_expert).nonzero()[:_PARITY_ROWS, 0]
+    if not len(rows):
+        return {}
+    part = batch.rows(rows)
+    cells = part.response_mask
+    sampler, trainer = part.sampler_logprobs[cells], policy.logprobs(part)["old_logprobs"][cells]
+    if not len(sampler):
+        return {}
+    difference = (trainer - sampler).abs()
+    mean, largest = float(difference.mean()), float(difference.max())
+    if not mean <= limit:
+        raise EngineError(
+            f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "
+            f"tolerance {limit:.3g}; the likeliest cause is that the sampler does not hold the trainer's weights; "
+            "if the difference is rounding, raise [rollout] parity_tolerance"
+        )
+    earlier = policy.earlier_logprobs(part)
+    if earlier is not None and is_stale(sampler, trainer, earlier[cells]):
+        old = "the weights of the last check" if policy.adapter is None else "the base without LoRA's adapter"
+        raise EngineError(
+            f"the sampler has not followed the update: its log-probs are nearer to those of {old} than to the "
+            f"trainer's, from which they differ by {mean:.3g} per token; it holds old weights, or it rounds the update "
+            'away, as [vllm] lora = "merged" does in bfloat16'
+        )
+    policy.remember()
+    return {"parity/logp_diff_mean": mean, "parity/logp_diff_max": largest}

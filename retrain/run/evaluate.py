@@ -7,9 +7,9 @@ from typing import Any
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import roll
+from retrain.run.collect import Posed, ask, roll, score
 from retrain.run.run_parts import Parts
-from retrain.types import Problem, Rollout, Sampling
+from retrain.types import Rollout, Sampling
 
 
 def evaluate(parts: Parts, step: int) -> dict[str, Any]:
@@ -33,10 +33,11 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
             f"{settings.problems} held-out problems were asked for and the task has none of them; "
             "set [eval] problems, or let the task hold out more of its data; for training alone, problems = 0"
         )
-    sampled = _sample(parts, problems, settings.samples, settings.temperature)
+    posed = [(problem, parts.chat.prompt(problem.prompt)) for problem in problems]
+    sampled = _sample(parts, posed, settings.samples, settings.temperature)
     counts = [sum(bool(r.correct) for r in group) for group in sampled]
     accuracy, low, high = mean_interval([count / settings.samples for count in counts])
-    lengths = [len(r.completion_ids) for group in sampled for r in group]
+    lengths = [r.length for group in sampled for r in group]
     row: dict[str, Any] = {
         "step": step,
         "accuracy": accuracy,
@@ -53,21 +54,21 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     for k in settings.pass_at:
         row[f"pass@{k}"] = sum(pass_at_k(settings.samples, count, k) for count in counts) / len(counts)
     if settings.greedy:
-        greedy = _sample(parts, problems, 1, 0.0)
+        greedy = _sample(parts, posed, 1, 0.0)
         row["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
     return row
 
 
-def _sample(parts: Parts, problems: list[Problem], samples: int, temperature: float) -> list[list[Rollout]]:
+def _sample(parts: Parts, posed: list[Posed], samples: int, temperature: float) -> list[list[Rollout]]:
     settings = parts.config.eval
     sampling = Sampling(
-        group_size=samples,
-        max_tokens=settings.max_tokens or parts.config.training.max_tokens,
         temperature=temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
         stop_ids=parts.loaded.stop_ids,
         seed=derive_seed(settings.seed, "evaluation"),
     )
-    rollouts = roll(parts, problems, sampling)
+    max_tokens = settings.max_tokens or parts.config.training.max_tokens
+    rollouts = roll(parts.sampler, parts.chat, posed, ask(posed, samples, max_tokens), sampling)
+    rollouts = score(parts.pool, [problem for problem, _ in posed], rollouts, max_tokens)
     return [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]

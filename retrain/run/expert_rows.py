@@ -9,9 +9,8 @@ from retrain.config.schema import Config
 from retrain.data.expert_file import ExpertBuffer, fingerprint
 from retrain.engines.capability import positions
 from retrain.errors import DataError
-from retrain.training.expert_tokens import ExpertRow, expert_row
 from retrain.training.model.loading import Loaded
-from retrain.types import Metrics, Observer, Problem, State
+from retrain.types import ExpertRow, Metrics, Observer, Problem, State
 
 
 @dataclass
@@ -56,10 +55,8 @@ def build_experts(
         DataError: a row cannot be rendered, or none fits the model.
     """
     settings, limit = config.expert, positions(model.model)
-    every = [
-        expert_row(model, problem, config.model.chat, all_turns=settings.all_assistant_turns) for problem in problems
-    ]
-    rows = [row for row in every if limit is None or len(row.ids) <= limit]
+    every = [model.chat.conversation(problem, all_turns=settings.all_assistant_turns) for problem in problems]
+    rows = [row for row in every if len(row.ids) <= limit]
     if len(rows) < len(every):
         text = (
             f"{settings.path}: {len(every) - len(rows)} of {len(every)} rows are longer than the model's {limit} tokens"

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+import random
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+
 from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, StorageError
 from retrain.functional.seeds import derive_seed
-from retrain.run.clock import Clock
-from retrain.run.collect import Collection, with_policy_columns
-from retrain.run.collector import Collector
+from retrain.protocols import tolerance_of
+from retrain.run.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch, sync
 from retrain.run.evaluate import evaluate
-from retrain.run.parity import check_parity, fresh_batch, parity_due
 from retrain.run.run_parts import Parts
-from retrain.run.seeding import seed_generators
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_directory import read_rows
 from retrain.types import Batch, Metrics, State
 
 _NONFINITE = "/nonfinite"
 """How the metrics end that say, of any model in training, that an update was skipped for its gradient."""
+
+_AHEAD = "ahead"
+"""Key of the checkpoint under which a batch waits for its step."""
 
 _MAX_NONFINITE = 3
 """Consecutive non-finite updates after which a run has diverged."""
@@ -47,7 +53,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         StorageError: the run directory cannot be written; what was trained has been saved if that was possible.
     """
     settings, nonfinite = parts.config.training, 0
-    parts.sync(start)
+    sync(parts, start)
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
     stop.defer(parts.sampler.hurry)
@@ -120,32 +126,27 @@ def diverged(parts: Parts, collection: Collection, batch: Batch | None, bad: lis
     )
 
 
-def parity(parts: Parts, collection: Collection, clock: Clock) -> Metrics:
-    """The parity gate, where it is due and there is a batch; sampler and trainer hold the same weights now."""
-    if collection.batch is None or not parity_due(parts, collection.step):
-        return {}
-    with clock("parity"):
-        ahead = parts.config.rollout.overlap > 0
-        return check_parity(parts, fresh_batch(parts, collection) if ahead else collection.batch)
-
-
 def update(
     parts: Parts, collection: Collection, clock: Clock, sampler_is_free: Callable[[], None]
 ) -> tuple[Metrics, Batch | None]:
-    """Parity gate, credit and one policy update; without a trainable row they are skipped and said so.
+    """Parity gate, credit and one policy update; without a trainable row update/skipped is 1 and nothing changes.
 
     Args:
         sampler_is_free: called once this step needs the sampler no more.
     """
+    batch = collection.batch
     metrics = parity(parts, collection, clock)
     sampler_is_free()
-    if collection.batch is None:
+    if batch is None:
         return {"update/skipped": 1.0} | collection.dropped, None
     with clock("credit"):
-        batch = with_policy_columns(parts, collection.batch)
-        metrics |= parts.pipeline.before(batch)
-        batch, credit = parts.pipeline.credit(batch)
-        metrics |= credit | informative(parts, batch, collection.dropped)
+        if collection.credit is None:
+            batch, credit = assign_credit(parts.pipeline, parts.policy, batch)
+            keep, counts = parts.pipeline.informative(batch)
+        else:  # what the filter drops is no part of the batch
+            credit, keep, counts = collection.credit, ~batch.is_expert, Metrics()
+        share = len(batch.group_ids[keep & ~batch.is_expert].unique()) / parts.prompts
+        metrics |= credit | {"groups/informative": share} | added((collection.dropped, counts))
     with clock("update"):
         metrics |= parts.policy.update(batch, parts.objective)
     with clock("credit"):
@@ -153,13 +154,15 @@ def update(
     return metrics, batch
 
 
-def informative(parts: Parts, batch: Batch, dropped: Metrics) -> Metrics:
-    """groups/informative: share of the step's groups that the filter keeps; its counts, and those of `dropped`."""
-    keep, counts = parts.pipeline.informative(batch)
-    share = len(batch.group_ids[keep & ~batch.is_expert].unique()) / parts.prompts
-    return {"groups/informative": share} | {
-        name: counts.get(name, 0.0) + dropped.get(name, 0.0) for name in {**counts, **dropped}
-    }
+def parity(parts: Parts, collection: Collection, clock: Clock) -> Metrics:
+    """The parity gate after every `[rollout] parity_every` weight syncs, the first included; 0 switches it off."""
+    settings = parts.config.rollout
+    if collection.batch is None or not settings.parity_every or collection.step % settings.parity_every:
+        return {}
+    rounding = max(parts.sampler.tolerance, tolerance_of(parts.policy.settings.dtype))
+    with clock("parity"):
+        batch = fresh_batch(parts, collection) if settings.overlap else collection.batch
+        return check_parity(parts.policy, batch, settings.parity_tolerance or rounding)
 
 
 def record(parts: Parts, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:
@@ -181,14 +184,14 @@ def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> I
     """Every rollout as a JSON row, with its tokens and, where it was trained on, the credit of each."""
     rows = {index: row for row, index in enumerate(collection.kept)} if batch is not None else {}
     for index, rollout in enumerate(collection.rollouts):
-        tokens = [parts.loaded.decode([token]) for token in rollout.completion_ids]
+        tokens = [parts.chat.decode([token]) for token in rollout.completion_ids]
         credit: dict[str, Any] = {}
         if batch is not None and index in rows:
             span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
             credit["advantages"] = batch.advantages[rows[index], span].tolist()
             if "planning_mask" in batch.extra:
                 credit["planning"] = batch.extra["planning_mask"][rows[index], span].int().tolist()
-        yield asdict(rollout) | {"tokens": tokens} | credit
+        yield rollout.row() | {"tokens": tokens} | credit
 
 
 def evaluate_and_record(parts: Parts, step: int) -> None:
@@ -208,3 +211,135 @@ def evaluate_and_record(parts: Parts, step: int) -> None:
 def due(done: int, every: int, total: int) -> bool:
     """After every `every` steps, and after the last one; `every` = 0 leaves only the last."""
     return done == total or (every > 0 and done % every == 0)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's global generators.
+
+    Called at the start of every step, so that plug-ins which draw from them are reproducible, and a resumed
+    run draws what it would have drawn without any generator's state in the checkpoint.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+class Clock:
+    """Wall time of the phases of a step, by name; phases of two threads may run at once, under different names.
+
+    Attributes:
+        tokens: sampled in the phase "rollout".
+    """
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.spent: dict[str, float] = {}
+        self.tokens = 0.0
+
+    @contextmanager
+    def __call__(self, phase: str) -> Generator[None]:
+        began = time.perf_counter()
+        yield
+        self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - began
+
+    def metrics(self) -> Metrics:
+        """time/PHASE_s, time/step_s, and sampled tokens per second of rollout.
+
+        Where the loop waited for a rollout in a thread, time/overlap_s is what it did not have to wait.
+        """
+        metrics = {f"time/{phase}_s": seconds for phase, seconds in self.spent.items()}
+        if "rollout" in self.spent:
+            rollout = self.spent["rollout"]
+            metrics["time/tokens_per_s"] = self.tokens / max(rollout, 1e-9)
+            if "wait" in self.spent:
+                metrics["time/overlap_s"] = max(0.0, rollout - self.spent["wait"])
+        return metrics | {"time/step_s": time.perf_counter() - self.began}
+
+
+class Collector:
+    """The batches of consecutive steps; a context manager, which no thread outlives.
+
+    Let version v be the weights after v steps. Step t turns version t into version t + 1. With `[rollout] overlap`
+    off its batch is sampled with version t. With it on, `begin` makes a thread sample and score the batch of
+    step t + 1 with version t, which the sampler holds, while the trainer is busy with step t; `sync` waits for it
+    before the sampler gets version t + 1. So every batch is one version old, but for the first after a start
+    without one: there was nothing to train meanwhile. The thread works between `begin` and `sync` only.
+    Evaluations and checkpoints find it idle, and what it returns depends on no timing.
+
+    The thread has a tokenizer of its own. It shares sampler, task, reward pool and expert rows with the trainer,
+    which leaves them alone meanwhile, and never reads the policy's weights.
+
+    Args:
+        cursor: the next unused problem.
+        saved: a checkpoint, in which a batch may be waiting.
+    """
+
+    def __init__(self, parts: Parts, cursor: int, saved: State | None = None) -> None:
+        self.cursor = cursor
+        self._parts, self._mine = parts, parts
+        self._ahead: Collection | None = None
+        self._coming: Future[Collection] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        if parts.config.rollout.overlap:
+            self._mine = replace(parts, chat=replace(parts.chat, tokenizer=copy.deepcopy(parts.chat.tokenizer)))
+            self._ahead = Collection.restored(parts, saved[_AHEAD]) if saved and _AHEAD in saved else None
+            # A thread has its own number of threads in OpenMP; another number would sum in another order.
+            threads = torch.get_num_threads()
+            self._thread = ThreadPoolExecutor(1, "sampling", torch.set_num_threads, (threads,))
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the thread, whatever ended the run: the reward pool must not close under it."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def take(self, step: int, clock: Clock) -> Collection:
+        """The batch of a step: the one that waits for it, or else collected now."""
+        if self._ahead is None:
+            self._begin(step, clock)
+            self._wait(clock)
+        assert self._ahead is not None
+        collection, self._ahead = self._ahead, None
+        self.cursor = collection.cursor
+        return collection
+
+    def begin(self, step: int, clock: Clock) -> None:
+        """Have the thread collect the batch of this step, if there is to be one; without a thread, nothing."""
+        if self._thread is not None and step < self._parts.config.training.max_steps:
+            self._begin(step, clock)
+
+    def sync(self, version: int, clock: Clock) -> None:
+        """Wait for the thread, then give the sampler the trainer's weights.
+
+        Raises:
+            RetrainError: whatever the thread raised, as it raised it.
+        """
+        if self._coming is not None:
+            self._wait(clock)
+        with clock("sync"):
+            sync(self._parts, version)
+
+    def state_dict(self, done: int) -> State:
+        """The run's state after `done` steps, with the batch that waits."""
+        waiting = {} if self._ahead is None else {_AHEAD: self._ahead.state_dict()}
+        return self._parts.state_dict(done, self.cursor) | waiting
+
+    def _begin(self, step: int, clock: Clock) -> None:
+        if self._thread is None:
+            self._ahead = self._collect(step, clock)
+        else:
+            self._coming = self._thread.submit(self._collect, step, clock)
+
+    def _wait(self, clock: Clock) -> None:
+        if self._coming is not None:
+            coming, self._coming = self._coming, None
+            with clock("wait"):
+                self._ahead = coming.result()
+
+    def _collect(self, step: int, clock: Clock) -> Collection:
+        with clock("rollout"):
+            collection = collect(self._mine, step, self.cursor)
+        clock.tokens += collection.metrics["tokens/sampled"]
+        return collection

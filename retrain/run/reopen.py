@@ -31,13 +31,14 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
     """
     run, saved = _locate(target, observe)
     from retrain.run.build import build  # torch and transformers take seconds to import
+    from retrain.run.collect import sync
 
     loaded = stored(run, overrides, final=saved is None)
     with _without_its_servers(loaded):
         parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
         try:
             _restore(parts, run, saved)
-            parts.sync(parts.policy.step)
+            sync(parts, parts.policy.step)
         except BaseException:
             parts.close()
             raise

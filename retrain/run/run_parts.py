@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from retrain.errors import ComponentError
 from retrain.protocols import Part, Policy, Sampler, Task, Tracker
-from retrain.types import Observer, State
+from retrain.types import Layout, Observer, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from retrain.rewards.pool import RewardPool
     from retrain.run.expert_rows import Experts
     from retrain.storage.run_directory import RunDirectory
+    from retrain.training.chat import Chat
     from retrain.training.model.loading import Loaded
 
 
@@ -76,40 +76,25 @@ class Parts(Trained):
         sampler: where completions come from.
         task: where problems come from.
         pool: scores completions in killable processes.
+        chat: renders prompts.
+        layout: makes batches of rollouts.
+        room: tokens that a prompt may have.
         prompts: sampled per step.
         experts: where expert rows come from, if a loss term trains on them.
         trackers: sinks of metrics besides the run directory.
+        has_base: a sampler that takes adapters has the base that they belong to.
     """
 
     sampler: Sampler
     task: Task
     pool: RewardPool
+    chat: Chat
+    layout: Layout
+    room: float
     prompts: int
     experts: Experts | None = None
     trackers: Sequence[Tracker] = ()
-    _has_base: bool = field(default=False, init=False)
-
-    def sync(self, version: int) -> None:
-        """Give the sampler the policy's weights, which have `version` steps behind them.
-
-        A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
-
-        Raises:
-            EngineError: the sampler cannot load them.
-            StorageError: it takes them from a file, which cannot be written.
-            ComponentError: it takes adapters, and the policy has none.
-        """
-        if not self.sampler.takes_adapters:
-            self.sampler.load_weights(self.policy.weights(), version)
-            return
-        if self.policy.adapter is None:
-            raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
-        if not self._has_base:
-            self.sampler.load_weights(self.policy.base_weights(), version)
-            self._has_base = True
-        folder = self.directory.path / "adapter"
-        self.policy.save_adapter(folder)
-        self.sampler.load_adapter(folder, version)
+    has_base: bool = False
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Everything a resumed run needs to go on bit for bit.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from retrain.functional.seeds import derive_seed
 from retrain.run.run_parts import Parts
-from retrain.training.model.loading import render
-from retrain.types import Sampling
+from retrain.types import Request, Sampling
 
 
 class Conversation:
@@ -24,10 +23,8 @@ class Conversation:
     def complete(self, prompt: str) -> list[str]:
         """Completions of this prompt, without special tokens."""
         parts, config = self._parts, self._parts.config
-        _, ids = render(parts.loaded.tokenizer, prompt, config.model.chat)
+        ids = parts.chat.prompt(prompt).ids
         sampling = Sampling(
-            group_size=self._count,
-            max_tokens=config.eval.max_tokens or config.training.max_tokens,
             temperature=self._temperature,
             top_p=config.eval.top_p,
             top_k=config.eval.top_k,
@@ -35,5 +32,6 @@ class Conversation:
             seed=derive_seed(config.eval.seed, "conversation", self._turn),
         )
         self._turn += 1
-        [group] = parts.sampler.sample([ids], sampling)
-        return [parts.loaded.decode(completion.ids) for completion in group]
+        request = Request(ids, self._count, config.eval.max_tokens or config.training.max_tokens, stream=0)
+        [group] = parts.sampler.sample([request], sampling)
+        return [parts.chat.decode(completion.ids) for completion in group]

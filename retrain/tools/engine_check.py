@@ -9,7 +9,7 @@ from typing import Any
 from retrain import registry
 from retrain.errors import MissingExtraError
 from retrain.protocols import Sampler
-from retrain.types import Sampling
+from retrain.types import Request, Sampling
 
 
 def prove(name: str) -> str:
@@ -43,7 +43,7 @@ def _sample(bound: registry.Bound) -> str:
         sampler: Sampler = bound.build(parts)
         try:
             sampler.load_weights(model.state_dict(), 0)
-            sampler.sample([[3]], Sampling(group_size=1, max_tokens=1))
+            sampler.sample([Request((3,), count=1, max_tokens=1, stream=0)], Sampling())
             return sampler.describe()
         finally:
             sampler.close()

@@ -20,8 +20,8 @@ from retrain.training.model.forward import Forward
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.prm import FACTS, REFERENCE, pair_accuracy
 from retrain.training.settings import PolicySettings
-from retrain.training.warmup import demonstrations, expert_batch
-from retrain.types import Metrics, Problem
+from retrain.training.warmup import demonstrations
+from retrain.types import ExpertRow, Layout, Metrics, Problem
 
 _READING = Reading(answer_field="solution", id_field="", on_bad_row=None)
 _TEXTS = ("solution", "completion", "text")
@@ -70,7 +70,7 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
     settings = PolicySettings(temperature=facts.get("temperature", 1.0))
     phi, ref = _models(model, reference)
     scale = facts.get("beta", 0.05) if beta is None else beta
-    rows = demonstrations(phi, problems)
+    rows = demonstrations(phi.chat, problems)
     _check_lengths(problems, rows, positions(phi.model))
     forwards = Forward(phi.model, settings), Forward(ref.model, settings)
     return [
@@ -96,14 +96,15 @@ def summary(rows: Sequence[ScoredRow]) -> Metrics:
 def _scored(
     phi: Loaded,
     problems: Sequence[Problem],
-    rows: Sequence[tuple[list[int], int]],
+    rows: Sequence[ExpertRow],
     forwards: tuple[Forward, Forward],
     beta: float,
 ) -> Iterator[ScoredRow]:
-    batch = expert_batch(rows, phi.model.device)
+    batch = Layout(pad_id=0, device=phi.model.device, max_tokens=0).batch([], 0, rows)
     own, other = (forward.logprobs(batch)["old_logprobs"].double() for forward in forwards)
-    for problem, (ids, start), values in zip(problems, rows, (beta * (own - other)).tolist(), strict=True):
-        rewards = values[start : len(ids)]
+    for problem, row, values in zip(problems, rows, (beta * (own - other)).tolist(), strict=True):
+        [(start, end)] = row.spans
+        rewards = values[start:end]
         tokenizer: Any = phi.tokenizer
         yield ScoredRow(
             line=int(problem.id.rpartition(":")[2]),
@@ -112,7 +113,9 @@ def _scored(
             length=len(rewards),
             correct=_correct(problem.extra),
             prompt=prompt_hash(problem),
-            rewards=tuple((tokenizer.decode([id_]), value) for id_, value in zip(ids[start:], rewards, strict=True)),
+            rewards=tuple(
+                (tokenizer.decode([id_]), value) for id_, value in zip(row.ids[start:], rewards, strict=True)
+            ),
         )
 
 
@@ -191,11 +194,11 @@ def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
     return phi, ref
 
 
-def _check_lengths(problems: Sequence[Problem], rows: Sequence[tuple[list[int], int]], limit: int | None) -> None:
+def _check_lengths(problems: Sequence[Problem], rows: Sequence[ExpertRow], limit: float) -> None:
     bad = [
-        f"{problem.id}: {len(ids)} tokens; the model takes {limit}"
-        for problem, (ids, _) in zip(problems, rows, strict=True)
-        if limit is not None and len(ids) > limit
+        f"{problem.id}: {len(row.ids)} tokens; the model takes {limit}"
+        for problem, row in zip(problems, rows, strict=True)
+        if len(row.ids) > limit
     ]
     if bad:
         raise DataError("\n".join([*bad[:20], "leave these rows out"]))

@@ -14,11 +14,12 @@ from retrain import __version__
 from retrain.algorithms.graph.objective import Objective
 from retrain.errors import DataError, DivergedError
 from retrain.registry import find
-from retrain.training.model.loading import Chat, Loaded, distinct, render
+from retrain.training.chat import Chat
+from retrain.training.model.loading import Loaded, distinct
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from retrain.training.tensor_cache import cached, content_key, tensors_digest
-from retrain.types import Batch, Observer, Problem
+from retrain.types import ExpertRow, Layout, Observer, Problem
 
 _RECIPE = 1
 """Raised when this module's results change, so that no older cache entry is taken for the new result."""
@@ -49,7 +50,6 @@ def warm_start(
     settings: WarmupSettings,
     observe: Observer,
     *,
-    chat: Chat = "auto",
     cache: bool = True,
 ) -> bool:
     """Train the loaded model in place to imitate the problems' solutions, in their order, over and over.
@@ -60,7 +60,6 @@ def warm_start(
         problems: with solutions. Give a sample that does not depend on the run's seed, so that
             runs with different seeds start from the same weights (and find them in the cache).
         observe: told of `warmup` events with step, steps, loss and seconds left.
-        chat: how prompts are rendered; as for sampling.
         cache: keep the weights for, or take them from, runs with the same model, problems and settings.
     Returns:
         Whether the weights came from the cache.
@@ -77,12 +76,12 @@ def warm_start(
     dtype: Any = loaded.model.dtype
 
     def build() -> dict[str, Tensor]:
-        return _train(loaded, used, settings, observe, chat)
+        return _train(loaded, used, settings, observe)
 
     if not cache:
         weights, hit = build(), False
     else:
-        facts = _facts(loaded, used, settings, chat)
+        facts = _facts(loaded, used, settings)
         weights, hit = cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
@@ -91,54 +90,23 @@ def warm_start(
     return hit
 
 
-def demonstrations(loaded: Loaded, problems: Sequence[Problem], chat: Chat = "auto") -> list[tuple[list[int], int]]:
-    """(token ids, prompt length) of each problem's prompt, solution and end-of-sequence token.
-
-    The solution is tokenised apart from the prompt, as a sampled completion would be.
-    """
-    rows: list[tuple[list[int], int]] = []
+def demonstrations(chat: Chat, problems: Sequence[Problem]) -> list[ExpertRow]:
+    """Every problem's prompt with its solution, as if it had been sampled; DataError if one has no solution."""
     for problem in problems:
         if problem.solution is None:
             raise DataError(
                 f"problem {problem.id!r} has no solution to imitate; give the task solutions, or set [warmup] steps = 0"
             )
-        _, prompt = render(loaded.tokenizer, problem.prompt, chat)
-        solution: Any = loaded.tokenizer(problem.solution, add_special_tokens=False)["input_ids"]
-        rows.append(([*prompt, *solution, loaded.end_id], len(prompt)))
-    return rows
-
-
-def expert_batch(rows: Sequence[tuple[list[int], int]], device: torch.device | str = "cpu") -> Batch:
-    """Rows of (token ids, prompt length) as a batch of expert rows: no rewards, no advantages."""
-    count, width = len(rows), max(len(ids) for ids, _ in rows)
-    input_ids = torch.zeros(count, width, dtype=torch.int64)
-    for row, (ids, _) in enumerate(rows):
-        input_ids[row, : len(ids)] = torch.tensor(ids)
-    ends = torch.tensor([len(ids) for ids, _ in rows])
-    starts = torch.tensor([start for _, start in rows])
-    column = torch.arange(width)
-    attention = column < ends[:, None]
-    fields: dict[str, Any] = {
-        "input_ids": input_ids,
-        "attention_mask": attention,
-        "response_mask": attention & (column >= starts[:, None]),
-        "sampler_logprobs": torch.zeros(count, width),
-        "rewards": torch.zeros(count),
-        "correct": torch.zeros(count, dtype=torch.bool),
-        "lengths": ends - starts,
-        "group_ids": torch.arange(count),
-        "is_expert": torch.ones(count, dtype=torch.bool),
-        "advantages": torch.zeros(count, width),
-    }
-    return Batch(**{name: value.to(device) for name, value in fields.items()})
+    return [chat.conversation(problem) for problem in problems]
 
 
 def _train(
-    loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, observe: Observer, chat: Chat
+    loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, observe: Observer
 ) -> dict[str, Tensor]:
     """Run the supervised steps; returns the weights without those that are tied to others."""
-    rows = demonstrations(loaded, problems, chat)
+    rows = demonstrations(loaded.chat, problems)
     policy = TorchPolicy(loaded.model, _policy_settings(settings))
+    layout = Layout(pad_id=0, device=policy.device, max_tokens=0)
     objective = Objective([find("loss", "sft").bind({"weight": 1.0})], find("reduction", "token_mean").bind())
     began = time.perf_counter()
     with torch.random.fork_rng():
@@ -146,7 +114,7 @@ def _train(
         for step in range(settings.steps):
             first = step * settings.batch_size
             chosen = [rows[index % len(rows)] for index in range(first, first + settings.batch_size)]
-            metrics = policy.update(expert_batch(chosen, policy.device), objective)
+            metrics = policy.update(layout.batch([], step, chosen), objective)
             if metrics.get("update/nonfinite"):
                 raise DivergedError(f"the loss of warm-up step {step} is not finite; lower [warmup] lr")
             spent, done = time.perf_counter() - began, step + 1
@@ -167,7 +135,7 @@ def _policy_settings(settings: WarmupSettings) -> PolicySettings:
     )
 
 
-def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, chat: Chat) -> dict[str, Any]:
+def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings) -> dict[str, Any]:
     """Everything that the weights depend on."""
     texts = [[problem.prompt, problem.solution] for problem in problems]
     return {
@@ -176,5 +144,5 @@ def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings
         "weights": tensors_digest(distinct(loaded.model.state_dict())),
         "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
         "problems": content_key({"texts": texts}),
-        "settings": asdict(settings) | {"chat": chat},
+        "settings": asdict(settings) | {"chat": loaded.mode},
     }

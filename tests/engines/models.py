@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers as hf
+
+from retrain.types import Request, Sampling
 
 VOCABULARY = 48
 SMALL: dict[str, Any] = {
@@ -76,3 +79,21 @@ def scored(model: Any, prompt: list[int], ids: tuple[int, ...], temperature: flo
     """Log-probs [len(ids)] of a completion by one unpadded forward of the trainer's model."""
     logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
     return (logits / (temperature or 1.0)).log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Asked(Sampling):
+    """A sampling with the same size for every prompt."""
+
+    group_size: int = 1
+    max_tokens: int = 1
+
+
+def ask(prompts, asked):
+    """A request for each prompt; its stream is its place."""
+    return [Request(tuple(ids), asked.group_size, asked.max_tokens, stream) for stream, ids in enumerate(prompts)]
+
+
+def sample(engine, prompts, asked):
+    """What an engine samples of each prompt."""
+    return engine.sample(ask(prompts, asked), asked)

@@ -189,17 +189,16 @@ class ModelServer(Server):
 
     def sample(self, prompt, fields):
         from retrain.engines import TorchEngine
-        from retrain.types import Sampling
+        from retrain.types import Request, Sampling
 
+        request = Request(tuple(prompt), fields["n"], fields["max_tokens"], stream=0)
         sampling = Sampling(
-            group_size=fields["n"],
-            max_tokens=fields["max_tokens"],
             temperature=fields["temperature"],
             stop_ids=tuple(fields["stop_token_ids"]),
             seed=fields["seed"],
         )
         with self.lock:
-            [rows] = TorchEngine(self.model, dtype="float32").sample([prompt], sampling)
+            [rows] = TorchEngine(self.model, dtype="float32").sample([request], sampling)
         return [(list(row.ids), list(row.logprobs), row.finish_reason) for row in rows]
 
 

@@ -5,15 +5,15 @@ import torch
 
 from retrain.engines import GenerateEngine, TorchEngine
 from retrain.engines.embedded.general import AddedBeside
-from retrain.types import LowRank, Sampling
-from tests.engines.models import scored
+from retrain.types import LowRank
+from tests.engines.models import Asked, sample, scored
 from tests.training.small_models import exact_updates, train_adapter
 
 pytest.importorskip("peft")
 
 FUSED = {"q_proj": ("qkv", 0, 32), "k_proj": ("qkv", 32, 48), "v_proj": ("qkv", 48, 64), "o_proj": ("out", 0, 32),
          "gate_proj": ("gate_up", 0, 48), "up_proj": ("gate_up", 48, 96), "down_proj": ("down", 0, 32)}  # fmt: skip
-SAMPLING = Sampling(group_size=4, max_tokens=12, seed=4)
+SAMPLING = Asked(group_size=4, max_tokens=12, seed=4)
 
 
 def fused_matrix(decoder, name):
@@ -52,10 +52,10 @@ def test_every_engine_samples_base_plus_update(lr, dtype):
     assert worst(policy, lambda name: module_matrix(vars(general._decoder)["_model"], name)) < 1e-3
     assert worst(policy, lambda name: module_matrix(generate._model, name)) < 1e-3
     # The update waits for `load_weights`, and the next one replaces it.
-    before = [engine.sample([[5, 9]], SAMPLING) for engine in (fused, general, generate)]
+    before = [sample(engine, [[5, 9]], SAMPLING) for engine in (fused, general, generate)]
     for parameter in policy.optimizer.parameters.values():
         parameter.data += 0.5
-    assert [engine.sample([[5, 9]], SAMPLING) for engine in (fused, general, generate)] == before
+    assert [sample(engine, [[5, 9]], SAMPLING) for engine in (fused, general, generate)] == before
     for engine in (fused, general, generate):
         engine.load_weights(policy.weights(), 2)
     assert worst(policy, lambda name: fused_matrix(fused._decoder, name)) < 1e-3
@@ -75,7 +75,7 @@ def test_adapters_on_the_embedding_and_the_head_are_sampled():
     engine = TorchEngine(policy.adapter, dtype="float32")
     assert "general" in engine.describe()
     engine.load_weights(policy.weights(), 1)
-    row = engine.sample([[5, 9]], SAMPLING)[0][0]
+    row = sample(engine, [[5, 9]], SAMPLING)[0][0]
     assert scored(policy.model, [5, 9], row.ids, 1.0).tolist() == pytest.approx(row.logprobs, abs=1e-4)
 
 
@@ -93,8 +93,8 @@ def test_full_weights_take_the_place_of_adapted_ones():
     policy = train_adapter("qwen3", 1e-2)
     for engine in (TorchEngine(policy.adapter, dtype="bfloat16", fused=fused) for fused in (True, False)):
         engine.load_weights(policy.base_weights(), 0)
-        plain = engine.sample([[5, 9]], SAMPLING)
+        plain = sample(engine, [[5, 9]], SAMPLING)
         engine.load_weights(policy.weights(), 1)
-        assert engine.sample([[5, 9]], SAMPLING)[0][0].logprobs != plain[0][0].logprobs
+        assert sample(engine, [[5, 9]], SAMPLING)[0][0].logprobs != plain[0][0].logprobs
         engine.load_weights(policy.base_weights(), 0)
-        assert engine.sample([[5, 9]], SAMPLING) == plain
+        assert sample(engine, [[5, 9]], SAMPLING) == plain

@@ -9,17 +9,16 @@ import torch
 
 from retrain.engines import GenerateEngine, TorchEngine
 from retrain.errors import EngineError
-from retrain.types import Sampling
-from tests.engines.models import PROMPTS, flat, scored, tiny
+from tests.engines.models import PROMPTS, Asked, flat, sample, scored, tiny
 
-SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
+SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.2])
 def test_logprobs_are_the_trainers(name, temperature):
     model = tiny(name)
-    groups = GenerateEngine(model, max_rows=7).sample(PROMPTS, replace(SAMPLING, temperature=temperature))
+    groups = sample(GenerateEngine(model, max_rows=7), PROMPTS, replace(SAMPLING, temperature=temperature))
     for prompt, group in zip(PROMPTS, groups, strict=True):
         assert len(group) == 3
         for row in group:
@@ -30,19 +29,19 @@ def test_logprobs_are_the_trainers(name, temperature):
 
 def test_the_models_generation_config_decides_nothing():
     model = tiny("qwen3")
-    plain = GenerateEngine(model).sample(PROMPTS, replace(SAMPLING, stop_ids=()))
+    plain = sample(GenerateEngine(model), PROMPTS, replace(SAMPLING, stop_ids=()))
     model.generation_config.update(eos_token_id=[3, 4, 6], top_k=1, temperature=0.1, repetition_penalty=3.0)
     model.config.eos_token_id = 7
-    assert GenerateEngine(model).sample(PROMPTS, replace(SAMPLING, stop_ids=())) == plain
+    assert sample(GenerateEngine(model), PROMPTS, replace(SAMPLING, stop_ids=())) == plain
     assert {len(row.ids) for row in flat(plain)} == {12}
 
 
 def test_seeded_without_touching_the_global_state():
     engine = GenerateEngine(tiny("qwen3"))
     before = torch.get_rng_state()
-    first = engine.sample(PROMPTS, SAMPLING)
-    assert engine.sample(PROMPTS, SAMPLING) == first
-    assert engine.sample(PROMPTS, replace(SAMPLING, seed=5)) != first
+    first = sample(engine, PROMPTS, SAMPLING)
+    assert sample(engine, PROMPTS, SAMPLING) == first
+    assert sample(engine, PROMPTS, replace(SAMPLING, seed=5)) != first
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -50,8 +49,8 @@ def test_seeded_without_touching_the_global_state():
 def test_both_engines_agree_where_nothing_is_random(changes):
     model = tiny("qwen2")
     sampling = replace(SAMPLING, **changes)
-    ours = flat(TorchEngine(model, dtype="float32").sample(PROMPTS, sampling))
-    theirs = flat(GenerateEngine(model).sample(PROMPTS, sampling))
+    ours = flat(sample(TorchEngine(model, dtype="float32"), PROMPTS, sampling))
+    theirs = flat(sample(GenerateEngine(model), PROMPTS, sampling))
     for one, other in zip(ours, theirs, strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
@@ -62,17 +61,17 @@ def test_weights_are_loaded_by_name_and_requests_checked():
     engine = GenerateEngine(model)
     assert "Qwen3ForCausalLM" in engine.describe()
     engine.load_weights(other.state_dict(), 2)
-    row = engine.sample([[3, 4]], SAMPLING)[0][0]
+    row = sample(engine, [[3, 4]], SAMPLING)[0][0]
     assert row.weights_version == 2
     assert scored(other, [3, 4], row.ids, 1.0).tolist() == pytest.approx(row.logprobs, abs=1e-4)
     with pytest.raises(EngineError, match="is missing"):
         engine.load_weights({}, 3)
     with pytest.raises(EngineError, match="positions"):
-        engine.sample([[3] * 60], SAMPLING)
+        sample(engine, [[3] * 60], SAMPLING)
 
 
 def test_an_adapter_model_has_no_weights_before_they_are_loaded():
     peft = pytest.importorskip("peft")
     engine = GenerateEngine(peft.get_peft_model(tiny("qwen3"), peft.LoraConfig(target_modules=["q_proj"])))
     with pytest.raises(EngineError, match="no weights yet"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)

@@ -12,15 +12,14 @@ import torch
 from retrain.engines import TorchEngine, choose_engine
 from retrain.errors import ComponentError, EngineError
 from retrain.registry import ParameterError, find
-from retrain.types import Sampling
-from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, flat, scored, tiny
+from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, Asked, flat, sample, scored, tiny
 
-SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
+SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 PATHS = [(name, False) for name in MODELS] + [(name, True) for name in FUSED]
 
 
 def worst_error(engine, model, prompts, sampling):
-    groups = engine.sample(prompts, sampling)
+    groups = sample(engine, prompts, sampling)
     assert [len(group) for group in groups] == [sampling.group_size] * len(prompts)
     return max(
         (scored(model, prompt, row.ids, sampling.temperature) - torch.tensor(row.logprobs)).abs().max().item()
@@ -42,7 +41,7 @@ def test_logprobs_are_the_trainers(name, fused, temperature):
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_and_general_paths_agree(name):
     model = tiny(name)
-    both = [TorchEngine(model, dtype="float32", fused=fused).sample(PROMPTS, SAMPLING) for fused in (True, False)]
+    both = [sample(TorchEngine(model, dtype="float32", fused=fused), PROMPTS, SAMPLING) for fused in (True, False)]
     for one, other in zip(flat(both[0]), flat(both[1]), strict=True):
         assert one.ids == other.ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
@@ -64,7 +63,7 @@ def test_auto_dtype_is_a_choice_for_the_cpu():
 
 
 def test_a_completion_ends_with_its_first_stop_id_or_at_the_limit():
-    rows = flat(TorchEngine(tiny("qwen3")).sample(PROMPTS * 4, SAMPLING))
+    rows = flat(sample(TorchEngine(tiny("qwen3")), PROMPTS * 4, SAMPLING))
     assert {row.finish_reason for row in rows} == {"stop", "length"}
     for row in rows:
         assert len(row.ids) == len(row.logprobs)
@@ -77,7 +76,7 @@ def test_a_completion_ends_with_its_first_stop_id_or_at_the_limit():
 
 
 def test_without_stop_ids_every_completion_is_full():
-    rows = flat(TorchEngine(tiny("qwen3")).sample(PROMPTS, replace(SAMPLING, stop_ids=())))
+    rows = flat(sample(TorchEngine(tiny("qwen3")), PROMPTS, replace(SAMPLING, stop_ids=())))
     assert {(len(row.ids), row.finish_reason) for row in rows} == {(12, "length")}
 
 
@@ -92,32 +91,34 @@ def test_compaction_does_not_change_what_is_sampled(fused, monkeypatch):
     model = tiny("qwen3")
     engine = TorchEngine(model, dtype="float32", fused=fused)
     prompts = PROMPTS * 5
-    compacted = engine.sample(prompts, SAMPLING)
-    monkeypatch.setattr("retrain.engines.embedded.decode_loop._COMPACT_BELOW", -1.0)
-    whole = engine.sample(prompts, SAMPLING)
+    compacted = sample(engine, prompts, SAMPLING)
+    monkeypatch.setattr("retrain.engines.embedded.decoder._COMPACT_BELOW", -1.0)
+    whole = sample(engine, prompts, SAMPLING)
     assert [row.ids for row in flat(compacted)] == [row.ids for row in flat(whole)]
 
 
 def test_chunks_do_not_change_what_is_sampled(monkeypatch):
     engine = TorchEngine(tiny("qwen3"), dtype="float32")
-    at_once = engine.sample(PROMPTS * 3, SAMPLING)
+    at_once = sample(engine, PROMPTS * 3, SAMPLING)
     monkeypatch.setattr(engine, "_budget", 1)
-    one_by_one = engine.sample(PROMPTS * 3, SAMPLING)
+    one_by_one = sample(engine, PROMPTS * 3, SAMPLING)
     assert [row.ids for row in flat(at_once)] == [row.ids for row in flat(one_by_one)]
 
 
 def test_a_seed_repeats_and_another_differs_and_the_global_state_stays():
     engine = TorchEngine(tiny("qwen3"))
     before = torch.get_rng_state()
-    first = engine.sample(PROMPTS, SAMPLING)
-    assert engine.sample(PROMPTS, SAMPLING) == first
-    assert engine.sample(PROMPTS, replace(SAMPLING, seed=5)) != first
+    first = sample(engine, PROMPTS, SAMPLING)
+    assert sample(engine, PROMPTS, SAMPLING) == first
+    assert sample(engine, PROMPTS, replace(SAMPLING, seed=5)) != first
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_tokens_follow_the_models_distribution():
     model = tiny("qwen3")
-    rows = TorchEngine(model, dtype="float32").sample([[7, 8]], Sampling(4000, 1, temperature=1.2))[0]
+    rows = sample(TorchEngine(model, dtype="float32"), [[7, 8]], Asked(group_size=4000, max_tokens=1, temperature=1.2))[
+        0
+    ]
     counts = torch.bincount(torch.tensor([row.ids[0] for row in rows]), minlength=VOCABULARY)
     with torch.no_grad():
         expected = (model(torch.tensor([[7, 8]])).logits[0, -1] / 1.2).softmax(-1)
@@ -127,7 +128,7 @@ def test_tokens_follow_the_models_distribution():
 
 def test_greedy_is_the_models_argmax_and_all_of_a_group_agree():
     model = tiny("mistral")
-    group = TorchEngine(model, dtype="float32").sample([[7, 8]], Sampling(2, 6, temperature=0.0))[0]
+    group = sample(TorchEngine(model, dtype="float32"), [[7, 8]], Asked(group_size=2, max_tokens=6, temperature=0.0))[0]
     ids = [7, 8]
     for _ in range(6):
         ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
@@ -138,20 +139,20 @@ def test_greedy_is_the_models_argmax_and_all_of_a_group_agree():
 def test_the_trainers_updates_wait_for_load_weights(fused):
     model = tiny("qwen3")
     engine = TorchEngine(model, dtype="float32", fused=fused)
-    before = engine.sample(PROMPTS, SAMPLING)
+    before = sample(engine, PROMPTS, SAMPLING)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    assert engine.sample(PROMPTS, SAMPLING) == before
+    assert sample(engine, PROMPTS, SAMPLING) == before
     engine.load_weights(model.state_dict(), 7)
     assert worst_error(engine, model, PROMPTS, SAMPLING) < 1e-4
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {7}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
 
 
 def test_the_trainers_model_is_left_as_it_was():
     model = tiny("gpt2")
     implementation, state = model.config._attn_implementation, {k: v.clone() for k, v in model.state_dict().items()}
-    TorchEngine(model).sample(PROMPTS, SAMPLING)
+    sample(TorchEngine(model), PROMPTS, SAMPLING)
     assert model.config._attn_implementation == implementation
     assert model.config.pad_token_id == 0
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -162,13 +163,13 @@ def test_the_trainers_model_is_left_as_it_was():
 def test_wrong_weights_are_refused_whole(fused):
     model = tiny("llama")
     engine = TorchEngine(model, dtype="float32", fused=fused)
-    before = engine.sample(PROMPTS, SAMPLING)
+    before = sample(engine, PROMPTS, SAMPLING)
     weights = {name: value * 2 for name, value in model.state_dict().items()}
     weights["lora"] = weights.pop("lm_head.weight")
     weights["model.norm.weight"] = torch.ones(3)
     with pytest.raises(EngineError, match=r"lm_head.weight is missing; lora is unknown; .* shape \[3\], not \[32\]"):
         engine.load_weights(weights, 1)
-    assert engine.sample(PROMPTS, SAMPLING) == before
+    assert sample(engine, PROMPTS, SAMPLING) == before
 
 
 def test_weights_that_are_not_finite_are_reported():
@@ -176,17 +177,17 @@ def test_weights_that_are_not_finite_are_reported():
     engine = TorchEngine(model)
     engine.load_weights({name: value * float("nan") for name, value in model.state_dict().items()}, 3)
     with pytest.raises(EngineError, match="version 3 are not finite"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
 
 
 def test_requests_beyond_the_model_are_refused():
     engine = TorchEngine(tiny("gpt2"))
     with pytest.raises(EngineError, match="7 tokens and max_tokens = 58 need 65 positions, but the model has 64"):
-        engine.sample(PROMPTS, replace(SAMPLING, max_tokens=58))
-    engine.sample(PROMPTS, replace(SAMPLING, max_tokens=57, stop_ids=()))
+        sample(engine, PROMPTS, replace(SAMPLING, max_tokens=58))
+    sample(engine, PROMPTS, replace(SAMPLING, max_tokens=57, stop_ids=()))
     with pytest.raises(EngineError, match="no tokens"):
-        engine.sample([[1], []], SAMPLING)
-    assert engine.sample([], SAMPLING) == []
+        sample(engine, [[1], []], SAMPLING)
+    assert sample(engine, [], SAMPLING) == []
 
 
 def test_unserved_models_are_refused():
@@ -203,7 +204,7 @@ def test_adapters_are_sampled_merged_and_only_after_loading():
     for fused in (True, False):
         engine = TorchEngine(adapted, dtype="float32", fused=fused)
         with pytest.raises(EngineError, match="no weights yet"):
-            engine.sample(PROMPTS, SAMPLING)
+            sample(engine, PROMPTS, SAMPLING)
         engine.load_weights(plain.state_dict(), 1)
         assert worst_error(engine, plain, PROMPTS, SAMPLING) < 1e-4
 

@@ -1,33 +1,34 @@
 """Which rows train: failures leave a group, and a group without a rival goes."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from retrain.errors import DataError
 from retrain.run.collect import added, rollout_metrics, valid_rows
-from retrain.types import Rollout
+from retrain.types import Rollout, Turn
 from tests.make_checkpoint import make_checkpoint
 from tests.small_runs import rows
 
 
-def rollout(group: int, reward: float | None, tokens: int = 2) -> Rollout:
+def rollout(group: int, reward: float | None, tokens: int = 2, finish="stop") -> Rollout:
     ids = tuple(range(tokens))
-    return Rollout("p", "1+1?", "2", (1,), ids, (-0.5,) * tokens, "so 2", "stop", 0, group, reward, {}, reward == 1.0)
+    turns = (Turn(0, tokens, finish, 0),)
+    return Rollout("p", "1+1?", "2", (1,), ids, (-0.5,) * tokens, "so 2", turns, group, reward, {}, reward == 1.0)
 
 
 def test_a_group_that_failures_leave_with_one_row_is_dropped():
     rollouts = [rollout(0, 1.0), rollout(0, None), rollout(1, 0.0), rollout(1, 1.0), rollout(1, None)]
-    assert valid_rows(rollouts) == [2, 3]
+    assert valid_rows(rollouts) == rollouts[2:4]
 
 
 def test_groups_of_one_stay_when_they_were_sampled_as_one():
-    assert valid_rows([rollout(0, 1.0), rollout(1, None), rollout(2, 0.0)]) == [0, 2]
+    rollouts = [rollout(0, 1.0), rollout(1, None), rollout(2, 0.0)]
+    assert valid_rows(rollouts) == rollouts[::2]
 
 
 def test_means_are_over_scored_completions_and_lengths_over_all():
-    rollouts = [rollout(0, 1.0, 3), rollout(0, 0.0, 1), replace(rollout(0, None, 8), finish_reason="length")]
+    rollouts = [rollout(0, 1.0, 3), rollout(0, 0.0, 1), rollout(0, None, 8, "length")]
     metrics = rollout_metrics(rollouts)
     assert metrics["reward/mean"] == metrics["reward/accuracy"] == metrics["reward/std"] == 0.5
     assert (metrics["reward/failed"], metrics["tokens/response"], metrics["rollout/truncated"]) == (1, 4, 1 / 3)
@@ -35,8 +36,8 @@ def test_means_are_over_scored_completions_and_lengths_over_all():
 
 def test_counts_of_an_earlier_round_outlive_a_round_that_counts_nothing():
     first = {"skipped/all_correct": 2.0, "skipped/all_wrong": 1.0}
-    assert added(first, {}) == added({}, first) == first
-    assert added(first, {"skipped/all_wrong": 3.0, "skipped/other": 1.0}) == {
+    assert added([first, {}]) == added([{}, first]) == first
+    assert added([first, {"skipped/all_wrong": 3.0, "skipped/other": 1.0}]) == {
         "skipped/all_correct": 2.0,
         "skipped/all_wrong": 4.0,
         "skipped/other": 1.0,

@@ -8,7 +8,7 @@ import pytest
 from retrain.config.load import load
 from retrain.errors import ConfigError, DataError
 from retrain.run.build import build
-from retrain.run.collect import collate, collect
+from retrain.run.collect import collect
 from retrain.run.session import Resume
 from retrain.storage.run_directory import RunDirectory
 from tests.make_checkpoint import make_checkpoint
@@ -145,7 +145,7 @@ def test_an_expert_alone_can_be_imitated(train, expert):
 def test_expert_rows_stand_behind_the_rollouts_in_groups_of_their_own(parts):
     built = parts()
     experts = built.experts.draw([])
-    batch = collate(built, [rollout(4, 1.0, 3), rollout(4, 0.0, 1), rollout(2, 0.0, 2)], 5, experts)
+    batch = built.layout.batch([rollout(4, 1.0, 3), rollout(4, 0.0, 1), rollout(2, 0.0, 2)], 5, experts)
     assert batch.is_expert.tolist() == [False] * 3 + [True] * 3
     assert batch.group_ids.tolist() == [4, 4, 2, 5, 6, 7]
     assert batch.sampler_logprobs[3:].abs().sum() == batch.advantages.abs().sum() == 0
@@ -154,7 +154,7 @@ def test_expert_rows_stand_behind_the_rollouts_in_groups_of_their_own(parts):
     for row, one in zip(range(3, 6), experts, strict=True):
         assert batch.input_ids[row][batch.attention_mask[row]].tolist() == list(one.ids)
         assert batch.input_ids[row][batch.response_mask[row]].tolist() == list(one.ids[slice(*one.spans[0])])
-    alone = collate(built, [], 5, experts)
+    alone = built.layout.batch([], 5, experts)
     assert alone.is_expert.all()
     assert alone.group_ids.tolist() == [0, 1, 2]
 
@@ -168,7 +168,7 @@ def test_the_experts_answers_to_the_prompts_of_the_step(parts, toml, expert):
     def answers(collection):
         batch = collection.batch
         return [
-            built.loaded.decode(ids[mask].tolist())
+            built.chat.decode(ids[mask].tolist())
             for ids, mask in zip(batch.input_ids[batch.is_expert], batch.response_mask[batch.is_expert], strict=True)
         ]
 

@@ -7,7 +7,7 @@ import torch
 from retrain.errors import DataError, DivergedError
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.tensor_cache import cache_root
-from retrain.training.warmup import WarmupSettings, demonstrations, expert_batch, warm_start
+from retrain.training.warmup import WarmupSettings, demonstrations, warm_start
 from retrain.types import Problem
 from tests.make_checkpoint import make_checkpoint
 
@@ -118,25 +118,16 @@ def test_loss_that_is_not_finite_ends_the_run_and_leaves_no_cache_entry(loaded):
 
 def test_demonstration_is_prompt_solution_and_end(loaded):
     tokenizer = loaded.tokenizer
-    (ids, start), *_ = demonstrations(loaded, PROBLEMS)
-    assert tokenizer.decode(ids[:start]) == "one?\n"
-    assert tokenizer.decode(ids[start:]) == "so one<eos>"
+    row, *_ = demonstrations(loaded.chat, PROBLEMS)
+    assert tokenizer.decode(row.prompt_ids) == "one?\n"
+    assert tokenizer.decode(row.ids[len(row.prompt_ids) :]) == "so one<eos>"
 
 
 def test_chat_model_is_shown_the_template_as_it_will_be_sampled(tmp_path):
     loaded = load_model(str(make_checkpoint(tmp_path / "chat", chat=True)))
     messages = Problem("m", [{"role": "user", "content": "1+1?"}], "2", "2")
-    (ids, start), (off, _) = demonstrations(loaded, [messages])[0], demonstrations(loaded, PROBLEMS[:1], "off")[0]
-    assert loaded.tokenizer.decode(ids[:start]) == "<|user|>1+1?<|end|><|assistant|>"
-    assert loaded.tokenizer.decode(ids[start:]) == "2<|end|>"
-    assert loaded.tokenizer.decode(off) == "one?\nso one<|end|>"
-
-
-def test_expert_batch_by_hand():
-    batch = expert_batch([([7, 8, 9, 2], 2), ([7, 2], 1)])
-    assert batch.input_ids.tolist() == [[7, 8, 9, 2], [7, 2, 0, 0]]
-    assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
-    assert batch.response_mask.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
-    assert batch.lengths.tolist() == [2, 1]
-    assert batch.is_expert.all()
-    assert not batch.advantages.any()
+    [row] = demonstrations(loaded.chat, [messages])
+    [off] = demonstrations(dataclasses.replace(loaded, mode="off").chat, PROBLEMS[:1])
+    assert loaded.tokenizer.decode(row.prompt_ids) == "<|user|>1+1?<|end|><|assistant|>"
+    assert loaded.tokenizer.decode(row.ids[len(row.prompt_ids) :]) == "2<|end|>"
+    assert loaded.tokenizer.decode(off.ids) == "one?\nso one<|end|>"

@@ -17,8 +17,7 @@ from retrain.run.reopen import stored
 from retrain.run.session import Resume
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
-from retrain.types import Sampling
-from tests.engines.models import flat
+from tests.engines.models import Asked, flat, sample
 from tests.small_runs import digest, rows
 from tests.vllm.models import PROMPTS, process_state, tiny, worst_error
 
@@ -26,7 +25,7 @@ pytest.importorskip("peft")
 pytestmark = pytest.mark.vllm
 
 CPU = torch.device("cpu")
-SAMPLING = Sampling(group_size=2, max_tokens=12, stop_ids=(2, 5), seed=4)
+SAMPLING = Asked(group_size=2, max_tokens=12, stop_ids=(2, 5), seed=4)
 ROUNDING = 2e-5
 TARGETS = {
     "qwen3": "all-linear",
@@ -83,7 +82,7 @@ def test_logprobs_are_the_trainers_after_each_of_twenty_adapters(served, tmp_pat
         give(policy, engine, tmp_path, version)
         for temperature in (0.6, 1.0, 1.2):
             sampling = replace(SAMPLING, temperature=temperature, seed=version, max_tokens=6)
-            groups = engine.sample(PROMPTS[:2], sampling)
+            groups = sample(engine, PROMPTS[:2], sampling)
             assert worst_error(policy.model, PROMPTS[:2], groups, temperature) < ROUNDING
             assert {row.weights_version for row in flat(groups)} == {version}
     with policy.adapter.disable_adapter():
@@ -100,7 +99,7 @@ def shifted(policy, scale=0.1):
 
 def right(policy, engine, version):
     """The engine samples from the policy's weights, and says so."""
-    groups = engine.sample(PROMPTS, SAMPLING)
+    groups = sample(engine, PROMPTS, SAMPLING)
     return worst_error(policy.model, PROMPTS, groups, 1.0) < ROUNDING and {
         row.weights_version for row in flat(groups)
     } == {version}
@@ -119,7 +118,7 @@ def test_keys_of_an_older_adapter_are_never_used(served, tmp_path, monkeypatch):
     give(policy, engine, tmp_path, 3)
     with monkeypatch.context() as patch:
         patch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
-        assert worst_error(policy.model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) > 0.01
+        assert worst_error(policy.model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) > 0.01
     assert right(policy, engine, 3)
 
 
@@ -129,7 +128,7 @@ def test_loading_an_adapter_changes_nothing_else_in_the_process(served, tmp_path
     policy.save_adapter(tmp_path)
     before = process_state()
     engine.load_adapter(tmp_path, 1)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert [name for name, value in process_state().items() if value != before[name]] == []
 
 
@@ -137,9 +136,9 @@ def test_loading_an_adapter_changes_nothing_else_in_the_process(served, tmp_path
 def test_a_seed_repeats(served, tmp_path):
     policy, engine = served
     give(policy, engine, tmp_path, 1)
-    first = engine.sample(PROMPTS, SAMPLING)
+    first = sample(engine, PROMPTS, SAMPLING)
     give(policy, engine, tmp_path, 1)
-    assert engine.sample(PROMPTS, SAMPLING) == first
+    assert sample(engine, PROMPTS, SAMPLING) == first
 
 
 def changed(folder, **fields):
@@ -182,7 +181,7 @@ def test_an_adapter_that_fails_leaves_no_weights_until_one_is_loaded(served, tmp
     with pytest.raises(EngineError, match=f"adapter of step 2 .*({said})"):
         engine.load_adapter(tmp_path / "bad", 2)
     with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
     give(policy, engine, tmp_path / "good", 3)
     assert right(policy, engine, 3)
 
@@ -195,7 +194,7 @@ def test_a_base_alone_is_not_sampled_from_and_a_new_one_takes_its_adapter(served
         policy.model.model.norm.weight.mul_(1.1)
     engine.load_weights(policy.base_weights(), 2)
     with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
     give(policy, engine, tmp_path, 2)
     assert right(policy, engine, 2)
 

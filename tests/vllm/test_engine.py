@@ -12,13 +12,12 @@ from retrain.engines.embedded.draw import truncate
 from retrain.errors import EngineError
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
-from retrain.types import Sampling
-from tests.engines.models import flat
+from tests.engines.models import Asked, flat, sample
 from tests.vllm.models import MODELS, PROMPTS, process_state, tiny, worst_error
 
 pytestmark = pytest.mark.vllm
 CPU = torch.device("cpu")
-SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
+SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 DENSE = [name for name in MODELS if name != "qwen3-moe"]
 ROUNDING = 2e-5
 
@@ -63,7 +62,7 @@ def moved(model, scale=0.02):
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.2])
 def test_logprobs_are_the_trainers_at_the_sampling_temperature(served, temperature):
     model, engine, _ = served
-    groups = engine.sample(PROMPTS, replace(SAMPLING, temperature=temperature))
+    groups = sample(engine, PROMPTS, replace(SAMPLING, temperature=temperature))
     assert [len(group) for group in groups] == [3] * len(PROMPTS)
     assert worst_error(model, PROMPTS, groups, temperature) < ROUNDING
     if temperature not in (0.0, 1.0):  # the two distributions differ by far more than rounding
@@ -79,7 +78,7 @@ def test_logprobs_are_the_trainers_after_each_of_twenty_syncs(served):
         optimizer.step()
         optimizer.zero_grad()
         engine.load_weights(trained.state_dict(), version)
-        groups = engine.sample(PROMPTS[:2], replace(SAMPLING, group_size=2, seed=version))
+        groups = sample(engine, PROMPTS[:2], replace(SAMPLING, group_size=2, seed=version))
         assert worst_error(trained, PROMPTS[:2], groups, 1.0) < ROUNDING
         assert {row.weights_version for row in flat(groups)} == {version}
     engine.load_weights(model.state_dict(), 7)
@@ -94,7 +93,7 @@ def test_syncing_and_sampling_change_nothing_else_in_the_process(pair):
     model, engine = pair
     before = process_state()
     engine.load_weights(model.state_dict(), 1)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert [name for name, value in process_state().items() if value != before[name]] == []
 
 
@@ -108,19 +107,19 @@ def test_without_isolation_vllm_does_disturb_the_process(pair):
 
 def test_a_completion_ends_like_the_torch_engines(pair):
     _, engine = pair
-    rows = flat(engine.sample(PROMPTS * 4, SAMPLING))
+    rows = flat(sample(engine, PROMPTS * 4, SAMPLING))
     assert {row.finish_reason for row in rows} == {"stop", "length"}
     for row in rows:
         assert len(row.ids) == len(row.logprobs) <= SAMPLING.max_tokens
         assert not set(row.ids[:-1]) & {2, 5}
         assert (row.ids[-1] in {2, 5}) == (row.finish_reason == "stop")
-    everything = flat(engine.sample(PROMPTS, replace(SAMPLING, stop_ids=())))
+    everything = flat(sample(engine, PROMPTS, replace(SAMPLING, stop_ids=())))
     assert {(len(row.ids), row.finish_reason) for row in everything} == {(12, "length")}
 
 
 def test_the_models_own_end_of_sequence_does_not_decide(tmp_path, pair):
     model, engine = pair
-    rows = flat(engine.sample(PROMPTS * 4, replace(SAMPLING, stop_ids=(), max_tokens=40)))
+    rows = flat(sample(engine, PROMPTS * 4, replace(SAMPLING, stop_ids=(), max_tokens=40)))
     assert model.config.eos_token_id is None
     assert {row.finish_reason for row in rows} == {"length"}
     assert any({2, 5} & set(row.ids) for row in rows)
@@ -129,8 +128,8 @@ def test_the_models_own_end_of_sequence_does_not_decide(tmp_path, pair):
 def test_greedy_completions_are_the_torch_engines(pair):
     model, engine = pair
     greedy = replace(SAMPLING, temperature=0.0, top_p=0.5, top_k=3)
-    ours = flat(engine.sample(PROMPTS, greedy))
-    others = flat(TorchEngine(model, dtype="float32").sample(PROMPTS, greedy))
+    ours = flat(sample(engine, PROMPTS, greedy))
+    others = flat(sample(TorchEngine(model, dtype="float32"), PROMPTS, greedy))
     assert [row.ids for row in ours] == [row.ids for row in others]
     for row, other in zip(ours, others, strict=True):
         assert row.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
@@ -140,7 +139,7 @@ def test_greedy_completions_are_the_torch_engines(pair):
 def test_truncated_logprobs_are_those_of_the_truncated_distribution(pair, truncation):
     model, engine = pair
     sampling = replace(SAMPLING, temperature=0.8, **truncation)
-    for prompt, group in zip(PROMPTS, engine.sample(PROMPTS, sampling), strict=True):
+    for prompt, group in zip(PROMPTS, sample(engine, PROMPTS, sampling), strict=True):
         for row in group:
             with torch.no_grad():
                 logits = model(torch.tensor([[*prompt, *row.ids]])).logits[0, len(prompt) - 1 : -1] / 0.8
@@ -151,16 +150,16 @@ def test_truncated_logprobs_are_those_of_the_truncated_distribution(pair, trunca
 def test_a_seed_repeats_another_differs_and_no_two_completions_share_draws(pair):
     _, engine = pair
     sampling = replace(SAMPLING, stop_ids=(), max_tokens=24, group_size=4)
-    first = engine.sample(PROMPTS, sampling)
-    assert engine.sample(PROMPTS, sampling) == first
-    assert engine.sample(PROMPTS, replace(sampling, seed=5)) != first
-    same = engine.sample([PROMPTS[1]] * 4, sampling)
+    first = sample(engine, PROMPTS, sampling)
+    assert sample(engine, PROMPTS, sampling) == first
+    assert sample(engine, PROMPTS, replace(sampling, seed=5)) != first
+    same = sample(engine, [PROMPTS[1]] * 4, sampling)
     assert len({row.ids for row in flat(same)}) == 16
 
 
 def test_tokens_follow_the_models_distribution(pair):
     model, engine = pair
-    rows = flat(engine.sample([PROMPTS[1]], replace(SAMPLING, group_size=4000, max_tokens=1, temperature=0.8)))
+    rows = flat(sample(engine, [PROMPTS[1]], replace(SAMPLING, group_size=4000, max_tokens=1, temperature=0.8)))
     counts = torch.bincount(torch.tensor([row.ids[0] for row in rows]), minlength=96) / 4000
     with torch.no_grad():
         expected = (model(torch.tensor([PROMPTS[1]])).logits[0, -1] / 0.8).softmax(-1)
@@ -170,20 +169,20 @@ def test_tokens_follow_the_models_distribution(pair):
 def test_keys_of_older_weights_are_never_used(pair, monkeypatch):
     """Without the reset the cached prompt would answer for the old weights."""
     model, engine = pair
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     other = moved(model)
     engine.load_weights(other.state_dict(), 8)
-    assert worst_error(other, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) < ROUNDING
+    assert worst_error(other, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) < ROUNDING
     engine.load_weights(model.state_dict(), 9)
     monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
-    assert worst_error(model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) > 0.01
+    assert worst_error(model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) > 0.01
 
 
 def test_a_cache_that_cannot_be_emptied_is_an_error(pair, monkeypatch):
     _, engine = pair
     monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(EngineError, match="prefix cache"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
 
 
 def test_named_parameters_of_a_tied_model_are_refused(pair):
@@ -191,12 +190,12 @@ def test_named_parameters_of_a_tied_model_are_refused(pair):
     model, engine = pair
     with pytest.raises(EngineError, match=r"lm_head\.weight is missing"):
         engine.load_weights(dict(model.named_parameters()), 8)
-    assert worst_error(model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) < ROUNDING
+    assert worst_error(model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) < ROUNDING
     other = moved(model)
     engine._expected = {name: shape for name, shape in engine._expected.items() if name != "lm_head.weight"}
     try:
         engine.load_weights(dict(other.named_parameters()), 8)
-        assert worst_error(other, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) > 0.01
+        assert worst_error(other, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) > 0.01
     finally:
         engine._expected["lm_head.weight"] = engine._expected["model.embed_tokens.weight"]
 
@@ -210,7 +209,7 @@ def test_weights_of_another_model_are_refused_and_the_old_ones_stay(pair, mistak
     weights |= {"missing": {}, "unknown": {name: value, "extra": value}, "shape": {name: value[1:]}}[mistake]
     with pytest.raises(EngineError, match="these weights are not"):
         engine.load_weights(weights, 8)
-    rows = engine.sample(PROMPTS, SAMPLING)
+    rows = sample(engine, PROMPTS, SAMPLING)
     assert worst_error(model, PROMPTS, rows, 1.0) < ROUNDING
     assert {row.weights_version for row in flat(rows)} == {7}
 
@@ -238,7 +237,7 @@ def test_after_a_failed_reload_the_engine_is_built_anew(pair, monkeypatch):
     first = engine._llm
     engine.load_weights(other.state_dict(), 8)
     assert engine._llm is not first
-    rows = engine.sample(PROMPTS, SAMPLING)
+    rows = sample(engine, PROMPTS, SAMPLING)
     assert worst_error(other, PROMPTS, rows, 1.0) < ROUNDING
     assert {row.weights_version for row in flat(rows)} == {8}
 
@@ -249,20 +248,20 @@ def test_a_reload_that_fails_again_is_an_error_and_nothing_is_sampled_before_one
     with pytest.raises(EngineError, match=r"step 8 .*exceeds dimension"):
         engine.load_weights(model.state_dict(), 8)
     with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
     engine.load_weights(model.state_dict(), 9)
-    assert worst_error(model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) < ROUNDING
+    assert worst_error(model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) < ROUNDING
 
 
 def test_what_vllm_would_shorten_or_change_is_refused(pair):
     _, engine = pair
     assert "512 tokens" in engine.describe()
     with pytest.raises(EngineError, match="needs 513 tokens"):
-        engine.sample([[5] * 501], SAMPLING)
+        sample(engine, [[5] * 501], SAMPLING)
     with pytest.raises(EngineError, match="no tokens"):
-        engine.sample([[]], SAMPLING)
+        sample(engine, [[]], SAMPLING)
     with pytest.raises(EngineError, match="temperature"):
-        engine.sample(PROMPTS, replace(SAMPLING, temperature=0.001))
+        sample(engine, PROMPTS, replace(SAMPLING, temperature=0.001))
 
 
 def test_weights_that_are_not_numbers_are_an_error_and_spoil_nothing_after_them(pair):
@@ -270,9 +269,9 @@ def test_weights_that_are_not_numbers_are_an_error_and_spoil_nothing_after_them(
     weights = {name: torch.full_like(value, torch.nan) for name, value in model.state_dict().items()}
     engine.load_weights(weights, 8)
     with pytest.raises(EngineError, match="version 8 are not finite"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
     engine.load_weights(model.state_dict(), 9)
-    assert worst_error(model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) < ROUNDING
+    assert worst_error(model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) < ROUNDING
 
 
 class Dozing:
@@ -308,12 +307,12 @@ def test_weights_in_force_outlast_sleep_and_new_ones_are_loaded_into_an_engine_t
     monkeypatch.setattr(engine, "_sleeps", True)
     for version in (7, 8, 9):
         for _ in range(2):
-            rows = engine.sample(PROMPTS, SAMPLING)
+            rows = sample(engine, PROMPTS, SAMPLING)
             assert worst_error(model, PROMPTS, rows, 1.0) < ROUNDING
             assert {row.weights_version for row in flat(rows)} == {version}
         model = moved(model)
         engine.load_weights(model.state_dict(), version + 1)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert engine._asleep
     engine._wake()
 
@@ -328,7 +327,7 @@ def test_merged_adapters_are_what_is_sampled(pair):
             if "lora_B" in name:
                 parameter.normal_(0, 0.1)
     engine.load_weights(policy.weights(), 3)
-    groups = engine.sample(PROMPTS, SAMPLING)
+    groups = sample(engine, PROMPTS, SAMPLING)
     assert worst_error(policy.adapter, PROMPTS, groups, 1.0) < ROUNDING
     with policy.adapter.disable_adapter():
         assert worst_error(policy.adapter, PROMPTS, groups, 1.0) > 0.01

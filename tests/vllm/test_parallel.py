@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from retrain.engines import VllmEngine
-from retrain.types import Sampling
+from tests.engines.models import Asked, sample
 from tests.vllm.models import PROMPTS, tiny, worst_error
 
 pytestmark = pytest.mark.vllm
@@ -18,6 +18,9 @@ def test_two_processes_share_a_model(tmp_path):
             with torch.no_grad():
                 model.model.norm.weight.mul_(1.1)
             engine.load_weights(model.state_dict(), version)
-            assert worst_error(model, PROMPTS, engine.sample(PROMPTS, Sampling(3, 12, seed=4)), 1.0) < 2e-5
+            assert (
+                worst_error(model, PROMPTS, sample(engine, PROMPTS, Asked(group_size=3, max_tokens=12, seed=4)), 1.0)
+                < 2e-5
+            )
     finally:
         engine.close()

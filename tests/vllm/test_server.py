@@ -27,7 +27,7 @@ from retrain.engines.vllm.weight_transfer import _Client
 from retrain.system import http_client as http
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
-from retrain.types import Sampling
+from tests.engines.models import Asked, sample
 from tests.small_runs import TOML as RUN
 from tests.small_runs import rows
 from tests.vllm import cpu_transfer
@@ -35,7 +35,7 @@ from tests.vllm.models import PROMPTS, saved, worst_error
 from tests.waiting import ends, until
 
 pytestmark = pytest.mark.vllm
-SAMPLING = Sampling(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
+SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 LONG = replace(SAMPLING, max_tokens=300, stop_ids=())
 TOML = """
 [model]
@@ -164,7 +164,7 @@ def test_logprobs_are_the_trainers_after_every_sync(servers, model, tmp_path):
     for version, temperature in enumerate((0.0, 0.6, 1.0, 1.2)):
         change(model)
         engine.load_weights(model.state_dict(), version)
-        groups = engine.sample(PROMPTS, replace(SAMPLING, temperature=temperature))
+        groups = sample(engine, PROMPTS, replace(SAMPLING, temperature=temperature))
         assert worst_error(model, PROMPTS, groups, temperature) < 2e-5
         assert {row.weights_version for group in groups for row in group} == {version}
     assert engine.metrics() == {"sampler/reissued": 0, "sampler/refused": 0, "sampler/servers": 2}
@@ -181,7 +181,7 @@ def test_logprobs_are_the_trainers_after_every_transfer_of_vllms_own(servers, mo
             engine.close()
             break_off(_Client(url, http.Calls(20.0)), transfer, model.state_dict()[QUERIES])
         engine.load_weights(model.state_dict(), version)
-        groups = engine.sample(PROMPTS, SAMPLING)
+        groups = sample(engine, PROMPTS, SAMPLING)
         assert worst_error(model, PROMPTS, groups, 1.0) < 2e-5
         assert {row.weights_version for group in groups for row in group} == {version}
     assert not (tmp_path / "vllm" / "model.safetensors").exists()
@@ -228,7 +228,7 @@ def test_adapters_replace_each_other_and_a_server_started_anew_gets_base_and_ada
         change_adapter()
         policy.save_adapter(tmp_path / "adapter")
         engine.load_adapter(tmp_path / "adapter", version)
-        groups = engine.sample(PROMPTS, SAMPLING)
+        groups = sample(engine, PROMPTS, SAMPLING)
         assert worst_error(policy.model, PROMPTS, groups, 1.0) < 2e-5
         assert {row.weights_version for group in groups for row in group} == {version}
     group = server.group
@@ -242,7 +242,7 @@ def test_adapters_replace_each_other_and_a_server_started_anew_gets_base_and_ada
 
     killer = threading.Timer(0.3, both)
     killer.start()
-    groups = [engine.sample(PROMPTS, LONG) for _ in range(4)]
+    groups = [sample(engine, PROMPTS, LONG) for _ in range(4)]
     killer.join()
     assert all(worst_error(policy.model, PROMPTS, sampled, 1.0) < 1e-4 for sampled in groups)
     assert engine.metrics()["sampler/reissued"] > 0
@@ -254,12 +254,12 @@ def test_the_work_of_a_frozen_server_is_done_by_the_other(servers, model, tmp_pa
     engine.load_weights(model.state_dict(), 7)
     group = servers[1].group
     threading.Timer(0.3, os.killpg, [group, signal.SIGSTOP]).start()
-    groups = [engine.sample(PROMPTS, LONG) for _ in range(4)]
+    groups = [sample(engine, PROMPTS, LONG) for _ in range(4)]
     assert all(worst_error(model, PROMPTS, sampled, 1.0) < 1e-4 for sampled in groups)
     assert engine.metrics()["sampler/servers"] == 1
     os.killpg(group, signal.SIGCONT)
     engine.load_weights(model.state_dict(), 8)
-    assert worst_error(model, PROMPTS, engine.sample(PROMPTS, SAMPLING), 1.0) < 2e-5
+    assert worst_error(model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) < 2e-5
     assert engine.metrics()["sampler/servers"] == 2
 
 

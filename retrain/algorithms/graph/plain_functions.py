@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import UserCodeError
 from retrain.registry import Bound
-from retrain.types import Metrics, TransformContext
+from retrain.types import Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,59 @@ CONTEXT_READS = (
     "sepa_lambda",
     "step",
 )
+
+
+@dataclass
+class TransformContext:
+    """What a context-style plug-in `fn(ctx)` receives: one group, as plain lists. `AlgorithmContext` is the same class.
+
+    Attributes:
+        episode_advantages: one number per completion (for `algorithm_mode`: the rewards).
+        logprobs_G: sampled tokens' log-probs, one list per completion.
+        planning_masks_G: 1 on planning tokens, same shape as logprobs_G.
+        sepa_lambda: SEPA's pooling weight at this step, in [0, 1].
+        params: the `*_params` table of the slot.
+        step: training step, from 0.
+        gtpo_beta, hicra_alpha: from `[gtpo]` and `[hicra]`.
+        rewards, lengths, correct: one per completion; `rewards_G` is `rewards`.
+    """
+
+    episode_advantages: list[float]
+    logprobs_G: list[list[float]]
+    planning_masks_G: list[list[int]]
+    sepa_lambda: float = 0.0
+    params: dict[str, Any] = field(default_factory=dict[str, Any])
+    step: int = 0
+    gtpo_beta: float = 0.1
+    hicra_alpha: float = 0.2
+    rewards: list[float] = field(default_factory=list[float])
+    lengths: list[int] = field(default_factory=list[int])
+    correct: list[bool] = field(default_factory=list[bool])
+
+    @property
+    def rewards_G(self) -> list[float]:  # noqa: N802 - named like the other lists of a group
+        return self.rewards
+
+
+@dataclass
+class TransformOutput:
+    """What a context-style plug-in returns; a plain `token_advs` will do as well. `AlgorithmOutput` is the same class.
+
+    Attributes:
+        token_advs: advantages per token, same shape as `logprobs_G`.
+        extra_metrics: numbers for metrics.jsonl; averaged over the groups of a step.
+        has_stats, stats: part of the contract and not read, since every run measures the entropies of planning and
+            execution tokens itself.
+    """
+
+    token_advs: list[list[float]]
+    extra_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    has_stats: bool = field(default=False, kw_only=True)
+    stats: Any = field(default=None, kw_only=True)
+
+
+AlgorithmContext = TransformContext
+AlgorithmOutput = TransformOutput
 
 
 @dataclass(frozen=True)

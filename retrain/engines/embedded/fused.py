@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from retrain.engines.embedded.decoder import Slots, attend
 from retrain.engines.embedded.general import check_weights
-from retrain.engines.embedded.slots import Slots, attend
 from retrain.types import Adapted
 
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -87,11 +87,11 @@ class FusedDecoder:
         self._head = self._copy(weights["lm_head.weight"])
         self._layers = [self._layer(weights, f"model.layers.{index}.") for index in range(self._depth)]
 
-    def prefill(self, ids: Tensor, pad: Tensor, group: int, width: int) -> Tensor:
-        """Start `group` rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
+    def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor:
+        """Start `counts` [B] rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
         length = ids.shape[1]
         columns = torch.arange(length, device=ids.device)
-        slots = self._slots = Slots(pad, group, width, torch.float32)
+        slots = self._slots = Slots(pad, counts, width, torch.float32)
         self._cos, self._sin = self._rotation(width)
         mask: Tensor | None = None
         if slots.bias is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.initialization import no_init_weights
 
-from retrain.engines.embedded.slots import ATTENTION, Slots
+from retrain.engines.embedded.decoder import ATTENTION, Slots
 from retrain.errors import EngineError
 from retrain.types import Adapted, LowRank
 
@@ -35,12 +35,12 @@ class GeneralDecoder:
     def slots(self) -> Slots:
         return self._slots
 
-    def prefill(self, ids: Tensor, pad: Tensor, group: int, width: int) -> Tensor:
-        """Start `group` rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
+    def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor:
+        """Start `counts` [B] rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
         length = ids.shape[1]
         columns = torch.arange(length, device=ids.device)
         padded = bool(pad.any())
-        self._slots = Slots(pad, group, width, torch.float32)
+        self._slots = Slots(pad, counts, width, torch.float32)
         self._model.config._attn_implementation = "sdpa"
         logits = self._forward(
             ids,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, tolerance_of
+from retrain.engines.capability import base_model
 from retrain.engines.vllm.isolation import Isolation
 from retrain.errors import ComponentError, EngineError, writing
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Sampler
+from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
-from retrain.types import Completion, Sampling
+from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,23 +170,26 @@ class VllmEngine(Sampler):
             raise EngineError(f"vLLM cannot load the adapter of step {version} ({_line(error)})") from error
         self.version = version
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        """`sampling.group_size` completions for each prompt, in the prompts' order."""
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """The completions of every request, in the requests' order."""
         if self.version is None:
             raise EngineError("the sampler has no weights: call load_weights first")
-        check_request(prompts, sampling, self._longest)
-        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        check(requests, sampling, self._longest)
+        prompts = [{"prompt_token_ids": list(request.ids)} for request in requests]
         with self._isolated():
             self._wake()
             if not self._llm.reset_prefix_cache():
                 raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
             try:
-                fields = _parameters(len(prompts), sampling)
-                results = self._llm.generate(requests, fields, use_tqdm=False, lora_request=self._adapter)
+                fields = _parameters(requests, sampling)
+                results = self._llm.generate(prompts, fields, use_tqdm=False, lora_request=self._adapter)
             except Exception as error:
                 raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
             self._sleep()
-        return [self._completions(result.outputs, sampling) for result in results]
+        return [
+            self._completions(result.outputs, request.count, sampling)
+            for result, request in zip(results, requests, strict=True)
+        ]
 
     def close(self) -> None:
         """End the engine and give its memory back."""
@@ -203,7 +206,11 @@ class VllmEngine(Sampler):
         try:
             with self._isolated(), warnings.catch_warnings(action="ignore"):
                 self._llm = _llm(self._options)
-                self._llm.generate([{"prompt_token_ids": [0]}], _parameters(1, Sampling(1, 1)), use_tqdm=False)
+                self._llm.generate(
+                    [{"prompt_token_ids": [0]}],
+                    _parameters([Request((0,), count=1, max_tokens=1, stream=0)], Sampling()),
+                    use_tqdm=False,
+                )
                 self._longest = int(self._llm.llm_engine.model_config.max_model_len)
                 self._sleep()
         except Exception as error:
@@ -229,7 +236,7 @@ class VllmEngine(Sampler):
             self._llm.sleep(level=1)
             self._asleep = True
 
-    def _completions(self, outputs: Sequence[Any], sampling: Sampling) -> list[Completion]:
+    def _completions(self, outputs: Sequence[Any], count: int, sampling: Sampling) -> list[Completion]:
         """vLLM's outputs for one prompt; greedy ones are sampled once and repeated."""
         rows: list[Completion] = []
         version = self.version or 0
@@ -244,26 +251,19 @@ class VllmEngine(Sampler):
                 raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
             rows.append(Completion(ids, logprobs, output.finish_reason, version))
         if sampling.temperature == 0:
-            rows *= sampling.group_size
-        if len(rows) != sampling.group_size:
-            raise EngineError(f"vLLM returned {len(rows)} completions of {sampling.group_size}")
+            rows *= count
+        if len(rows) != count:
+            raise EngineError(f"vLLM returned {len(rows)} completions of {count}")
         return rows
 
 
-def check_request(prompts: Sequence[Sequence[int]], sampling: Sampling, room: int) -> None:
+def check(requests: Sequence[Request], sampling: Sampling, room: int) -> None:
     """EngineError for what vLLM would do otherwise than asked, without a word, or refuse.
 
     Args:
         room: tokens that vLLM has room for, of a prompt with its completion.
     """
-    if not all(len(prompt) for prompt in prompts):
-        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
-    longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens
-    if longest > room:
-        raise EngineError(
-            f"a prompt with max_tokens = {sampling.max_tokens} needs {longest} tokens, and vLLM has room for "
-            f"{room}; lower max_tokens, or raise [vllm] max_model_len or its memory"
-        )
+    check_requests(requests, room, "vLLM", "lower max_tokens, or raise [vllm] max_model_len or its memory")
     if 0 < sampling.temperature < _LEAST_TEMPERATURE:
         raise EngineError(
             f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
@@ -332,31 +332,34 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
 
 
-def request_fields(count: int, sampling: Sampling) -> list[dict[str, Any]]:
-    """vLLM's sampling parameters for each prompt, every field explicit; completion k draws from the seed + k."""
+def request_fields(requests: Sequence[Request], sampling: Sampling) -> list[dict[str, Any]]:
+    """vLLM's sampling parameters for each request, every field explicit; completion k draws from the seed + k.
+
+    Streams of one sampling seed share no seed of vLLM's as long as their requests have one count.
+    """
     greedy = sampling.temperature == 0
     first = derive_seed(sampling.seed, "vllm") % 2**62
     return [
         {
-            "n": 1 if greedy else sampling.group_size,
+            "n": 1 if greedy else request.count,
             "temperature": sampling.temperature,
             "top_p": 1.0 if greedy else sampling.top_p,
             "top_k": 0 if greedy else sampling.top_k,
             "min_p": 0.0,
-            "seed": first + index * sampling.group_size,
-            "max_tokens": sampling.max_tokens,
+            "seed": first + request.stream * request.count,
+            "max_tokens": request.max_tokens,
             "stop_token_ids": list(sampling.stop_ids),
             "ignore_eos": True,  # stop_token_ids say it all
             "logprobs": 0,  # the sampled token's alone
             "flat_logprobs": True,
             "detokenize": False,
         }
-        for index in range(count)
+        for request in requests
     ]
 
 
-def _parameters(count: int, sampling: Sampling) -> list[Any]:
-    return [_vllm().SamplingParams(**fields) for fields in request_fields(count, sampling)]
+def _parameters(requests: Sequence[Request], sampling: Sampling) -> list[Any]:
+    return [_vllm().SamplingParams(**fields) for fields in request_fields(requests, sampling)]
 
 
 def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:

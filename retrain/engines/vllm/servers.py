@@ -7,19 +7,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, tolerance_of
+from retrain.engines.capability import base_model
 from retrain.engines.vllm import weight_transfer as vllm_transfer
-from retrain.engines.vllm.in_process import adapter_rank, check_request, full_shapes, request_fields, write_config
+from retrain.engines.vllm.in_process import adapter_rank, check, full_shapes, request_fields, write_config
 from retrain.errors import EngineError
-from retrain.protocols import Sampler
+from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
 from retrain.system import http_client as http
-from retrain.types import Completion, Metrics, Sampling
+from retrain.types import Completion, Metrics, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,18 +148,19 @@ class VllmServerEngine(Sampler):
             self._revive()
         self.version = version
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Completion]]:
-        """`sampling.group_size` completions for each prompt, in the prompts' order."""
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """The completions of every request, in the requests' order."""
         if self.version is None:
             raise EngineError("the sampler has no weights: call load_weights first")
-        check_request(prompts, sampling, min(int(known["max_model_len"]) for known in self._models.values()))
+        check(requests, sampling, min(int(known["max_model_len"]) for known in self._models.values()))
         model = {"model": _ADAPTER} if self._adapter else {}
         bodies = [
-            {"token_ids": list(prompt), "sampling_params": fields, **model}
-            for prompt, fields in zip(prompts, request_fields(len(prompts), sampling), strict=True)
+            {"token_ids": list(request.ids), "sampling_params": fields, **model}
+            for request, fields in zip(requests, request_fields(requests, sampling), strict=True)
         ]
         self._failure = None
-        return self._together(lambda index: self._request(index, bodies[index], sampling), range(len(bodies)), _AT_ONCE)
+        accept = [partial(self._completions, request=request, sampling=sampling) for request in requests]
+        return self._together(lambda n: self._request(n, bodies[n], accept[n]), range(len(bodies)), _AT_ONCE)
 
     def _together(self, function: Callable[[_T], _R], items: Sequence[_T], threads: int) -> list[_R]:
         """The function of every item, in threads; Ctrl-C, and whatever else interrupts the wait, breaks them off."""
@@ -188,8 +190,10 @@ class VllmServerEngine(Sampler):
         self._reissued = self._refused = 0
         return counts
 
-    def _request(self, index: int, body: Mapping[str, Any], sampling: Sampling) -> list[Completion]:
-        """One prompt's completions from whichever server gives them."""
+    def _request(
+        self, index: int, body: Mapping[str, Any], accept: Callable[[Any], list[Completion]]
+    ) -> list[Completion]:
+        """One request's completions from whichever server gives them; `accept` reads an answer."""
         for attempt in range(self._retries + 1):
             url, revivals = self._choose(index, attempt)
             try:
@@ -201,12 +205,12 @@ class VllmServerEngine(Sampler):
                 self._distrust(url, error, revivals)
                 continue
             try:
-                return self._completions(answer, sampling)
+                return accept(answer)
             except http.FAILURES as error:
                 self._distrust(url, error, revivals, refused=1)
         self._give_up(f"a request failed {self._retries + 1} times; {self._reasons()}")
 
-    def _completions(self, answer: Any, sampling: Sampling) -> list[Completion]:
+    def _completions(self, answer: Any, request: Request, sampling: Sampling) -> list[Completion]:
         """The completions of an answer; ValueError if it is not one to the request, or from other weights."""
         rows: list[Completion] = []
         for choice in answer["choices"]:
@@ -216,15 +220,15 @@ class VllmServerEngine(Sampler):
             if spans != {self._label}:
                 raise ValueError(f"it sampled from the weights {', '.join(sorted(spans))}, not {self._label}")
             reason = choice["finish_reason"]
-            if tuple(entry["token_id"] for entry in content) != ids or not _ended(ids, reason, sampling):
-                limit = f"max_tokens = {sampling.max_tokens}"
+            if tuple(entry["token_id"] for entry in content) != ids or not _ended(ids, reason, request, sampling):
+                limit = f"max_tokens = {request.max_tokens}"
                 raise ValueError(f"{len(ids)} tokens with {len(content)} log-probs, ended by {reason}, {limit}")
             logprobs = tuple(float(entry["logprob"]) for entry in content)
             rows.append(Completion(ids, logprobs, reason, self.version or 0))
         if sampling.temperature == 0:
-            rows *= sampling.group_size
-        if len(rows) != sampling.group_size:
-            raise ValueError(f"{len(rows)} completions instead of {sampling.group_size}")
+            rows *= request.count
+        if len(rows) != request.count:
+            raise ValueError(f"{len(rows)} completions instead of {request.count}")
         return rows
 
     def _sync_all(self) -> None:
@@ -362,12 +366,12 @@ class VllmServerEngine(Sampler):
         self._models[url] = config["model_config"]
 
 
-def _ended(ids: Sequence[int], reason: str, sampling: Sampling) -> bool:
+def _ended(ids: Sequence[int], reason: str, request: Request, sampling: Sampling) -> bool:
     """Whether a completion ends as the request says: with the first stop id, or at max_tokens."""
     stops = [token in sampling.stop_ids for token in ids]
     if reason == "stop":
-        return 0 < len(ids) <= sampling.max_tokens and stops.index(True) == len(ids) - 1 if any(stops) else False
-    return reason == "length" and len(ids) == sampling.max_tokens and not any(stops)
+        return 0 < len(ids) <= request.max_tokens and stops.index(True) == len(ids) - 1 if any(stops) else False
+    return reason == "length" and len(ids) == request.max_tokens and not any(stops)
 
 
 def _cause(error: Exception) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -17,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from retrain.errors import ComponentError, DataError, StorageError
+from retrain.errors import ComponentError, StorageError
+from retrain.training.chat import Chat, Mode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 from retrain.types import BUILTIN, Problem
 
-Chat = Literal["auto", "on", "off"]
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 # Bars of a library would tear the live display and fill logs; the phases of a run are told by its events.
@@ -38,12 +39,14 @@ class Loaded:
         tokenizer: its tokenizer; always has a pad token.
         stop_ids: every id that ends a completion, from tokenizer, config and generation_config; sorted.
         name: what `[model] path` said.
+        mode: whether its prompts are rendered by its chat template.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
     name: str
+    mode: Mode = "auto"
 
     @property
     def pad_id(self) -> int:
@@ -62,10 +65,10 @@ class Loaded:
         own: Any = self.tokenizer.eos_token_id
         return self.stop_ids[0] if own is None else int(own)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
-        tokenizer: Any = self.tokenizer
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    @cached_property
+    def chat(self) -> Chat:
+        """What renders prompts for this model."""
+        return Chat(self.tokenizer, self.end_id, self.mode)
 
 
 def load_model(
@@ -179,59 +182,6 @@ def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         ids: Any = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
     return tuple(sorted(found))
-
-
-def plain_text(prompt: str | Sequence[dict[str, str]]) -> str:
-    """The prompt as text without any template: itself, or its messages' contents, a line each."""
-    return prompt if isinstance(prompt, str) else "".join(f"{message['content']}\n" for message in prompt)
-
-
-def render(tokenizer: Any, prompt: str | list[dict[str, str]], chat: Chat = "auto") -> tuple[str, list[int]]:
-    """Prompt as the model sees it: (text, token ids). Rendered and tokenized once; never again.
-
-    Args:
-        prompt: text, or messages `[{"role": ..., "content": ...}]`.
-        chat: "auto" uses the chat template if the tokenizer has one, "on" demands it, "off" forbids it.
-            A text becomes the one user message. Without a template a text is tokenized as it is.
-    Raises:
-        DataError: messages without a chat template to render them, or chat = "on" without one.
-    """
-    template = getattr(tokenizer, "chat_template", None) is not None and chat != "off"
-    if not template:
-        if not isinstance(prompt, str) or chat == "on":
-            raise DataError(
-                f"the prompt is to be rendered as a chat and there is no chat template (chat = {chat!r}); "
-                'use an instruct model, or text prompts with [model] chat = "auto"'
-            )
-        ids: list[int] = tokenizer(prompt)["input_ids"]
-        # A few tokenizers close every text; the prompt of a completion stays open.
-        return prompt, ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
-    text: str = tokenizer.apply_chat_template(_messages(prompt), tokenize=False, add_generation_prompt=True)
-    return text, tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def _messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def template_warning(tokenizer: Any, prompt: str | list[dict[str, str]], chat: Chat = "auto") -> str | None:
-    """What is wrong with the chat template, or None: the prompt must be a prefix of prompt + answer.
-
-    A template that rewrites history (some drop earlier thinking) shows the model, in use, another
-    prompt than the one it was trained on.
-    """
-    text, _ = render(tokenizer, prompt, chat)
-    if getattr(tokenizer, "chat_template", None) is None or chat == "off":
-        return None
-    turns = [*_messages(prompt), {"role": "assistant", "content": "42"}]
-    whole: str = tokenizer.apply_chat_template(turns, tokenize=False)
-    if whole.startswith(text):
-        return None
-    at = next((i for i, pair in enumerate(zip(text, whole, strict=False)) if pair[0] != pair[1]), len(whole))
-    return (
-        f"the chat template renders the prompt differently once it is answered: {text[at : at + 40]!r} becomes "
-        f"{whole[at : at + 40]!r}; several turns would not continue the tokens that were trained"
-    )
 
 
 def save_model(

@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from retrain import AlgorithmContext, AlgorithmOutput
+from retrain import AlgorithmContext, AlgorithmOutput, TransformOutput
 from retrain.algorithms.graph.plain_functions import Hyper
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Component
-from retrain.types import TransformOutput
 from tests.algorithms.graph.test_pipeline import example, pipeline, rows_of
 
 

@@ -17,12 +17,11 @@ from safetensors.torch import load_file
 from retrain.engines import VllmServerEngine
 from retrain.errors import ComponentError, EngineError
 from retrain.system.http_client import is_loopback
-from retrain.types import Sampling
-from tests.engines.models import flat, tiny
+from tests.engines.models import Asked, flat, sample, tiny
 from tests.engines.servers import Server
 from tests.waiting import PATIENCE_S, until
 
-SAMPLING = Sampling(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
+SAMPLING = Asked(group_size=2, max_tokens=3, stop_ids=(2,), seed=4)
 PROMPTS = [[5, 9, 11], [7], [3, 4], [13, 2]]
 
 
@@ -47,7 +46,7 @@ def client(servers, model, tmp_path, **options):
 def test_every_server_loads_the_weights_and_they_share_the_prompts(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
-    groups = engine.sample(PROMPTS, SAMPLING)
+    groups = sample(engine, PROMPTS, SAMPLING)
     assert [[row.ids[0] for row in group] for group in groups] == [[5, 5], [7, 7], [3, 3], [13, 13]]
     assert {row.weights_version for row in flat(groups)} == {7}
     assert [server.asked for server in servers] == [2, 2]
@@ -57,8 +56,8 @@ def test_every_server_loads_the_weights_and_they_share_the_prompts(servers, mode
 def test_greedy_completions_are_sampled_once_and_repeated(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 0)
-    greedy = Sampling(group_size=3, max_tokens=2, temperature=0.0)
-    assert [len(group) for group in engine.sample(PROMPTS, greedy)] == [3, 3, 3, 3]
+    greedy = Asked(group_size=3, max_tokens=2, temperature=0.0)
+    assert [len(group) for group in sample(engine, PROMPTS, greedy)] == [3, 3, 3, 3]
 
 
 LATE = ("hang", "trickle")
@@ -72,14 +71,14 @@ def test_what_one_server_fails_at_the_other_does(servers, model, tmp_path, fault
     engine = client(servers, model, tmp_path, **({"request_timeout_s": 4.0} if fault in LATE else {}))
     engine.load_weights(model.state_dict(), 7)
     servers[0].fault = fault
-    groups = engine.sample(PROMPTS, SAMPLING)
+    groups = sample(engine, PROMPTS, SAMPLING)
     assert [group[0].ids for group in groups] == [(5, 5, 5), (7, 7, 7), (3, 3, 3), (13, 13, 13)]
     asked = servers[0].asked
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert servers[0].asked == asked, "it is not asked again before it has loaded current weights"
     servers[0].fault = ""
     engine.load_weights(model.state_dict(), 8)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert servers[0].asked > asked
 
 
@@ -88,13 +87,13 @@ def test_a_server_whose_sync_fails_is_left_out(servers, model, tmp_path, fault):
     engine = client(servers, model, tmp_path)
     servers[1].fault = fault
     engine.load_weights(model.state_dict(), 7)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert [server.asked for server in servers] == [4, 0]
     servers[0].fault = fault
     with pytest.raises(EngineError, match=r"no vLLM server is left; http.*127\.0\.0\.1"):
         engine.load_weights(model.state_dict(), 8)
     with pytest.raises(EngineError, match="no weights"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
 
 
 def test_a_server_that_was_started_again_is_given_the_current_weights(servers, model, tmp_path):
@@ -102,7 +101,7 @@ def test_a_server_that_was_started_again_is_given_the_current_weights(servers, m
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
     threading.Timer(0.5, servers[0].start, [servers[0].port]).start()
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {7}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {7}
     assert servers[0].loaded == 2
 
 
@@ -112,7 +111,7 @@ def test_a_failure_that_stays_ends_after_the_retries(servers, model, tmp_path):
     for server in servers:
         server.fault = "stale"
     with pytest.raises(EngineError, match=r"failed 3 times.*sampled from the weights older"):
-        engine.sample(PROMPTS[:1], SAMPLING)
+        sample(engine, PROMPTS[:1], SAMPLING)
 
 
 def test_a_request_that_is_refused_is_not_repeated(servers, model, tmp_path):
@@ -120,7 +119,7 @@ def test_a_request_that_is_refused_is_not_repeated(servers, model, tmp_path):
     engine.load_weights(model.state_dict(), 7)
     servers[0].fault = "refuse"
     with pytest.raises(EngineError, match="refuses the request"):
-        engine.sample(PROMPTS[:1], SAMPLING)
+        sample(engine, PROMPTS[:1], SAMPLING)
     assert servers[0].asked == 1
 
 
@@ -140,11 +139,11 @@ def test_one_of_two_servers_is_enough_to_start(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     assert f"vLLM servers at {servers[0].url}; without {servers[1].url}" in engine.describe()
     engine.load_weights(model.state_dict(), 7)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert servers[0].asked == 4
     servers[1].start()
     engine.load_weights(model.state_dict(), 8)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert servers[1].asked == 2
     assert engine.describe() == f"vLLM servers at {servers[0].url}, {servers[1].url}"
 
@@ -168,16 +167,16 @@ def test_weights_of_another_model_are_refused(servers, model, tmp_path):
 def test_what_went_wrong_is_counted(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert engine.metrics() == {"sampler/reissued": 0, "sampler/refused": 0, "sampler/servers": 2}
     servers[0].fault = "stale"
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     stale = engine.metrics()
     assert 1 <= stale["sampler/reissued"] == stale["sampler/refused"] <= 2, "the second may come after the first"
     assert stale["sampler/servers"] == 1
     servers[0].fault = "drop"
     engine.load_weights(model.state_dict(), 8)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     dropped = engine.metrics()
     assert 1 <= dropped["sampler/reissued"] <= 2
     assert (dropped["sampler/refused"], dropped["sampler/servers"]) == (0, 1)
@@ -197,14 +196,14 @@ def test_a_server_that_dies_within_a_sync_is_asked_for_nothing_until_it_has_all_
 
     servers[0].hook = die
     engine.load_weights(model.state_dict(), 8)
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {8}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {8}
     assert [server.asked for server in servers] == [0, 4]
     servers[0].hook = lambda path: None
     servers[0].seen.clear()
     servers[0].paused = False  # as a new process is
     servers[0].start()
     engine.load_weights(model.state_dict(), 9)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert servers[0].seen == ["/pause", LABEL, *SYNC[1:], "/inference/v1/generate", "/inference/v1/generate"]
 
 
@@ -214,7 +213,7 @@ def test_a_server_started_anew_without_the_clients_knowledge_is_not_believed(ser
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
     servers[0].start()
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS[:1], SAMPLING))} == {7}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS[:1], SAMPLING))} == {7}
     assert (servers[0].loaded, servers[0].asked) == (2, 2)
     assert engine.metrics()["sampler/refused"] == 1
 
@@ -224,7 +223,7 @@ def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_r
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
     with pytest.raises(EngineError, match="no vLLM server is left"):
-        engine.sample(PROMPTS * 16, SAMPLING)
+        sample(engine, PROMPTS * 16, SAMPLING)
     assert engine._revivals == 1
 
 
@@ -244,7 +243,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs(servers, model, tmp_path):
     engine.load_weights(model.state_dict(), 7)
     servers[0].fault = "hang"
     with interrupted(lambda: servers[0].asked == len(PROMPTS)):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
     until(lambda: not left_behind())
     assert servers[0].asked == len(PROMPTS), "nothing is asked again"
 
@@ -270,10 +269,10 @@ def test_ctrl_c_ends_the_wait_for_servers_to_come_back(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
     with interrupted(lambda: engine._revivals == 1):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
     until(lambda: not left_behind())
     with pytest.raises(EngineError, match="broken off"):
-        engine.sample(PROMPTS, SAMPLING)
+        sample(engine, PROMPTS, SAMPLING)
 
 
 @pytest.fixture
@@ -294,7 +293,7 @@ def test_the_base_is_sent_once_and_then_adapters_alone(servers, model, adapting)
     for version in (3, 4, 5):
         servers[0].seen.clear()
         engine.load_adapter(folder, version)
-        assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {version}
+        assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {version}
     asked = ["/pause", LABEL, "/v1/load_lora_adapter", *SYNC[2:], *["/inference/v1/generate"] * 2]
     assert servers[0].seen == asked
     assert [server.loaded for server in servers] == [1, 1]
@@ -309,10 +308,10 @@ def test_a_server_started_anew_gets_base_and_adapter_before_it_samples(servers, 
     engine.load_adapter(folder, 4)
     servers[0].kill()
     servers[0].start()
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {4}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {4}
     assert (servers[0].loaded, servers[0].adapter) == (1, "")
     engine.load_adapter(folder, 5)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert (servers[0].loaded, servers[0].adapter) == (2, str(folder))
     servers[1].kill()
     servers[1].start()
@@ -325,7 +324,7 @@ def test_a_server_that_does_not_take_the_adapter_is_left_out(servers, model, ada
     engine.load_weights(model.state_dict(), 3)
     servers[1].fault = "/v1/load_lora_adapter"
     engine.load_adapter(folder, 4)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert [server.asked for server in servers] == [4, 0]
     assert engine.metrics()["sampler/servers"] == 1
 
@@ -343,15 +342,15 @@ def test_what_vllm_would_do_otherwise_than_asked_is_refused_before_it_is_asked(s
     servers[1].config["model_config"]["max_model_len"] = 6
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
-    assert len(engine.sample(PROMPTS, SAMPLING)) == 4, "the longest has three tokens, and takes three more"
+    assert len(sample(engine, PROMPTS, SAMPLING)) == 4, "the longest has three tokens, and takes three more"
     asked = [server.asked for server in servers]
     for prompts, sampling, message in (
-        ([[1, 2, 3, 4]], SAMPLING, r"needs 7 tokens, and vLLM has room for 6; .*\[vllm\] max_model_len"),
+        ([[1, 2, 3, 4]], SAMPLING, r"need 7 positions, but vLLM has 6; .*\[vllm\] max_model_len"),
         ([[1], []], SAMPLING, "a prompt has no tokens"),
         ([[1]], replace(SAMPLING, temperature=0.005), "temperature 0.01 and above"),
     ):
         with pytest.raises(EngineError, match=message):
-            engine.sample(prompts, sampling)
+            sample(engine, prompts, sampling)
     assert [server.asked for server in servers] == asked
 
 
@@ -376,11 +375,11 @@ def test_weights_that_another_run_loads_meanwhile_are_not_believed(servers, mode
 
     servers[0].hook = meanwhile
     engine.load_weights(model.state_dict(), 8)
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {8}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {8}
     assert loading.is_set()
     assert servers[0].asked == 0
     assert servers[0].label.startswith("mixed")
-    assert other.sample(PROMPTS, SAMPLING), "it notices as well, and loads its weights again"
+    assert sample(other, PROMPTS, SAMPLING), "it notices as well, and loads its weights again"
     assert servers[0].loaded == 4
 
 
@@ -401,11 +400,11 @@ def test_the_work_of_a_server_process_that_is_killed_or_frozen_is_done_by_the_ot
     started, url = process
     engine = VllmServerEngine(model, tmp_path, urls=[url, servers[0].url], request_timeout_s=5.0)
     engine.load_weights(model.state_dict(), 7)
-    assert len(engine.sample(PROMPTS, SAMPLING)) == 4
+    assert len(sample(engine, PROMPTS, SAMPLING)) == 4
     # The other answers once this one is gone: both have requests when that happens.
     servers[0].hook = lambda path: os.kill(started.pid, how) if started.poll() is None else None
-    groups = engine.sample(PROMPTS * 2, SAMPLING)
+    groups = sample(engine, PROMPTS * 2, SAMPLING)
     assert [group[0].ids[0] for group in groups] == [5, 7, 3, 13] * 2
     engine.load_weights(model.state_dict(), 8)
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {8}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {8}
     assert engine.metrics()["sampler/servers"] == 1

@@ -18,7 +18,7 @@ from retrain.engines import VllmServerEngine
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.server_process import weight_options
 from retrain.errors import EngineError, MissingExtraError, StorageError
-from tests.engines.models import flat, tiny
+from tests.engines.models import flat, sample, tiny
 from tests.engines.servers import Server
 from tests.engines.vllm.test_servers import PROMPTS, SAMPLING
 from tests.engines.vllm.test_servers import client as plain_client
@@ -116,7 +116,7 @@ def test_a_server_is_met_once_and_given_all_of_the_state_dict_at_every_sync(libr
     engine.load_weights(model.state_dict(), 8)
     assert tuple(asked) == (*BEFORE, *SENDING, *AFTER)
     assert servers[0].names == set(model.state_dict()) > {"lm_head.weight"}
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS, SAMPLING))} == {8}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS, SAMPLING))} == {8}
     assert not (tmp_path / "vllm" / "model.safetensors").exists()
     engine.close()
     assert library.shut == 1
@@ -131,7 +131,7 @@ def test_a_server_that_comes_back_is_met_anew_and_given_the_weights_of_the_last_
         model.lm_head.weight.add_(1.0)
     servers[0].kill()
     servers[0].start()
-    assert {row.weights_version for row in flat(engine.sample(PROMPTS[:1], SAMPLING))} == {7}
+    assert {row.weights_version for row in flat(sample(engine, PROMPTS[:1], SAMPLING))} == {7}
     assert servers[0].loaded == 2
     assert torch.equal(library.sent[1]["lm_head.weight"], first)
     assert library.shut == 1, "the group with the process that is gone"
@@ -178,11 +178,11 @@ def test_one_server_whose_transfer_fails_is_left_out_and_the_other_goes_on(libra
     engine = client(servers, model, tmp_path)
     servers[1].fault = fault
     engine.load_weights(model.state_dict(), 7)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert [server.asked for server in servers] == [4, 0]
     servers[1].fault = ""
     engine.load_weights(model.state_dict(), 8)
-    engine.sample(PROMPTS, SAMPLING)
+    sample(engine, PROMPTS, SAMPLING)
     assert [server.asked for server in servers] == [6, 2]
 
 

@@ -7,8 +7,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from retrain.errors import ComponentError, DataError, StorageError
-from retrain.training.model.loading import load_model, plain_text, render, save_model, template_warning
+from retrain.errors import ComponentError, StorageError
+from retrain.training.model.loading import load_model, save_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Problem
@@ -50,14 +50,14 @@ def test_missing_pad_token_is_filled_in(checkpoints):
 
 def test_own_chat_template_replaces_the_tokenizers(checkpoints):
     loaded = load_model(str(checkpoints / "gpt2"), chat_template="Q: {{ messages[-1]['content'] }} A:")
-    assert render(loaded.tokenizer, "1+2?")[0] == "Q: 1+2? A:"
+    assert loaded.chat.prompt("1+2?").text == "Q: 1+2? A:"
 
 
 def test_builtin_needs_texts_and_has_a_name():
     loaded = load_model("builtin:tiny", problems=PROBLEMS)
     assert loaded.stop_ids == (2,)
     assert loaded.name == "builtin:tiny"
-    assert loaded.tokenizer.decode(render(loaded.tokenizer, "7+8?\n")[1]) == "7+8?\n"
+    assert loaded.tokenizer.decode(loaded.chat.prompt("7+8?\n").ids) == "7+8?\n"
     with pytest.raises(ComponentError, match="got none"):
         load_model("builtin:tiny")
     with pytest.raises(ComponentError, match=re.escape('the built-in is "builtin:tiny"')):
@@ -119,64 +119,13 @@ def test_model_without_any_end_is_refused(llama):
         load_model(str(llama))
 
 
-def test_plain_prompt_is_tokenized_as_it_is():
-    tokenizer = make_tokenizer()
-    text, ids = render(tokenizer, "1+2?\n")
-    assert text == "1+2?\n"
-    assert tokenizer.decode(ids) == text
-
-
-def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = make_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|user|> $A <|eos|>", special_tokens=[("<|user|>", 3), ("<|eos|>", 1)]
-    )
-    assert tokenizer("hi")["input_ids"][-1] == 1
-    assert render(tokenizer, "hi")[1] == tokenizer("hi")["input_ids"][:-1]
-
-
-def test_chat_template_renders_text_and_messages():
-    tokenizer = make_tokenizer(chat=True)
-    text, ids = render(tokenizer, "1+2?")
-    assert text == "<|user|>1+2?<|end|><|assistant|>"
-    assert ids[0] == 3
-    assert ids[-2:] == [2, 4]
-    assert tokenizer.decode(ids) == text
-    assert render(tokenizer, MESSAGES, "on")[0] == "<|system|>be short<|end|>" + text
-    assert render(tokenizer, "1+2?", "off")[0] == "1+2?"
-
-
-@pytest.mark.parametrize(
-    ("chat_tokenizer", "prompt", "chat"), [(False, MESSAGES, "auto"), (True, MESSAGES, "off"), (False, "1+2?", "on")]
-)
-def test_chat_without_a_template_is_explained(chat_tokenizer, prompt, chat):
-    with pytest.raises(DataError, match="no chat template"):
-        render(make_tokenizer(chat=chat_tokenizer), prompt, chat)
-
-
-def test_template_that_rewrites_the_prompt_is_noticed():
-    tokenizer = make_tokenizer(chat=True)
-    assert template_warning(tokenizer, MESSAGES) is None
-    assert template_warning(tokenizer, "1+2?", "off") is None
-    assert template_warning(make_tokenizer(), "1+2?") is None
-    tokenizer.chat_template = "{{ messages | length }}: {{ messages[0]['content'] }}"
-    assert "'1: 1+2?' becomes '2: 1+2?'" in (template_warning(tokenizer, "1+2?") or "")
-
-
-def test_messages_as_plain_text():
-    assert plain_text("1+2?") == "1+2?"
-    assert plain_text(MESSAGES) == "be short\n1+2?\n"
-
-
 @pytest.mark.parametrize("source", ["llama", "gpt2", "builtin:tiny"])
 def test_saved_model_loads_again(checkpoints, tmp_path, source):
     loaded = load_model(source if ":" in source else str(checkpoints / source), problems=PROBLEMS)
     save_model(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
     again = load_model(str(tmp_path / "model"))
     assert again.stop_ids == loaded.stop_ids
-    assert render(again.tokenizer, "1+2?") == render(loaded.tokenizer, "1+2?")
+    assert again.chat.prompt("1+2?") == loaded.chat.prompt("1+2?")
     assert again.model.state_dict().keys() == loaded.model.state_dict().keys()
     assert all(torch.equal(a, b) for a, b in zip(loaded.model.parameters(), again.model.parameters(), strict=True))
     assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == [

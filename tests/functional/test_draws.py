@@ -10,36 +10,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from retrain.engines.embedded.draw import draw, truncate, uniforms
-from retrain.types import Sampling
+from retrain.functional.draws import draw, truncate
 
 QUARTERS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
 
 
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.76, 2), (0.999, 3)])
 def test_the_first_token_whose_cumulated_probability_exceeds_the_number(uniform, token):
-    tokens, logprobs = draw(QUARTERS, torch.tensor([uniform]), Sampling(1, 1))
+    tokens, logprobs = draw(QUARTERS, torch.tensor([uniform]), 1.0, 0, 1.0)
     assert tokens.tolist() == [token]
     assert logprobs.item() == pytest.approx(QUARTERS[0, token].item())
 
 
 def test_temperature_and_truncation_are_in_the_logprob():
     # At temperature 1/2 the probabilities are squared: 16, 4, 1, 1 of 22; of the first two, 16 and 4 of 20.
-    tokens, logprobs = draw(QUARTERS, torch.tensor([0.9]), Sampling(1, 1, temperature=0.5, top_k=2))
+    tokens, logprobs = draw(QUARTERS, torch.tensor([0.9]), 0.5, 2, 1.0)
     assert tokens.tolist() == [1]
     assert logprobs.item() == pytest.approx(math.log(4 / 20))
 
 
 def test_greedy_ignores_truncation_and_reports_temperature_one():
-    tokens, logprobs = draw(QUARTERS, torch.tensor([0.9]), Sampling(1, 1, temperature=0.0, top_k=1))
+    tokens, logprobs = draw(QUARTERS, torch.tensor([0.9]), 0.0, 1, 1.0)
     assert tokens.tolist() == [0]
     assert logprobs.item() == pytest.approx(math.log(0.5))
 
 
 def test_top_p_keeps_the_fewest_that_hold_the_mass():
-    kept = truncate(QUARTERS.expand(3, -1), Sampling(1, 1, top_p=0.6)).isfinite()
+    kept = truncate(QUARTERS.expand(3, -1), 0, 0.6).isfinite()
     assert kept.tolist() == [[True, True, False, False]] * 3
-    assert truncate(QUARTERS, Sampling(1, 1, top_p=0.4)).isfinite().tolist() == [[True, False, False, False]]
+    assert truncate(QUARTERS, 0, 0.4).isfinite().tolist() == [[True, False, False, False]]
 
 
 @settings(deadline=None, max_examples=50)
@@ -48,21 +47,13 @@ def test_truncation_is_that_of_transformers(seed, top_k, top_p):
     logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(seed))
     expected = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
     expected = TopPLogitsWarper(top_p)(None, expected) if top_p < 1 else expected
-    assert torch.equal(truncate(logits, Sampling(1, 1, top_k=top_k, top_p=top_p)), expected)
+    assert torch.equal(truncate(logits, top_k, top_p), expected)
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
     logits = torch.full((5, 9), -torch.inf)
     logits[:, 3:5] = torch.tensor([0.0, -3.0])
     edge = torch.tensor([0.0, 0.5, 0.999, 1 - 2**-22, 1 - 2**-23])
-    tokens, logprobs = draw(logits, edge * (1 - 2**-22), Sampling(1, 1))
+    tokens, logprobs = draw(logits, edge * (1 - 2**-22), 1.0, 0, 1.0)
     assert set(tokens.tolist()) == {3, 4}
     assert logprobs.isfinite().all()
-
-
-def test_a_prompts_numbers_do_not_depend_on_its_neighbors():
-    sampling = Sampling(group_size=2, max_tokens=5, seed=3)
-    together = uniforms([0, 1, 2], sampling)
-    assert together.shape == (5, 6)
-    assert torch.equal(uniforms([1], sampling), together[:, 2:4])
-    assert together.unique().numel() == together.numel()

@@ -1,0 +1,265 @@
+"""The embedded engine's decoding: chunks of prompts, one token per step, keys and values in static slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+from retrain.errors import EngineError
+from retrain.functional.draws import draw
+from retrain.functional.seeds import derive_seed
+from retrain.types import Completion, Request, Sampling
+
+ATTENTION = "retrain_slots"
+"""Name under which transformers finds `slot_attention`."""
+
+_COMPACT_BELOW = 0.8
+
+
+class Decoder(Protocol):
+    """A model as the loop drives it: start rows from prompts, then one token per row and step."""
+
+    name: str
+
+    @property
+    def slots(self) -> Slots: ...
+
+    def load(self, weights: Mapping[str, Tensor]) -> None: ...
+
+    def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor: ...
+
+    def step(self, tokens: Tensor) -> Tensor: ...
+
+
+@torch.inference_mode()
+def sample_chunk(
+    decoder: Decoder, requests: Sequence[Request], sampling: Sampling, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Sample the completions of every request; R in all, the longest budget S.
+
+    Returns:
+        ids [R, S] int64 and log-probs [R, S] float32. What follows a row's first stop id or its budget is without
+        meaning.
+    """
+    ids, pad = left_padded([request.ids for request in requests], device)
+    counts = torch.tensor([request.count for request in requests], device=device)
+    uniform = uniforms(requests, sampling.seed).to(device)
+    longest, count = uniform.shape
+    budget = torch.tensor([request.max_tokens for request in requests], device=device).repeat_interleave(counts)
+    ragged = len({request.max_tokens for request in requests}) > 1
+    stops = torch.tensor(sampling.stop_ids, dtype=torch.long, device=device)
+    out = torch.zeros(count, longest, dtype=torch.long, device=device)
+    logprobs = torch.zeros(count, longest, device=device)
+    alive = torch.arange(count, device=device)
+    done = torch.zeros(count, dtype=torch.bool, device=device)
+    logits = decoder.prefill(ids, pad, counts, ids.shape[1] + longest).repeat_interleave(counts, 0)
+    for step in range(longest):
+        tokens, chosen = draw(logits, uniform[step], sampling.temperature, sampling.top_k, sampling.top_p)
+        out[alive, step], logprobs[alive, step] = tokens, chosen
+        if len(stops):
+            done |= torch.isin(tokens, stops)
+        if ragged:
+            done |= budget[alive] == step + 1
+        running = len(done) - int(done.sum())
+        if running == 0 or step + 1 == longest:
+            break
+        if running <= _COMPACT_BELOW * len(done):
+            rows = packed(done, running)
+            alive, tokens, done, uniform = alive[rows], tokens[rows], done[rows], uniform[:, rows]
+            decoder.slots.keep(rows)
+        logits = decoder.step(tokens)
+    return out, logprobs
+
+
+def uniforms(requests: Sequence[Request], seed: int) -> Tensor:
+    """One uniform number for every token that could be sampled.
+
+    Every request draws from a generator seeded with its stream, so what a row draws depends neither on the other
+    rows nor on which of them have finished.
+
+    Returns:
+        [S, R] float32 in [0, 1 - 2^-22], for the longest budget S and R completions. Strictly below 1 even after a
+        float32 product with the sum of the probabilities, so that a token of probability 0 is never reached.
+    """
+    longest = max(request.max_tokens for request in requests)
+    table = torch.zeros(longest, sum(request.count for request in requests))
+    first = 0
+    for request in requests:
+        generator = torch.Generator().manual_seed(derive_seed(seed, "prompt", request.stream))
+        drawn = torch.rand(request.max_tokens, request.count, generator=generator)
+        table[: request.max_tokens, first : first + request.count] = drawn
+        first += request.count
+    return table.mul_(1 - 2**-22)
+
+
+def packed(done: Tensor, running: int) -> Tensor:
+    """The rows still running, [running] int64: those that lie behind fill the places of finished ones before them.
+
+    As few rows as possible move, because moving a row means moving its keys and values.
+    """
+    rows = torch.arange(running, device=done.device)
+    rows[done[:running]] = (~done[running:]).nonzero()[:, 0] + running
+    return rows
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts as ids [B, P], padded on their left with 0, and the padding of each, [B]."""
+    width = max(len(prompt) for prompt in prompts)
+    rows = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    pad = [width - len(prompt) for prompt in prompts]
+    return torch.tensor(rows, device=device), torch.tensor(pad, device=device)
+
+
+def completions(
+    ids: Tensor, logprobs: Tensor, requests: Sequence[Request], sampling: Sampling, version: int
+) -> list[list[Completion]]:
+    """Rows [R, S] as completions, one list per request, cut after their first stop id or at their budget."""
+    stops = torch.tensor(sampling.stop_ids, dtype=torch.long, device=ids.device)
+    stopped = torch.isin(ids, stops)
+    first = torch.where(stopped.any(-1), stopped.int().argmax(-1) + 1, ids.shape[1] + 1).tolist()
+    rows = iter(zip(ids.tolist(), logprobs.tolist(), first, strict=True))
+    groups: list[list[Completion]] = []
+    for request in requests:
+        groups.append([])
+        for _ in range(request.count):
+            row, scores, stop = next(rows)
+            end = min(stop, request.max_tokens)
+            finish = "stop" if stop <= end else "length"
+            groups[-1].append(Completion(tuple(row[:end]), tuple(scores[:end]), finish, version))
+    if not all(score == score for group in groups for row in group for score in row.logprobs):
+        raise EngineError(f"the sampler's log-probs are not numbers: the weights of version {version} are not finite")
+    return groups
+
+
+def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, int, int], int]) -> Iterator[list[int]]:
+    """Indices of requests, shortest context first, in chunks that fit a memory budget.
+
+    Args:
+        budget: bytes.
+        size: bytes that a number of prompts takes, with the number of their completions, as a function of both, of
+            the length of the longest context and of the largest max_tokens.
+    """
+    chunk: list[int] = []
+    for index in sorted(range(len(requests)), key=lambda index: len(requests[index].ids)):
+        some = [requests[other] for other in (*chunk, index)]
+        rows, most = sum(one.count for one in some), max(one.max_tokens for one in some)
+        if chunk and size(len(some), rows, len(requests[index].ids), most) > budget:
+            yield chunk
+            chunk = []
+        chunk.append(index)
+    if chunk:
+        yield chunk
+
+
+class Slots(Cache):
+    """Cache of the completions of each prompt: prompts are computed once and their slots repeated.
+
+    Keys lie transposed, [rows, kv_heads, head_dim, width], values [rows, kv_heads, width, head_dim], so that the
+    attention of one new token is two plain matrix products. The first `used` columns are filled. A prompt shorter
+    than the longest is padded on its left; `bias` hides the padding.
+
+    Args:
+        counts: [B] completions of each prompt.
+
+    Attributes:
+        used: columns filled so far; the next token is written there.
+        pad: [rows] int64, padding columns of each row.
+        bias: [rows, 1, 1, width], -inf on padding and 0 elsewhere; None if no prompt is padded.
+    """
+
+    def __init__(self, pad: Tensor, counts: Tensor, width: int, dtype: torch.dtype) -> None:
+        super().__init__(layers=[])
+        self.counts, self.width = counts, width
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.used = 0
+        self.pad = pad.repeat_interleave(counts)
+        self.bias: Tensor | None = None
+        if bool(pad.any()):
+            hidden = torch.arange(width, device=pad.device) < self.pad[:, None]
+            self.bias = torch.zeros(hidden.shape, dtype=dtype, device=pad.device).masked_fill_(hidden, -torch.inf)
+            self.bias = self.bias[:, None, None]
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        """Fill a layer from the prompts [B, kv_heads, P, head_dim], or append one token to every row."""
+        if not self.used:
+            self._fill(key_states, value_states)
+            return key_states, value_states
+        return self.append(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
+
+    def append(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Write one token's key and value [rows, kv_heads, head_dim]; return all filled columns."""
+        end = self.used + 1
+        self.keys[layer][..., self.used] = key
+        self.values[layer][:, :, self.used] = value
+        return self.keys[layer][..., :end], self.values[layer][:, :, :end]
+
+    def visible(self) -> Tensor | None:
+        """Bias over the filled columns and the one about to be written."""
+        return None if self.bias is None else self.bias[..., : self.used + 1]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows [n] (int64) only, as the first n; rows[i] >= i, so each moves down or stays."""
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
+        sources = rows[moved]
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[moved, ..., : self.used] = keys[sources, ..., : self.used]
+            values[moved, :, : self.used] = values[sources, :, : self.used]
+        self.keys = [keys[: len(rows)] for keys in self.keys]
+        self.values = [values[: len(rows)] for values in self.values]
+        self.pad = self.pad[rows]
+        self.bias = None if self.bias is None else self.bias[rows]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.used
+
+    def get_query_offset(self, layer_idx: int | None = None) -> int:
+        return self.used
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.used + query_length, 0
+
+    def _fill(self, key: Tensor, value: Tensor) -> None:
+        _, heads, length, size = key.shape
+        rows = len(self.pad)
+        keys = key.new_empty(rows, heads, size, self.width)
+        values = value.new_empty(rows, heads, self.width, value.shape[-1])
+        keys[..., :length] = key.transpose(-1, -2).repeat_interleave(self.counts, 0)
+        values[:, :, :length] = value.repeat_interleave(self.counts, 0)
+        self.keys.append(keys)
+        self.values.append(values)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention of one new token per row over its slots; the query heads of a key head are its matrix rows.
+
+    Args:
+        query: [rows, heads, head_dim], scaled.
+        keys, values: [rows, kv_heads, head_dim, t] and [rows, kv_heads, t, head_dim].
+        bias: [rows, 1, 1, t] added to the scores, or None.
+    Returns:
+        [rows, heads, head_dim].
+    """
+    rows, heads, size = query.shape
+    scores = torch.matmul(query.view(rows, keys.shape[1], -1, size), keys)
+    if bias is not None:
+        scores = scores + bias
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+    return torch.matmul(weights, values).view(rows, heads, -1)
+
+
+def slot_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention function for one new token per row, over keys and values as `Slots` holds them."""
+    scaling = options.get("scaling")
+    scaled = query[:, :, 0] * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    return attend(scaled, key, value, attention_mask)[:, None], None
+
+
+AttentionInterface.register(ATTENTION, slot_attention)

@@ -1,0 +1,69 @@
+"""Rollouts as episodes, their rows, and batches made of them."""
+
+import json
+
+import pytest
+import torch
+
+from retrain.types import ExpertRow, Layout, Rollout, Turn
+
+LAYOUT = Layout(pad_id=0, device=torch.device("cpu"), max_tokens=8)
+
+
+def episode(turns, ids=(7, 8, 9, 2), group=0):
+    logprobs = tuple(-0.5 if any(t.start <= i < t.end for t in turns) else 0.0 for i in range(len(ids)))
+    return Rollout("p", "1+1?", "2", (5, 6), ids, logprobs, "so 2", turns, group, 1.0, {"exact": 1.0}, True)
+
+
+ONE = episode((Turn(0, 4, "stop", 3),))
+TWO = episode((Turn(0, 1, "length", 2), Turn(3, 4, "stop", 3)))
+
+
+def test_what_the_policy_did_not_sample_is_not_counted_and_not_trained_on():
+    assert (TWO.length, TWO.finish_reason, TWO.weights_version) == (2, "stop", 2)
+    batch = LAYOUT.batch([TWO, ONE], 0)
+    assert batch.response_mask.int().tolist() == [[0, 0, 1, 0, 0, 1], [0, 0, 1, 1, 1, 1]]
+    assert batch.attention_mask.all()
+    assert batch.lengths.tolist() == [2, 4]
+    assert batch.sampler_logprobs.tolist() == [[0, 0, -0.5, 0, 0, -0.5], [0, 0, -0.5, -0.5, -0.5, -0.5]]
+
+
+@pytest.mark.parametrize("rollout", [ONE, TWO])
+def test_a_row_of_json_is_the_rollout_again(rollout):
+    assert Rollout.of_row(json.loads(json.dumps(rollout.row()))) == rollout
+    assert Rollout.of_row(rollout.row() | {"tokens": ["a"], "advantages": [0.0]}) == rollout
+
+
+def test_a_row_without_turns_is_one_turn():
+    row = ONE.row()
+    assert (row["finish_reason"], row["weights_version"]) == ("stop", 3)
+    del row["turns"]
+    assert Rollout.of_row(row) == ONE
+
+
+def test_a_truncated_rollout_is_masked_if_that_is_asked_and_keeps_its_length():
+    cut = episode((Turn(0, 4, "length", 3),))
+    batch = Layout(0, torch.device("cpu"), 8, mask_truncated=True).batch([cut, ONE], 0)
+    assert batch.response_mask.any(-1).tolist() == [False, True]
+    assert batch.lengths.tolist() == [4, 4]
+
+
+def test_expert_rows_by_hand():
+    batch = LAYOUT.batch([], 0, [ExpertRow((7, 8, 9, 2), ((2, 4),)), ExpertRow((7, 2), ((1, 2),))])
+    assert batch.input_ids.tolist() == [[7, 8, 9, 2], [7, 2, 0, 0]]
+    assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert batch.response_mask.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    assert batch.lengths.tolist() == [2, 1]
+    assert batch.is_expert.all()
+    assert not batch.advantages.any()
+
+
+def test_columns_of_parts_fill_the_batch_in_their_order():
+    expert = ExpertRow((7, 8, 9, 2, 4, 4, 4), ((2, 7),))
+    first, second = LAYOUT.batch([ONE], 0), LAYOUT.batch([TWO, TWO], 0)
+    first = first.replace(advantages=first.advantages + 1, entropy=torch.full((1, 6), 5.0), weight=0.5)
+    second = second.replace(advantages=second.advantages + 2, entropy=torch.zeros(2, 6), weight=0.25)
+    whole = LAYOUT.batch([ONE, TWO, TWO], 0, [expert]).filled([first, second])
+    assert whole.advantages[:, 0].tolist() == [1, 2, 2, 0]
+    assert whole.column("entropy").tolist() == [[5.0] * 6 + [0.0]] + [[0.0] * 7] * 3
+    assert whole.column("weight") == 0.25

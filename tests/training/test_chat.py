@@ -1,0 +1,132 @@
+"""Prompts as a model sees them, and worked answers exactly as sampling them would have given."""
+
+import pytest
+
+from retrain.errors import DataError
+from retrain.training.chat import Chat, plain_text
+from retrain.types import Problem
+from tests.make_checkpoint import make_tokenizer
+
+USER, MORE = {"role": "user", "content": "one and two?"}, {"role": "user", "content": "and three?"}
+SAID = {"role": "assistant", "content": "three"}
+
+
+MESSAGES = [{"role": "system", "content": "be short"}, {"role": "user", "content": "1+2?"}]
+
+
+def loaded(chat=True, mode="auto"):
+    tokenizer = make_tokenizer(chat)
+    return Chat(tokenizer, tokenizer.eos_token_id, mode)
+
+
+def texts(model, row):
+    return [model.tokenizer.decode(row.ids[start:end]) for start, end in row.spans]
+
+
+def test_the_last_turn_alone_is_imitated():
+    model = loaded()
+    row = model.conversation(Problem("f:1", [USER, SAID, MORE], "", "six"))
+    assert texts(model, row) == ["six<|end|>"]
+    assert list(row.prompt_ids) == list(model.prompt([USER, SAID, MORE]).ids)
+    assert row.spans[0][1] == len(row.ids)
+
+
+def test_all_turns_are_imitated_as_one_row_that_reads_like_the_template():
+    model = loaded()
+    row = model.conversation(Problem("f:1", [USER, SAID, MORE], "", "six"), all_turns=True)
+    assert texts(model, row) == ["three<|end|>", "six<|end|>"]
+    whole = model.tokenizer.apply_chat_template(
+        [USER, SAID, MORE, {"role": "assistant", "content": "six"}], tokenize=False
+    )
+    assert model.tokenizer.decode(row.ids) == whole
+    assert list(row.prompt_ids) == list(model.prompt([USER]).ids)
+    assert row.ids == model.conversation(Problem("f:1", [USER, SAID, MORE], "", "six")).ids
+
+
+def test_a_greeting_is_no_answer():
+    row = loaded().conversation(Problem("f:1", [SAID, USER], "", "three"), all_turns=True)
+    assert len(row.spans) == 1
+
+
+def test_without_a_template_one_turn_of_the_user_is_a_text_prompt():
+    model = loaded(chat=False)
+    plain = model.conversation(Problem("f:1", USER["content"], "", "three"))
+    assert model.conversation(Problem("f:1", [USER], "", "three")) == plain
+    assert model.conversation(Problem("f:1", [USER], "", "three"), all_turns=True) == plain
+    assert model.tokenizer.decode(plain.ids) == "one and two?three<|eos|>"
+
+
+@pytest.mark.parametrize("prompt", [[USER, SAID, MORE], [{"role": "system", "content": "add"}, USER]])
+def test_other_messages_need_a_template(prompt):
+    with pytest.raises(DataError, match=r"f:7: .*there is no chat template"):
+        loaded(chat=False).conversation(Problem("f:7", prompt, "", "six"))
+
+
+def test_what_a_template_refuses_is_named_with_its_line():
+    model = loaded()
+    model.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match=r"f:3: .*roles must alternate"):
+        model.conversation(Problem("f:3", [USER], "", "six"))
+
+
+def test_a_template_that_rewrites_history_makes_no_row_of_all_turns():
+    model = loaded()
+    model.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    problem = Problem("f:2", [USER, SAID, MORE], "", "six")
+    assert len(model.conversation(problem).spans) == 1
+    with pytest.raises(DataError, match=r"f:2: the chat template renders an earlier turn differently"):
+        model.conversation(problem, all_turns=True)
+
+
+def test_plain_prompt_is_tokenized_as_it_is():
+    chat = loaded(chat=False)
+    prompt = chat.prompt("1+2?\n")
+    assert prompt.text == "1+2?\n"
+    assert chat.decode(prompt.ids) == prompt.text
+
+
+def test_prompt_stays_open_when_a_tokenizer_closes_every_text():
+    from tokenizers.processors import TemplateProcessing
+
+    chat = loaded(chat=False)
+    chat.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|user|> $A <|eos|>", special_tokens=[("<|user|>", 3), ("<|eos|>", 1)]
+    )
+    assert chat.tokenizer("hi")["input_ids"][-1] == 1
+    assert list(chat.prompt("hi").ids) == chat.tokenizer("hi")["input_ids"][:-1]
+
+
+def test_chat_template_renders_text_and_messages():
+    chat = loaded()
+    prompt = chat.prompt("1+2?")
+    assert prompt.text == "<|user|>1+2?<|end|><|assistant|>"
+    assert prompt.ids[0] == 3
+    assert prompt.ids[-2:] == (2, 4)
+    assert chat.tokenizer.decode(prompt.ids) == prompt.text
+    assert loaded(mode="on").prompt(MESSAGES).text == "<|system|>be short<|end|>" + prompt.text
+    assert loaded(mode="off").prompt("1+2?").text == "1+2?"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "mode"), [(False, MESSAGES, "auto"), (True, MESSAGES, "off"), (False, "1+2?", "on")]
+)
+def test_chat_without_a_template_is_explained(template, prompt, mode):
+    with pytest.raises(DataError, match="no chat template"):
+        loaded(template, mode).prompt(prompt)
+
+
+def test_template_that_rewrites_the_prompt_is_noticed():
+    chat = loaded()
+    assert chat.warning(MESSAGES) is None
+    assert loaded(mode="off").warning("1+2?") is None
+    assert loaded(chat=False).warning("1+2?") is None
+    chat.tokenizer.chat_template = "{{ messages | length }}: {{ messages[0]['content'] }}"
+    assert "'1: 1+2?' becomes '2: 1+2?'" in (chat.warning("1+2?") or "")
+
+
+def test_messages_as_plain_text():
+    assert plain_text("1+2?") == "1+2?"
+    assert plain_text(MESSAGES) == "be short\n1+2?\n"
