@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 15_800,
-    "what retrain train imports": 11_200,
-    "campaign": 2_700,
+    "package": 16_100,
+    "what retrain train imports": 11_300,
+    "campaign": 2_500,
     "tools": 1_500,
     "report": 900,
 }

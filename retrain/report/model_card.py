@@ -10,7 +10,7 @@ from typing import Any
 from retrain import __version__
 from retrain.report.page import Table, fill
 from retrain.report.run_summary import recipe
-from retrain.report.settings import settings
+from retrain.report.shown_settings import settings
 from retrain.types import BUILTIN
 
 _CURVE = ("step", "accuracy", "ci_low", "ci_high", "greedy_accuracy", "avg_tokens")

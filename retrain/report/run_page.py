@@ -12,7 +12,7 @@ from retrain.report.charts import interval_chart, line_chart, span, stacked_char
 from retrain.report.page import Table, duration, fill, percent
 from retrain.report.run_summary import Row, recipe, status, summary
 from retrain.report.samples import best_and_worst
-from retrain.report.settings import settings
+from retrain.report.shown_settings import settings
 from retrain.storage.run_directory import read_json, read_rows
 from retrain.system.secret_names import masked
 

@@ -13,7 +13,7 @@ from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.campaign.verdict.results import Results, read_campaign, write_tables
 from retrain.report.page import Table, fill, plural
-from retrain.report.settings import settings
+from retrain.report.shown_settings import settings
 from retrain.storage.run_directory import read_json
 
 _TOKENS = 400
