@@ -17,6 +17,7 @@ import typer
 
 from retrain.cli.config_commands import Json
 from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.system.sandbox import missing
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "grams": ("scikit-learn", "sentence-transformers"),
@@ -175,5 +176,6 @@ _CHECKS: dict[str, Callable[[], Any]] = {
     "packages": _packages,
     "extras": _extras,
     "engines": _engines,
+    "sandbox for rewards": lambda: ((reason := missing()) and f"none: {reason}") or "available",
     "this directory": _writable,
 }

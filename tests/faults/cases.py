@@ -96,6 +96,11 @@ CASES: dict[int, Case] = {
               f"{POOL}::test_details_name_the_function_and_what_happened"),
     23: _case("reward that prints without end", "nowhere in the logs or metrics",
               f"{POOL}::test_printing_ctrl_c_and_booleans_are_harmless"),
+    24: _case("reward tries network, processes, $HOME", "blocked, bounded, or refused without a sandbox",
+             f"{POOL}::test_a_sandboxed_reward_reaches_nothing_outside",
+             f"{POOL}::test_whatever_a_reward_starts_is_bounded_and_ends_with_its_worker",
+             f"{POOL}::test_no_sandbox_is_refused_or_told",
+             "system/test_sandbox.py::test_no_network_no_writing_no_processes_of_others_no_way_out"),
     25: _case("model text that is a program", "no built-in reward executes it",
               "rewards/test_boxed_math.py::test_model_text_is_never_executed"),
     26: _case("typing mistakes in the TOML", "exit 2, line and column, a fix, all at once, no torch",
@@ -135,7 +140,7 @@ CASES: dict[int, Case] = {
               f"{LOOP}::test_a_tracker_that_cannot_be_built_costs_a_warning"),
     38: _case("canary secrets in the environment and in the TOML", "in no log, report, card or tracker file",
               "run/test_secrets.py::test_nothing_secret_is_in_any_other_file_of_a_run",
-              f"{POOL}::test_secrets_stay_out_of_workers"),
+              f"{POOL}::test_workers_see_the_environment_that_is_allowed"),
     39: _case("hostile checkpoint: pickle, ../ names, links", "refused, nothing is executed",
               f"{CHECKPOINT}::test_names_that_leave_the_directory_and_symlinks_are_refused"),
     40: _case("campaign: run, worker, driver killed, a bad cell", "each cell once, the report says what is missing",
@@ -146,7 +151,7 @@ CASES: dict[int, Case] = {
               f"{WORKER}::test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on"),
 }  # fmt: skip
 
-NOT_YET = {13: "another number of ranks: a run is one process", 24: "rewards that use the network or fork: no sandbox"}
+NOT_YET = {13: "another number of ranks: a run is one process"}
 """Cases that the program does not meet, and why."""
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound, find
 from retrain.rewards.pool import RewardPool
+from retrain.system.sandbox import PROCESSES, missing
 from tests.waiting import alive, until
 
 HERE = Path(__file__).parent
@@ -280,6 +283,94 @@ def test_a_reward_defined_inside_a_function_has_no_path():
     reward = Component("reward", "local", local, "local", source="registered").bind({})
     with pytest.raises(ComponentError, match="defined inside a function"):
         RewardPool([(reward, 1.0)])
+
+
+def test_a_fork_that_comes_back_does_not_answer():
+    with pool(bound("by_text")) as scorer:
+        for _ in range(3):
+            scores = scorer.score(items("fork", "wrong", "fork_and_raise", "right"))
+            assert [score.value for score in scores] == [1.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "status", "detail"),
+    [
+        ("garbage", "crashed", "it sent what is no answer"),
+        ("garbage_line", "crashed", "it sent what is no answer"),
+        ("forged_shape", "crashed", "it sent what is no reply"),
+        ("ahead", "crashed", "it sent an answer to no call"),
+        ("forged_nan", "invalid", "returned nan (float); expected one finite number or None"),
+    ],
+)
+def test_what_a_reward_writes_on_the_pipe_is_taken_for_no_other_completion(completion, status, detail):
+    with pool(bound("by_text")) as scorer:
+        bad, *rest = scorer.score(items(completion, "right", "wrong", "right"))
+        again = scorer.score(items("wrong", "right"))
+    assert (bad.value, bad.status) == (None, status)
+    assert detail in bad.detail
+    assert [score.value for score in (*rest, *again)] == [1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+sandboxed = pytest.mark.skipif(bool(missing()), reason=f"no sandbox here: {missing()}")
+
+
+@sandboxed
+def test_a_sandboxed_reward_reaches_nothing_outside(monkeypatch, tmp_path):
+    (tmp_path / "canary").write_text("private")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    attempts = ["network", "home", "parent", "outside", "beside", "temporary"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("PORT", str(server.getsockname()[1]))
+        with pool(bound("by_text"), sandbox="require", env=["PORT"]) as scorer:
+            assert {n: s.value for n, s in zip(attempts, scorer.score(items(*attempts)), strict=True)} == dict.fromkeys(
+                attempts, 1.0
+            )
+        with pool(bound("by_text"), sandbox="off", env=["PORT"]) as scorer:
+            real = [score.value for score in scorer.score(items("network", "home", "parent"))]
+            assert real == [0.0, 0.0, 0.0], "the attempts are real ones"
+
+
+@sandboxed
+@pytest.mark.parametrize("completion", ["bomb", "deserter"])
+def test_whatever_a_reward_starts_is_bounded_and_ends_with_its_worker(completion):
+    if completion == "bomb" and os.geteuid() == 0 and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
+        pytest.skip("root is bounded since Linux 6.14")
+    with pool(bound("by_text")) as scorer:
+        scorer.score(items("right"))
+        namespace = os.readlink(f"/proc/{innermost(scorer)}/ns/pid")
+        score = scorer.score(items(completion))[0]
+        if completion == "bomb":
+            assert (score.status, score.value) == ("error", None)
+            assert "BlockingIOError" in score.detail
+        else:
+            assert score.value == 1.0
+        assert 2 < len(members(namespace)) <= PROCESSES
+        assert scorer.score(items("right"))[0].value == 1.0
+    until(lambda: not members(namespace))
+
+
+def members(namespace):
+    """The processes of a namespace."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/ns/pid"):
+        with suppress(OSError):
+            found += [path] if os.readlink(path) == namespace else []
+    return found
+
+
+def test_no_sandbox_is_refused_or_told(monkeypatch, caplog):
+    monkeypatch.setattr("retrain.rewards.pool.missing", lambda: "namespaces: Operation not permitted")
+    with pytest.raises(ComponentError, match=r"no sandbox for rewards on this machine: namespaces"):
+        pool(bound("by_text"), sandbox="require")
+    with pool(bound("by_text")) as scorer:
+        assert scorer.score(items("right"))[0].value == 1.0
+    assert "rewards run without a sandbox" in caplog.text
+
+
+def test_variables_that_parameters_name_are_passed(monkeypatch):
+    monkeypatch.setenv("NAMED", "canary")
+    with pool(bound("by_name", secret_env="NAMED")) as scorer:
+        assert scorer.score(items("x", answer="canary"))[0].value == 1.0
 
 
 def test_an_interrupted_score_leaves_nothing_behind_not_even_what_a_reward_has_started(tmp_path, monkeypatch):
