@@ -5,10 +5,7 @@ The message of an error names what the user typed, what is wrong with it and wha
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 
 class RetrainError(Exception):
@@ -104,21 +101,6 @@ class StorageError(RetrainError):
     """A run directory or checkpoint cannot be read, written or trusted (exit 6)."""
 
     exit_code = 6
-
-
-@contextmanager
-def writing(path: Path) -> Generator[None]:
-    """Whatever keeps `path` from being written inside this block, a full disk above all, as a StorageError."""
-    try:
-        yield
-    except Exception as error:
-        # The Rust writer of safetensors reports a full disk in a class of its own, which is not an OSError.
-        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
-            raise
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise StorageError(
-            f"{path} cannot be written: {reason}; free some space, and check that the run directory can be written"
-        ) from error
 
 
 class Preempted(RetrainError):  # noqa: N818 - an outcome, not a mistake

@@ -19,7 +19,7 @@ from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import reason, start, train_command, warm_start_command
 from retrain.errors import RetrainError
 from retrain.report.page import duration
-from retrain.storage.run_directory import read_rows
+from retrain.storage.run_files import read_rows
 from retrain.system.process import end
 from retrain.system.secret_names import masked
 

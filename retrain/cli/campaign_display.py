@@ -20,7 +20,14 @@ from retrain.system.terminal import clean, forgiving_output, say
 from retrain.types import Observer
 
 _REFRESH_S = 1.0
-_STYLES = {"done": "green", "failed": "red", "running": "yellow", "stopped": "magenta", "waiting": "dim"}
+_STYLES = {
+    "done": "green",
+    "failed": "red",
+    "running": "yellow",
+    "stopped": "magenta",
+    "waiting": "dim",
+    "unreadable": "red",
+}
 
 
 @contextmanager
@@ -85,7 +92,7 @@ def picture(facts: Mapping[str, Any]) -> Group:
 def tally(facts: Mapping[str, Any]) -> str:
     """The campaign in a line: how many runs are done, running and failed, and the time left."""
     parts = [f"{facts['done']} of {facts['total']} runs done"]
-    parts += [f"{facts[state]} {state}" for state in ("running", "failed") if facts[state]]
+    parts += [f"{facts[state]} {state}" for state in ("running", "failed", "unreadable") if facts[state]]
     left = "" if facts["left_s"] is None else f"; about {clock(facts['left_s'])} left"
     return ", ".join(parts) + left
 
@@ -96,5 +103,7 @@ def _cell(row: Mapping[str, Any] | None) -> Text:
         return Text()
     accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.1%}"
     share = f"{row['steps'] / row['max_steps']:.0%}" if row["max_steps"] else "0%"
-    text = {"waiting": "·", "done": accuracy or "done", "failed": "failed"}.get(row["state"], f"{share} {accuracy}")
+    text = {"waiting": "·", "done": accuracy or "done", "failed": "failed", "unreadable": "unreadable"}.get(
+        row["state"], f"{share} {accuracy}"
+    )
     return Text(text.rstrip(), style=_STYLES[row["state"]])

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from retrain.cli.config_commands import Json
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError, ConfigProblem, StorageError
 
 _REFRESH_S = 2.0
 _PLAN, _STATUS = "plan.json", "status.json"
@@ -30,12 +30,15 @@ def status(
     found = runs or sorted({path.parent for name in (_STATUS, _PLAN) for path in Path("runs").glob(f"*/{name}")})
     if not found:
         raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
-    if as_json:
-        print(json.dumps([_facts(path) for path in found], indent=2))
-        return
     console = Console(highlight=False, soft_wrap=True)
-    if not watch:
-        console.print(_picture([_facts(path) for path in found]))
+    if as_json or not watch:
+        facts = [_facts(path) for path in found]
+        if as_json:
+            print(json.dumps(facts, indent=2))
+        else:
+            console.print(_picture(facts))
+        if runs and any(one.get("state") == "unreadable" for one in facts):
+            raise typer.Exit(StorageError.exit_code)
         return
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
@@ -47,14 +50,17 @@ def status(
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Facts of a run, or of a campaign; the latter has "runs"."""
-    if (path / _PLAN).exists():
-        from retrain.campaign.work.progress import Progress
+    """Facts of a run, or of a campaign; the latter has "runs". A damaged one has path, state and error."""
+    try:
+        if (path / _PLAN).exists():
+            from retrain.campaign.work.progress import Progress
 
-        return Progress(path).facts()
-    from retrain.report.run_summary import status as facts
+            return Progress(path).facts()
+        from retrain.report.run_summary import status as facts
 
-    return facts(path)
+        return facts(path)
+    except StorageError as error:
+        return {"path": str(path), "state": "unreadable", "error": str(error)}
 
 
 def _picture(facts: list[dict[str, Any]]) -> RenderableType:
@@ -67,11 +73,13 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
 
 def _going_on(facts: dict[str, Any]) -> bool:
     if "runs" in facts:
-        return facts["done"] + facts["failed"] < facts["total"]
+        return any(row["state"] in ("waiting", "running", "stopped") for row in facts["runs"])
     return facts["state"] == "running"
 
 
 def _line(row: dict[str, Any]) -> str:
+    if row["state"] == "unreadable":
+        return f"{row['path']}  unreadable: {row['error']}"
     accuracy = "" if row["accuracy"] is None else f"  accuracy {row['accuracy']:.1%} after {row['eval_step']} steps"
     left = "" if row["eta_s"] is None else f"  {row['eta_s'] / 60:.1f} minutes left"
     error = f"  {row['error']}" if row["error"] else ""

@@ -61,6 +61,10 @@ class Resolved:
         """Components of a kind that a list names: transform, loss, reward, tracker."""
         return tuple(self.bound.get(kind, ()))
 
+    def every(self) -> Iterator[Bound]:
+        """Every component that the configuration names."""
+        return (bound for several in self.bound.values() for bound in several)
+
     def one(self, kind: str) -> Bound:
         """The component of a kind that one key names: advantage, uncertainty, filter, reduction, task."""
         return self.bound[kind][0]

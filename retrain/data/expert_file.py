@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Annotated, Any, Generic, TypeVar
 
-from retrain.data.files import Jsonl, Parquet
-from retrain.data.rows import BadRow, digest_of, epoch_order, read_message, read_text
-from retrain.errors import DataError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
+
+from retrain.data.rows import digest_of, epoch_order
 from retrain.functional.seeds import derive_seed
+from retrain.system.records import BadRow, Message, Prompt, checked, read_records
 from retrain.types import Problem, State
 
 Row = TypeVar("Row")
 
-_SHOWN = 20
+
+def _answered(messages: list[Message]) -> list[Message]:
+    if not messages or messages[-1]["role"] != "assistant":
+        raise ValueError("the last one must be the assistant's")
+    return messages
+
+
+class _Conversation(TypedDict):
+    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    messages: Annotated[list[Message], AfterValidator(_answered)]
+
+
+class _Pair(TypedDict):
+    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    prompt: Prompt
+    completion: str
+
+
+_CONVERSATION, _PAIR = TypeAdapter(_Conversation), TypeAdapter(_Pair)
 
 
 def read_experts(path: str) -> list[Problem]:
@@ -25,20 +45,7 @@ def read_experts(path: str) -> list[Problem]:
     Raises:
         DataError: the file cannot be read, has no rows or bad ones; it names the first of them, each with its line.
     """
-    problems: list[Problem] = []
-    bad: list[str] = []
-    source = Parquet if path.endswith(".parquet") else Jsonl
-    for place, row in source.rows(path):
-        try:
-            problems.append(_problem(row, place))
-        except BadRow as reason:
-            bad.append(f"{place}: {reason}")
-    if bad:
-        more = [f"... and {len(bad) - _SHOWN:,} more"] if len(bad) > _SHOWN else []
-        raise DataError("\n".join([*bad[:_SHOWN], *more, f"{path}: {len(bad):,} bad rows of expert data: mend them"]))
-    if not problems:
-        raise DataError(f"{path}:1: no rows; expert data needs at least one")
-    return problems
+    return read_records(path, _problem, " of expert data")
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:
@@ -46,36 +53,20 @@ def fingerprint(problems: Sequence[Problem]) -> str:
     return digest_of([[problem.prompt, problem.solution] for problem in problems])
 
 
-def _problem(row: Any, place: str) -> Problem:
-    if isinstance(row, BadRow):
-        raise row
-    if not isinstance(row, Mapping):
-        raise BadRow(f"expected an object with named fields, got {type(row).__name__}")
-    values = cast("Mapping[str, Any]", row)
-    if "messages" in values:
-        prompt, solution = _conversation(values["messages"])
-    elif "prompt" in values and "completion" in values:
-        value, solution = values["prompt"], read_text(values["completion"], "completion")
-        prompt = _messages(value, "prompt") if isinstance(value, list) else read_text(value, "prompt")
+def _problem(place: str, row: Any) -> Problem:
+    if isinstance(row, dict) and "messages" not in row and not {"prompt", "completion"} <= row.keys():
+        has = ", ".join(map(str, row)) or "none"
+        raise BadRow(f'no field "messages", and not "prompt" and "completion"; it has {has}')
+    if isinstance(row, dict) and "messages" not in row:
+        pair: Any = checked(_PAIR, row)
+        prompt, solution = pair["prompt"], pair["completion"]
     else:
-        raise BadRow(f'no field "messages", and not "prompt" and "completion"; it has {", ".join(values) or "none"}')
+        conversation: Any = checked(_CONVERSATION, row)
+        *prompt, last = conversation["messages"]
+        solution = last["content"]
     if not prompt or not solution.strip():
         raise BadRow("there is no prompt" if not prompt else "the expert says nothing")
     return Problem(id=place, prompt=prompt, answer="", solution=solution)
-
-
-def _conversation(value: Any) -> tuple[list[dict[str, str]], str]:
-    """(what comes before, content) of the assistant's last turn."""
-    if not isinstance(value, list):
-        raise BadRow(f"messages: expected a list, got {type(value).__name__}")
-    messages = _messages(cast("list[Any]", value), "messages")
-    if not messages or messages[-1]["role"] != "assistant":
-        raise BadRow("messages: the last one must be the assistant's")
-    return messages[:-1], messages[-1]["content"]
-
-
-def _messages(value: list[Any], name: str) -> list[dict[str, str]]:
-    return [read_message(message, name) for message in value]
 
 
 class ExpertBuffer(Generic[Row]):

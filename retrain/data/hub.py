@@ -9,7 +9,6 @@ from retrain.data.rows import (
     Fraction,
     OnBadRow,
     Reading,
-    Rows,
     RowTask,
     digest_of,
     in_hash_order,
@@ -19,6 +18,7 @@ from retrain.data.rows import (
 from retrain.data.rows import split as divide
 from retrain.errors import DataError, MissingExtraError
 from retrain.registry import task
+from retrain.system.records import Rows
 
 
 @task("hub", extra=("datasets", "hub"))

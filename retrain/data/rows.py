@@ -5,33 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_model
 
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
+from retrain.system.records import BadRow, Message, Prompt, Rows, checked, refusal
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 OnBadRow = Literal["error", "skip"]
 
-Rows = Iterable[tuple[str, Any]]
-"""(place, row) pairs: the place as errors show it, `file:number` from 1; the row as read, or a BadRow."""
-
-_SHOWN = 20
-_ROLES = ("system", "user", "assistant", "tool")
-
 _logger = logging.getLogger(__name__)
-
-
-class BadRow(Exception):  # noqa: N818 - a finding, collected with its likes
-    """Why a row is not a problem."""
 
 
 @dataclass(frozen=True)
@@ -155,71 +146,43 @@ def _judge(bad: list[str], good: int, name: str, reading: Reading) -> None:
         raise DataError(f"{name}: no rows; it needs at least one")
     allowed = reading.max_bad_fraction * total if reading.on_bad_row == "skip" else 0
     if len(bad) > allowed or not good:
-        more = [f"... and {len(bad) - _SHOWN:,} more"] if len(bad) > _SHOWN else []
         most = f"max_bad_fraction = {reading.max_bad_fraction:g}"
         fixes = {
             "skip": f"more than {most} of {total:,} rows; mend them or raise it",
             "error": 'mend them, or leave them out with on_bad_row = "skip"',
             None: "mend or remove them",
         }
-        raise DataError(
-            "\n".join([*bad[:_SHOWN], *more, f"{name}: {len(bad):,} bad rows: {fixes[reading.on_bad_row]}"])
-        )
+        raise refusal(bad, f"{name}: {len(bad):,} bad rows: {fixes[reading.on_bad_row]}")
     if bad:
         _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
 
 
 def _problem(row: Any, place: str, reading: Reading) -> Problem:
-    if isinstance(row, BadRow):
-        raise row
-    if not isinstance(row, Mapping):
-        raise BadRow(f"expected an object with named fields, got {type(row).__name__}")
-    values = cast("Mapping[str, Any]", row)
-    if reading.prompt_field == "prompt" and "prompt" not in values and "messages" in values:
+    if isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row:
         reading = replace(reading, prompt_field="messages")
-    for name in (reading.prompt_field, reading.answer_field):
-        if name not in values:
-            raise BadRow(f'no field "{name}"; it has {", ".join(map(str, values)) or "none"}')
-    id_, solution = values.get(reading.id_field), values.get(reading.solution_field)
-    if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
-        raise BadRow(f"{reading.id_field}: expected text or an integer, got {type(id_).__name__}")
-    own = (reading.prompt_field, reading.answer_field, reading.solution_field, reading.id_field)
-    return Problem(
-        id=place if id_ is None else str(id_),
-        prompt=_prompt(values[reading.prompt_field], reading.prompt_field),
-        answer=read_text(values[reading.answer_field], reading.answer_field),
-        solution=None if solution is None else read_text(solution, reading.solution_field),
-        extra={name: value for name, value in values.items() if name not in own},
+    found = checked(_schema(reading), row)
+    id_ = place if found.id is None else str(found.id)
+    return Problem(id_, found.prompt, found.answer, found.solution, extra=found.model_extra)
+
+
+@lru_cache(maxsize=16)
+def _schema(reading: Reading) -> TypeAdapter[Any]:
+    """A row under the names of its columns; it keeps whatever else it holds."""
+    row: Any = create_model(
+        "Row",
+        __config__=ConfigDict(strict=True, extra="allow"),
+        prompt=(Annotated[Prompt, AfterValidator(_answerable)], Field(alias=reading.prompt_field)),
+        answer=(str, Field(alias=reading.answer_field)),
+        solution=(str | None, Field(None, alias=reading.solution_field)),
+        id=(str | int | None, Field(None, alias=reading.id_field)),
     )
+    return TypeAdapter(row)
 
 
-def _prompt(value: Any, name: str) -> str | list[dict[str, str]]:
-    if not isinstance(value, list):
-        if not read_text(value, name).strip():
-            raise BadRow(f"{name}: empty")
-        return value
-    messages = [read_message(message, name) for message in cast("list[Any]", value)]
-    if not messages or messages[-1]["role"] == "assistant":
-        raise BadRow(f"{name}: messages must end with something to answer")
-    return messages
-
-
-def read_message(message: Any, name: str) -> dict[str, str]:
-    """A chat message with a known role and text; BadRow if it is none."""
-    if not isinstance(message, Mapping) or {"role", "content"} - set(cast("Mapping[str, Any]", message)):
-        raise BadRow(f"{name}: every message needs a role and a content")
-    fields = cast("Mapping[str, Any]", message)
-    if fields["role"] not in _ROLES:
-        raise BadRow(f"{name}: role {fields['role']!r} is none of {', '.join(_ROLES)}")
-    return {"role": fields["role"], "content": read_text(fields["content"], f"{name}.content")}
-
-
-def read_text(value: Any, name: str) -> str:
-    """The value, which must be text that UTF-8 can write; BadRow if it is not."""
-    if not isinstance(value, str):
-        raise BadRow(f"{name}: expected text, got {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise BadRow(f"{name}: holds half a surrogate pair, which is no text") from None
-    return value
+def _answerable(prompt: str | list[Message]) -> str | list[Message]:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise ValueError("empty")
+    elif not prompt or prompt[-1]["role"] == "assistant":
+        raise ValueError("messages must end with something to answer")
+    return prompt

@@ -13,7 +13,9 @@ from retrain.report.page import Table, duration, fill, percent
 from retrain.report.run_summary import Row, recipe, status, summary
 from retrain.report.samples import best_and_worst
 from retrain.report.shown_settings import settings
-from retrain.storage.run_directory import read_json, read_rows
+from retrain.storage.run_files import read_rows, understood
+from retrain.system.files import write_text, writing
+from retrain.system.records import read_json
 from retrain.system.secret_names import masked
 
 _CHARTS: tuple[tuple[str, str, str, bool], ...] = (
@@ -33,12 +35,22 @@ _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
 def write_report(run: Path) -> Path:
     """Write `report.html` into the run directory; returns its path."""
     path = run / "report.html"
-    path.write_text(render(run), encoding="utf-8")
+    with writing(path):
+        write_text(path, render(run))
     return path
 
 
 def render(run: Path) -> str:
-    """The report of a run as an HTML document; equal files give equal text."""
+    """The report of a run as an HTML document; equal files give equal text.
+
+    Raises:
+        StorageError: a file of the run cannot be read.
+    """
+    with understood(run):
+        return _render(run)
+
+
+def _render(run: Path) -> str:
     facts, metrics, evals = status(run), read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     config = read_json(run / "config.resolved.json")
     return fill(

@@ -8,8 +8,9 @@ from typing import Any
 
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.report.page import percent, plural
-from retrain.storage.run_directory import read_json, read_rows
+from retrain.storage.run_files import read_rows, understood
 from retrain.system.lock import Lock
+from retrain.system.records import read_json
 
 Row = Mapping[str, Any]
 
@@ -23,7 +24,13 @@ def status(run: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: there is no run at this path.
+        StorageError: a file of it cannot be read.
     """
+    with understood(run):
+        return _status(run)
+
+
+def _status(run: Path) -> dict[str, Any]:
     stored = read_json(run / "status.json")
     metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     if not stored and not metrics:

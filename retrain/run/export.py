@@ -8,7 +8,8 @@ from pathlib import Path
 from retrain.errors import StorageError
 from retrain.report.model_card import Card, render_adapter_card, write_card
 from retrain.run.run_parts import Trained
-from retrain.storage.run_directory import read_rows
+from retrain.storage.run_files import read_rows
+from retrain.system.files import published
 from retrain.training.model.loading import save_model
 
 
@@ -20,7 +21,14 @@ def export(trained: Trained, folder: Path, dtype: str = "float32") -> None:
 
     Args:
         dtype: of the model's weights. "float32" keeps all that training changed; "bfloat16" rounds once, at the end.
+    Raises:
+        StorageError: the folder cannot be written; it is as it was.
     """
+    with published(folder) as stage:
+        _write(trained, stage, dtype)
+
+
+def _write(trained: Trained, folder: Path, dtype: str) -> None:
     policy = trained.policy
     save_model(folder, policy.model, trained.loaded.tokenizer, policy.weights(), dtype)
     if trained.final is not None:
@@ -49,8 +57,8 @@ def _save_adapter(trained: Trained, folder: Path, card: Card) -> None:
 def _copy_folders(model: Path, folder: Path) -> None:
     """What stands beside a final model that was opened again: its signals are new ones in this process."""
     for part in model.iterdir():
-        if part.is_dir() and model.resolve() != folder.resolve():
-            shutil.copytree(part, folder / part.name, dirs_exist_ok=True)
+        if part.is_dir():
+            shutil.copytree(part, folder / part.name)
 
 
 def card_of(trained: Trained, folder: Path) -> Card:

@@ -22,7 +22,7 @@ from retrain.run.collect import Collection, added, assign_credit, check_parity, 
 from retrain.run.evaluate import evaluate
 from retrain.run.run_parts import Parts
 from retrain.run.stop_signal import Stop
-from retrain.storage.run_directory import read_rows
+from retrain.storage.run_files import read_rows
 from retrain.types import Batch, Metrics, State
 
 _NONFINITE = "/nonfinite"

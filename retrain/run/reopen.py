@@ -11,11 +11,13 @@ from retrain import registry
 from retrain.config.document import Document
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
-from retrain.errors import ConfigError, ConfigProblem, EngineError
+from retrain.errors import ConfigError, ConfigProblem, EngineError, StorageError
 from retrain.run.run_parts import Parts, Trained
 from retrain.storage import checkpoint
-from retrain.storage.run_directory import RunDirectory, read_json, read_rows
-from retrain.types import Observer
+from retrain.storage.run_directory import RunDirectory
+from retrain.storage.run_files import read_rows, understood
+from retrain.system.records import read_json
+from retrain.types import Observer, State
 
 
 def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
@@ -63,14 +65,15 @@ def reopen_trained(target: Path, observe: Observer) -> Trained:
     return trained
 
 
-def _restore(trained: Trained, run: Path, saved: Path | None) -> None:
+def _restore(trained: Trained, run: Path, saved: State | None) -> None:
     """Load a checkpoint; without one the final model has been loaded already, but for an adapter."""
     if saved is None:
         trained.steps, trained.final = len(read_rows(run / "metrics.jsonl")), run / "model"
         if trained.policy.adapter is not None:
             trained.policy.load_adapter(trained.final / "adapter")
     else:
-        trained.restore(checkpoint.load(saved))
+        with understood(run):
+            trained.restore(saved)
 
 
 @contextmanager
@@ -92,6 +95,8 @@ def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:
         final: take the run's saved model instead of what the run started from: with LoRA its adapter on its base.
     """
     data: dict[str, Any] = read_json(run / "config.resolved.json")
+    if not data:
+        raise StorageError(f"{run / 'config.resolved.json'} is missing; restore it from a copy")
     data.pop("components", None)
     if final:
         _start_from_final(run / "model", data)
@@ -124,17 +129,20 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
                 data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
 
 
-def _locate(target: Path, observe: Observer) -> tuple[Path, Path | None]:
-    """(run directory, checkpoint to load or None for the final model)."""
+def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
+    """(run directory, state of its newest checkpoint or None for the final model).
+
+    It is read at once: a run that is under way may have deleted the checkpoint by the time that the model is built.
+    """
     if (target / "config.resolved.json").is_file():
         if (target / "model" / "config.json").is_file():
             return target, None
-        found = checkpoint.latest(target / "checkpoints", lambda text: observe("message", {"text": text}))
+        found = checkpoint.newest(target / "checkpoints", lambda text: observe("message", {"text": text}), own=False)
         if found is not None:
-            return target, found
+            return target, found[1]
         problem, fix = "has neither a final model nor a checkpoint yet", "wait for the first one"
     elif target.parent.name == "checkpoints" and target.is_dir():
-        return target.parent.parent, target
+        return target.parent.parent, checkpoint.load(target)
     else:
         problem, fix = "is not a run", "give runs/NAME or runs/NAME/checkpoints/step-000100"
     raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])

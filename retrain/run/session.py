@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from retrain.config.document import canonical
 from retrain.config.load import LoadedConfig
+from retrain.errors import StorageError
+from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.run_parts import Parts
 from retrain.run.stop_signal import Stop
-from retrain.storage.run_directory import Mode, RunDirectory, config_changes, read_rows
+from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.storage.run_environment import environment
+from retrain.storage.run_files import config_changes, read_rows, understood
 from retrain.types import Observer, State
 
 
@@ -46,13 +50,15 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
     resolved = loaded.resolved()
     path = Path(config.logging.dir) / (config.logging.name or loaded.name)
     with RunDirectory(path, resume.mode, config.checkpoint, observe) as directory, Stop() as stop:
-        if previous := directory.previous_config(resume.path):
-            _tell_changes(previous, resolved, resume, observe)
+        previous = directory.previous_config(resume.path)
+        started = {"config": resolved, "plugins": source_hashes(bound.component for bound in loaded.components.every())}
+        if previous:  # refused before torch is imported, though the checkpoint decides
+            _changes(previous, resolved, resume)
         from retrain.run.build import build
         from retrain.run.loop import train
 
-        state = directory.restore(resume.path)
-        directory.write_config(_source(loaded), resolved, environment())
+        state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
+        directory.write_config(_source(loaded), environment(), started)
         parts = build(loaded, directory, observe)
         try:
             start, cursor = _restore(parts, state, resume)
@@ -71,9 +77,32 @@ def _source(loaded: LoadedConfig) -> str:
     return "\n".join([loaded.text, "".join(new)]) if new else loaded.text
 
 
-def _tell_changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume, observe: Observer) -> None:
-    """Refuse what may not differ from the run to be resumed, and say what does."""
-    for change in config_changes(old, new, [canonical(key) for key in resume.allow_change]):
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume) -> list[str]:
+    """What differs from the run to be resumed; ConfigError if it may not."""
+    return config_changes(old, new, [canonical(key) for key in resume.allow_change])
+
+
+def _accept(
+    previous: Mapping[str, Any], started: Mapping[str, Any], resume: Resume, observe: Observer, state: State
+) -> None:
+    """Refuse a checkpoint whose run was started with other settings or other code, and say what differs.
+
+    Args:
+        previous: config.resolved.json, which alone is known of a checkpoint from before 0.2.
+    """
+    known = state.get("started_with") or {"config": previous}
+    if not known["config"]:
+        raise StorageError(
+            "config.resolved.json cannot be read, and the checkpoint does not say what its run was started with; "
+            "restore the file from a copy, or start again with --fresh"
+        )
+    changes = _changes(known["config"], started["config"], resume)
+    if "plugins" in known:
+        old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
+        changes += _changes(old, new, resume)
+    elif started["plugins"]:
+        changes.append(f"plug-ins that this checkpoint cannot be compared with: {', '.join(started['plugins'])}")
+    for change in changes:
         observe("message", {"text": f"resuming with {change}", "level": "warning"})
 
 
@@ -81,8 +110,10 @@ def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, in
     if state is None:
         return 0, 0
     # The same path may hold other rows by now, and then the cursor would point into another order.
-    _tell_changes(state["loop"]["data"], parts.data, resume, parts.observe)
-    start, cursor = parts.load_state_dict(state)
+    for change in _changes(state["loop"]["data"], parts.data, resume):
+        parts.observe("message", {"text": f"resuming with {change}", "level": "warning"})
+    with understood(parts.directory.path):
+        start, cursor = parts.load_state_dict(state)
     parts.observe("message", {"text": f"resumed after step {start}", "level": "info"})
     return start, cursor
 

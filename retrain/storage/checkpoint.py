@@ -11,17 +11,21 @@ A directory without a valid manifest is not a checkpoint. What the manifest does
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
+
 from retrain.errors import StorageError, UserCodeError
+from retrain.system.files import remove, sha256, staged
+from retrain.system.records import checked, parse_json
 from retrain.types import State
 
 if TYPE_CHECKING:
@@ -32,6 +36,23 @@ MANIFEST, STATE_FILE = "manifest.json", "state.json"
 _STEP = re.compile(r"step-(\d{6,})(\.old)?")
 _STAGE = ".tmp-"
 _QUARANTINE = "bad-"
+_VANISHED = 100
+"""Checkpoints that a reader sees deleted under it, one after the other, before it gives up."""
+
+
+class _Entry(TypedDict):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    format: int
+    step: int
+    files: dict[str, _Entry]
+
+
+_MANIFEST: TypeAdapter[_Manifest] = TypeAdapter(_Manifest)
 
 
 def save(root: Path, step: int, state: State, keep: int) -> Path:
@@ -51,44 +72,51 @@ def save(root: Path, step: int, state: State, keep: int) -> Path:
         UserCodeError: the state holds something that is neither a JSON value nor a tensor.
     """
     final = root / f"step-{step:06d}"
-    stage = root / f"{_STAGE}{final.name}-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(root)
-        stage.mkdir()
-        _write(stage, step, state)
-        _publish(stage, final)
-        _retain(root, keep)
+        for leftover in root.glob(f"{_STAGE}*"):
+            remove(leftover)
+        with staged(final) as stage:
+            stage.mkdir()
+            _write(stage, step, state)
     except OSError as error:
         raise StorageError(
             f"cannot save checkpoint {final}: {error.strerror or error}; {_remedy(error)}",
         ) from error
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+    _retain(root, keep)
     return final
 
 
-def latest(root: Path, log: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that its manifest verifies, or None if there never was one.
+def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, State] | None:
+    """The newest valid checkpoint with its state, or None if there never was one.
 
-    An invalid one is renamed to `bad-step-...` and the reason, naming the file, goes to `log`.
+    The reason why one is rejected, naming the file, goes to `log`.
 
+    Args:
+        own: this process holds the run's lock, and sets what is invalid aside as `bad-step-...`. Others change
+            nothing; what is deleted under them has been replaced by a newer one, and they look again.
     Raises:
         StorageError: there are checkpoints, and none is valid; every reason is listed.
     """
-    reasons: list[str] = []
-    for path in _checkpoints(root):
-        reason = problem(path)
-        if reason is None:
-            return path
-        reasons.append(f"{path.name}: {reason}")
-        log(f"checkpoint {path.name} rejected: {reason}; falling back to the previous one")
-        _quarantine(path)
+    reasons: dict[str, str] = {}
+    for _ in range(_VANISHED):
+        path = next((path for path in _checkpoints(root) if path.name not in reasons), None)
+        if path is None:
+            break
+        try:
+            return path, load(path)
+        except StorageError as error:
+            if not own and not path.exists():
+                continue
+            reasons[path.name] = str(error).removeprefix(f"checkpoint {root}/")
+            log(f"{error}; falling back to the previous one")
+            if own:
+                _quarantine(path)
     if not reasons:
         rejected = sorted(root.glob(f"{_QUARANTINE}step-*"))
-        reasons = [f"{path.name}: {problem(path) or 'was rejected before'}" for path in rejected]
+        reasons = {path.name: f"{path.name}: {problem(path) or 'was rejected before'}" for path in rejected}
     if reasons:
-        listing = "\n  ".join(reasons)
+        listing = "\n  ".join(reasons.values())
         raise StorageError(
             f"no valid checkpoint in {root}:\n  {listing}\n"
             "restore one of them from a copy, or start again with --fresh (which deletes them)"
@@ -100,7 +128,7 @@ def drop_after(root: Path, step: int) -> None:
     """Delete checkpoints of later steps than `step`: a run that goes on from there takes another course."""
     for path in _checkpoints(root):
         if step_of(path) > step:
-            shutil.rmtree(path)
+            _drop(path)
 
 
 def load(path: Path) -> State:
@@ -114,16 +142,16 @@ def load(path: Path) -> State:
 
     reason = problem(path)
     if reason is not None:
-        raise StorageError(f"checkpoint {path} cannot be trusted: {reason}; resume from another one")
+        raise StorageError(f"checkpoint {path}: {reason}")
     try:
-        document: dict[str, Any] = json.loads((path / STATE_FILE).read_text())
+        document: dict[str, Any] = parse_json((path / STATE_FILE).read_bytes())
         files = _manifest(path)["files"]
         return {
             key: _decode(value, load_file(path / _file(key)) if _file(key) in files else {})
             for key, value in document.items()
         }
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise StorageError(f"checkpoint {path} cannot be read: {error!r}; resume from another one") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise StorageError(f"checkpoint {path}: {STATE_FILE} cannot be read: {error}") from error
 
 
 def step_of(path: Path) -> int:
@@ -145,16 +173,16 @@ def problem(path: Path) -> str | None:
         expected = _STEP.fullmatch(path.name.removeprefix(_QUARANTINE))
         if expected is not None and manifest["step"] != int(expected[1]):
             return f"{MANIFEST}: written for step {manifest['step']!r}"
-        files = dict(manifest["files"])
+        files = manifest["files"]
         if STATE_FILE not in files:
             return f"{MANIFEST}: does not list {STATE_FILE}"
-        reasons = (_file_problem(path, name, dict(entry)) for name, entry in files.items())
+        reasons = (_file_problem(path, name, entry) for name, entry in files.items())
         return next((reason for reason in reasons if reason is not None), None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST}: {type(error).__name__}: {error}"
+    except (OSError, ValueError) as error:
+        return f"{MANIFEST}: {error}"
 
 
-def _file_problem(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
+def _file_problem(path: Path, name: str, entry: _Entry) -> str | None:
     file = path / name
     if Path(name).name != name or "\\" in name:
         return f"{name!r}: not a plain file name"
@@ -163,14 +191,14 @@ def _file_problem(path: Path, name: str, entry: Mapping[str, Any]) -> str | None
     size = file.stat().st_size
     if size != entry["bytes"]:
         return f"{name}: {size} bytes instead of {entry['bytes']}"
-    return None if _sha256(file) == entry["sha256"] else f"{name}: sha256 differs from the manifest"
+    return None if sha256(file) == entry["sha256"] else f"{name}: sha256 differs from the manifest"
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path) -> _Manifest:
     file = path / MANIFEST
     if file.is_symlink():
         raise ValueError("not a plain file")
-    return dict(json.loads(file.read_text()))
+    return checked(_MANIFEST, parse_json(file.read_bytes()))
 
 
 def _write(stage: Path, step: int, state: State) -> None:
@@ -180,14 +208,10 @@ def _write(stage: Path, step: int, state: State) -> None:
         document[key] = _encode(value, key, tensors)
         if tensors.by_name:
             _write_tensors(stage / _file(key), tensors.by_name)
-    (stage / STATE_FILE).write_text(json.dumps(document))
-    files = sorted(stage.iterdir())
-    for file in files:
-        _fsync(file)
-    entries = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files}
-    (stage / MANIFEST).write_text(json.dumps({"format": FORMAT, "step": step, "files": entries}))
-    _fsync(stage / MANIFEST)
-    _fsync(stage)
+    (stage / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
+    entries = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(stage.iterdir())}
+    manifest = {"format": FORMAT, "step": step, "files": entries}
+    (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
@@ -203,22 +227,18 @@ def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
         raise OSError(code, os.strerror(code)) from error
 
 
-def _publish(stage: Path, final: Path) -> None:
-    if final.exists():
-        # A directory cannot be replaced in one rename: until the new one is there, the old one counts.
-        old = final.with_name(final.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
-    stage.rename(final)
-    _fsync(final.parent)
-
-
 def _retain(root: Path, keep: int) -> None:
     current = [path for path in _checkpoints(root) if not path.name.endswith(".old")]
     kept = set(current[: max(1, keep)])
     for path in _checkpoints(root):
         if path not in kept:
-            shutil.rmtree(path)
+            _drop(path)
+
+
+def _drop(path: Path) -> None:
+    """Delete a checkpoint in one step for those who read it; what stays of it, the next save deletes."""
+    with suppress(OSError):
+        remove(path.rename(path.with_name(f"{_STAGE}{path.name}-dropped-{os.getpid()}")))
 
 
 def _checkpoints(root: Path) -> list[Path]:
@@ -227,21 +247,13 @@ def _checkpoints(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, key=lambda item: (-int(item[0][1]), item[0][2] or ""))]
 
 
-def _remove_leftovers(root: Path) -> None:
-    for path in root.glob(f"{_STAGE}*"):
-        shutil.rmtree(path)
-
-
 def _quarantine(path: Path) -> None:
     target = path.with_name(_QUARANTINE + path.name)
     number = 2
     while target.exists():
         target, number = path.with_name(f"{_QUARANTINE}{path.name}-{number}"), number + 1
-    try:
+    with suppress(OSError):
         path.rename(target)
-    except OSError:
-        # A reader of a run on read-only storage falls back all the same.
-        return
 
 
 def _remedy(error: OSError) -> str:
@@ -252,19 +264,6 @@ def _remedy(error: OSError) -> str:
 
 def _file(key: str) -> str:
     return f"{quote(key, safe='')}.safetensors"
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Tensors:

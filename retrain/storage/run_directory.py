@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import shutil
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
 from retrain.storage import checkpoint
+from retrain.storage.run_files import parse_row
+from retrain.system.files import remove, sync, write_bytes, write_text
 from retrain.system.lock import Lock
+from retrain.system.records import read_json
 from retrain.types import Observer, State
 
 if TYPE_CHECKING:
@@ -34,14 +35,6 @@ Mode = Literal["new", "resume", "auto", "fresh"]
 
 _FILES = ("config.toml", "config.resolved.json", "environment.json", "metrics.jsonl", "eval.jsonl", "report.html")
 _FOLDERS = ("rollouts", "checkpoints", "model")
-_FREE = (
-    "logging",
-    "checkpoint",
-    "components.tracker",
-    "reward_pool.sandbox",
-    "reward_pool.env",
-    "reward_pool.readable",
-)
 _ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
 
 
@@ -69,6 +62,7 @@ class RunDirectory:
         self._settings, self._observe = settings, observe
         self._lock = Lock(path / "lock")
         self._earlier: dict[str, Any] = {}
+        self._started: State = {}
 
     def __enter__(self) -> RunDirectory:
         if self.path.name in ("", ".."):
@@ -78,7 +72,7 @@ class RunDirectory:
             self._lock.acquire()
             try:
                 self._admit()
-                self._earlier = {} if self.mode == "fresh" else read_json(self.path / "status.json")
+                self._earlier = {} if self.mode == "fresh" else self._stored_status()
                 self._write_status({"outcome": "running"})
             except BaseException:
                 self._lock.release()
@@ -102,7 +96,7 @@ class RunDirectory:
         """Refuse or clear what is there, according to the mode."""
         if self.mode == "fresh":
             for name in (*_FILES, *_FOLDERS):
-                _delete(self.path / name)
+                remove(self.path / name)
         existing = self._existing()
         if existing and self.mode == "new":
             raise ConfigError([self._problem(f"holds {self._describe()}", "--resume auto, --fresh, or another name")])
@@ -116,40 +110,64 @@ class RunDirectory:
         return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
 
     def _describe(self) -> str:
-        finished = read_json(self.path / "status.json").get("outcome") == "finished"
-        return "a finished run" if finished else "an unfinished run"
+        return "a finished run" if self._stored_status().get("outcome") == "finished" else "an unfinished run"
+
+    def _stored_status(self) -> dict[str, Any]:
+        """How the run ended; what cannot be read says nothing, and is about to be written anew."""
+        with suppress(StorageError):
+            return read_json(self.path / "status.json")
+        return {}
 
     @property
     def resuming(self) -> bool:
         """There is a checkpoint to continue from, and the mode says to."""
         return self.mode in ("resume", "auto") and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
-    def write_config(self, source: str, resolved: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Write the TOML as it was, what it resolved to, and where it runs."""
+    def write_config(self, source: str, environment: Mapping[str, Any], started: Mapping[str, Any]) -> None:
+        """Write the TOML as it was, where it runs, and what it resolved to.
+
+        Args:
+            started: "config", the resolved configuration, and "plugins", hashes of the user's modules: every
+                checkpoint holds them.
+        """
+        self._started = {"started_with": started}
         with _storage(f"write the configuration to {self.path}"):
             write_text(self.path / "config.toml", source)
-            write_text(self.path / "config.resolved.json", json.dumps(resolved, indent=2) + "\n")
+            write_text(self.path / "config.resolved.json", json.dumps(started["config"], indent=2) + "\n")
             write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def stored_config(self) -> dict[str, Any]:
-        """The resolved configuration that the run was started with; empty if there is none."""
+        """The resolved configuration that the run was started with; empty if there is none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
         return read_json(self.path / "config.resolved.json")
 
     def previous_config(self, path: Path | None = None) -> dict[str, Any]:
-        """The resolved configuration of what is gone on with: the run of checkpoint `path`, else this one; or empty.
+        """config.resolved.json of the run that is continued: that of checkpoint `path`, or else this one.
+
+        Empty if there is none, or if it cannot be read: the checkpoint knows as well.
 
         Raises:
             ConfigError: `path` is a checkpoint of another run, and this directory holds one already.
+            StorageError: there is no `path`.
         """
-        if path is None:
-            return self.stored_config() if self.resuming else {}
-        run = path.resolve().parent.parent
+        if path is not None and not path.is_dir():
+            raise StorageError(
+                f"--resume: there is no checkpoint {path}; give auto, or runs/NAME/checkpoints/step-000100"
+            )
+        if path is None and not self.resuming:
+            return {}
+        run = self.path.resolve() if path is None else path.resolve().parent.parent
         if run != self.path.resolve() and self._existing():
             problem, fix = f"holds a run of its own, and {path} is of another", "another name for the new run"
             raise ConfigError([self._problem(problem, fix)])
-        return read_json(run / "config.resolved.json")
+        with suppress(StorageError):
+            return read_json(run / "config.resolved.json")
+        return {}
 
-    def restore(self, path: Path | None = None) -> State | None:
+    def restore(self, path: Path | None = None, accept: Callable[[State], None] = lambda _: None) -> State | None:
         """The state of checkpoint `path`, or of the newest valid one, with every file rewound to it.
 
         None to start from zero.
@@ -158,15 +176,18 @@ class RunDirectory:
         again: its files end up equal to those of a run that was never interrupted. Nothing is dropped
         before the checkpoint is known to be good.
 
+        Args:
+            accept: refuses a state by raising; nothing has been dropped by then.
         Raises:
             StorageError: `path`, or every checkpoint there is, is not valid.
         """
-        found = path
+        found = (path, checkpoint.load(path)) if path else None
         if found is None and self.resuming:
-            found = checkpoint.latest(self.checkpoints, self._say)
-        state = checkpoint.load(found) if found else None
-        done = checkpoint.step_of(found) if found else 0
-        if found is None and (self.path / "metrics.jsonl").exists():
+            found = checkpoint.newest(self.checkpoints, self._say, own=True)
+        done, state = (checkpoint.step_of(found[0]), found[1]) if found else (0, None)
+        if state is not None:
+            accept(state)
+        elif (self.path / "metrics.jsonl").exists():
             self._say("there is no checkpoint to resume from: starting from step 0")
         with _storage(f"rewind {self.path}"):
             self._rewind(done)
@@ -191,7 +212,7 @@ class RunDirectory:
         self._append("eval.jsonl", row)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with _storage(f"append to {self.path / name}"), (self.path / name).open("a") as file:
+        with _storage(f"append to {self.path / name}"), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step") -> Path:
@@ -200,7 +221,7 @@ class RunDirectory:
         with _storage(f"write {path}"):
             path.parent.mkdir(exist_ok=True)
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            _write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
+            write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
         return path
 
     def save_checkpoint(self, done: int, state: State) -> bool:
@@ -212,8 +233,9 @@ class RunDirectory:
         try:
             with _storage(f"flush {self.path}"):
                 for name in ("metrics.jsonl", "eval.jsonl"):
-                    _sync(self.path / name)
-            checkpoint.save(self.checkpoints, done, state, self._settings.keep)
+                    if (self.path / name).exists():
+                        sync(self.path / name)
+            checkpoint.save(self.checkpoints, done, {**state, **self._started}, self._settings.keep)
         except StorageError as error:
             if self._settings.on_save_error == "stop":
                 raise
@@ -228,66 +250,12 @@ class RunDirectory:
         write_text(self.path / "status.json", json.dumps(status) + "\n")
 
 
-def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
-    """Lines `key: old -> new` of the changes between two resolved configurations.
-
-    What is written where may always change: it does not reach the weights.
-
-    Args:
-        allowed: dotted keys that may change; a table's name allows everything in it.
-
-    Raises:
-        ConfigError: other keys differ; each is listed with both values.
-    """
-    before, after = dict(flatten(old)), dict(flatten(new))
-    changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-    lines = {key: f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}" for key in changed}
-
-    def problem(key: str) -> ConfigProblem:
-        text = f"differs from the run to be resumed: {lines[key]}"
-        return ConfigProblem("--resume", 0, 0, key, text, f"--allow-change {key}, or change it back")
-
-    free = (*allowed, *_FREE)
-    refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in free)]
-    if refused:
-        raise ConfigError([problem(key) for key in refused])
-    return [f"{key}: {lines[key]}" for key in changed]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a run; empty if there is no such file or it is not one."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a .jsonl or .jsonl.gz file; a last line cut off by a kill is left out."""
-    if not path.is_file():
-        return []
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in data.split(b"\n")[:-1]]
-
-
 def _keep_rows(path: Path, steps: range) -> None:
     """Rewrite the file with the rows of these steps, each once, byte for byte."""
     if path.is_file():
         lines = path.read_bytes().split(b"\n")[:-1]
-        kept = [line + b"\n" for line in lines if json.loads(line)["step"] in steps]
-        _write_bytes(path, b"".join(kept))
-
-
-def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by dotted key; lists of tables by index, other lists as one value, empty tables as nothing."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        for index, item in enumerate(value):
-            yield from flatten(item, f"{prefix}.{index}")
-    else:
-        yield prefix, list(value) if isinstance(value, tuple) else value
+        kept = [line + b"\n" for number, line in enumerate(lines, 1) if parse_row(line, path, number)["step"] in steps]
+        write_bytes(path, b"".join(kept))
 
 
 def _outcome(error: BaseException | None) -> str:
@@ -304,36 +272,3 @@ def _storage(action: str) -> Generator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise StorageError(f"cannot {action}: {reason}; check its permissions and the free space") from error
-    except json.JSONDecodeError as error:
-        raise StorageError(f"cannot {action}: a row is not JSON ({error}); mend it, or use --fresh") from error
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace the file's content: readers and a crash see the old or the new, never a part."""
-    _write_bytes(path, text.encode())
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    stage = path.with_name(path.name + ".tmp")
-    try:
-        stage.write_bytes(data)
-        _sync(stage)
-        stage.replace(path)
-    finally:
-        stage.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    if path.is_file():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -1,4 +1,4 @@
-"""One writer per run directory."""
+"""One process at a time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,36 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from retrain.errors import ConfigError, ConfigProblem
+
+_GREATEST_PID = 1 << 22
+"""That of Linux; `os.kill` raises OverflowError far above."""
+
+
+@contextmanager
+def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Generator[IO[str]]:
+    """Hold the lock of a file, which is made if need be; the system drops the lock when this process dies.
+
+    Args:
+        waiting: called once if another process holds the lock, before waiting for it. None does not wait.
+    Raises:
+        BlockingIOError: another process holds it, and `waiting` is None.
+        OSError: the file cannot be opened; a symbolic link is not followed.
+    """
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is None:
+                raise
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
 
 class Lock:
@@ -25,11 +50,9 @@ class Lock:
 
     def acquire(self) -> None:
         """Take the lock, or raise ConfigError naming the owner; OSError where it cannot be written."""
-        with self.path.open("a+") as file:
-            # Held only while reading and writing the owner, so that two starting processes take turns.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            owner = _parse(file.read())
+        # Held only while reading and writing the owner, so that two starting processes take turns.
+        with exclusive(self.path, waiting=lambda: None) as file:
+            owner = self.owner()
             if owner is not None and alive(owner):
                 raise ConfigError([self._refusal(owner)])
             file.truncate(0)
@@ -39,11 +62,18 @@ class Lock:
         """Free the lock if this process holds it."""
         owner = self.owner()
         if owner is not None and (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid()):
-            self.path.write_text("")
+            self.path.write_text("", encoding="utf-8")
 
     def owner(self) -> dict[str, Any] | None:
-        """Host and process id written in the lock; None if it is free."""
-        return _parse(self.path.read_text()) if self.path.is_file() else None
+        """Host and process id written in the lock; None if it is free.
+
+        A half-written owner is that of a process killed while starting: the lock is free.
+        """
+        try:
+            owner = dict(json.loads(self.path.read_bytes()))
+            return {"host": str(owner["host"]), "pid": int(owner["pid"]), "born": owner["born"]}
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
 
     def held(self) -> bool:
         """Somebody owns the lock and may be alive."""
@@ -57,19 +87,12 @@ class Lock:
         return ConfigProblem(str(self.path.parent), 0, 0, "run directory", problem, fix)
 
 
-def _parse(text: str) -> dict[str, Any] | None:
-    """A half-written owner is that of a process killed while starting: the lock is free."""
-    try:
-        owner = dict(json.loads(text))
-        return {"host": str(owner["host"]), "pid": int(owner["pid"]), "born": owner["born"]}
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
 def alive(owner: Mapping[str, Any]) -> bool:
     """Whether the process with this host, pid and start time exists; one of another host is taken to."""
     if owner["host"] != socket.gethostname():
         return True
+    if not 0 < owner["pid"] <= _GREATEST_PID:
+        return False
     try:
         os.kill(owner["pid"], 0)
     except ProcessLookupError:
@@ -90,7 +113,7 @@ def _born(pid: int) -> str | None:
     Also None for a process that has ended and whose parent, perhaps frozen, has not taken notice.
     """
     try:
-        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if facts[0] == "Z" else facts[19]

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
 
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.algorithms.graph.plain_functions import Hyper
 from retrain.algorithms.graph.responses import padded, response_batch
 from retrain.algorithms.transforms import transform_chain
-from retrain.data.rows import BadRow
 from retrain.errors import ComponentError, DataError
 from retrain.registry import Bound, find, names
-from retrain.storage.records import Record, listed, read_records
+from retrain.system.records import OBJECT, BadRow, Listed, checked, read_records
 from retrain.tools.parameters import Parameters
 from retrain.types import Batch
 
 _LISTS = {"rewards": "reward", "corrects": "correct", "lengths": "length", "logprobs": "logprobs", "tokens": "tokens"}
 _ROUNDING = 1e-4
 """What a sampler's rounding may put a log-probability of 1 above 0."""
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Row(TypedDict, total=False):
+    """What a completion's row may say."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    reward: _Finite
+    correct: bool | Literal[0, 1]
+    length: Annotated[int, Field(ge=0)]
+    logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
+    sampler_logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
+    tokens: Annotated[list[str], Listed]
+
+
+_ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
 _HYPER = (("gtpo", "beta"), ("hicra", "alpha"))
 
 SUMMARY = {
@@ -159,7 +176,8 @@ def figure(key: str, value: float | None) -> str:
     return f"{value:+.2f}" if key in ("length_correlation", "least", "greatest") else f"{value:.0%}"
 
 
-def _parse(place: str, row: Record) -> list[Completion]:
+def _parse(place: str, read: Any) -> list[Completion]:
+    row = checked(OBJECT, read)
     lists = isinstance(row.get("rewards", row.get("correct")), list)
     if not lists:
         return [_completion(place, str(row["group"]) if "group" in row else "", row)]
@@ -176,49 +194,26 @@ def _parse(place: str, row: Record) -> list[Completion]:
     ]
 
 
-def _completion(place: str, group: str, row: Record) -> Completion:
+def _completion(place: str, group: str, row: Mapping[str, Any]) -> Completion:
+    has = ", ".join(row) or "none"
     if not group:
-        raise BadRow(f'no field "group"; it has {", ".join(row) or "none"}')
+        raise BadRow(f'no field "group"; it has {has}')
     if "reward" not in row and "correct" not in row:
-        raise BadRow(f'no field "reward" or "correct"; it has {", ".join(row) or "none"}')
-    outcome = _reward(row) if "reward" in row else float(bool(row["correct"]))
-    correct = row.get("correct", outcome > 0.5)
-    if correct not in (True, False):
-        raise BadRow("correct: expected true or false")
-    name = "sampler_logprobs" if "sampler_logprobs" in row else "logprobs"
-    logprobs = _logprobs(row, name) if name in row else None
-    tokens = tuple(listed(row, "tokens", str, "text")) if "tokens" in row else None
-    length = row.get("length", None if logprobs is None else len(logprobs))
-    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-        raise BadRow("length: expected a count of tokens")
+        raise BadRow(f'no field "reward" or "correct"; it has {has}')
+    found = checked(_ROW, row)
+    reward = found.get("reward", float(found.get("correct", 0)))
+    logprobs, tokens = found.get("sampler_logprobs", found.get("logprobs")), found.get("tokens")
+    if "length" not in found and logprobs is None:
+        raise BadRow(f'no field "length"; it has {has}')
+    length = found.get("length", len(logprobs or ()))
     for name, values in (("logprobs", logprobs), ("tokens", tokens)):
         if values is not None and len(values) != length:
             raise BadRow(f"{len(values)} {name} for a length of {length}")
-    return Completion(place, group, outcome, bool(correct), length, logprobs, tokens)
-
-
-def _reward(row: Record) -> float:
-    value = row["reward"]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRow(f"reward: expected a number, got {type(value).__name__}")
-    return _floats("reward", [value])[0]
-
-
-def _logprobs(row: Record, name: str) -> tuple[float, ...]:
-    values = _floats(name, listed(row, name, (int, float), "a number"))
-    if max(values, default=0.0) > _ROUNDING:
-        raise BadRow(f"{name}: {max(values):g} is above 0, which no log-probability is")
-    return values
-
-
-def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    try:
-        found = tuple(map(float, values))
-    except OverflowError:  # integers have no bound
-        raise BadRow(f"{name}: too large for a number") from None
-    if strange := [value for value in found if not math.isfinite(value)]:  # a .parquet may hold them
-        raise BadRow(f"{name}: {strange[0]} is no finite number")
-    return found
+    return Completion(
+        *(place, group, reward, bool(found.get("correct", reward > 0.5)), length),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        tokens=None if tokens is None else tuple(tokens),
+    )
 
 
 class _Pieces:

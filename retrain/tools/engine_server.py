@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import stat
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.config.load import LoadedConfig
@@ -18,6 +17,7 @@ from retrain.engines.vllm.server_process import ENGINE, check_installed, command
 from retrain.engines.vllm.server_process import serve as run_server
 from retrain.errors import EngineError
 from retrain.system.http_client import address
+from retrain.system.lock import exclusive
 from retrain.types import BUILTIN
 
 _PORT = 8000
@@ -88,30 +88,32 @@ def free_port(ports: Sequence[int], host: str) -> Generator[int]:
         EngineError: none of them is free, or it cannot be said that one is taken.
     """
     for port in ports:
-        with _claim(port) as held, suppress(BlockingIOError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as claim:
+            try:
+                claim.enter_context(exclusive(_claim(port)))
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise EngineError(
+                    f"port {port} cannot be claimed ({error}); remove it, or set TMPDIR to another place"
+                ) from error
             if not _listens(host, port):
                 yield port
                 return
     raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")
 
 
-def _claim(port: int) -> TextIO:
+def _claim(port: int) -> Path:
     """This user's file for the port, which is locked by whoever takes the port.
 
     Everybody can write where temporary files are: what somebody else has put there is not opened.
     """
     folder = Path(tempfile.gettempdir()) / f"retrain-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
-            raise PermissionError(f"{folder} is not a directory of this user")
-        return open(os.open(folder / f"port-{port}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
-    except OSError as error:
-        raise EngineError(
-            f"port {port} cannot be claimed ({error}); remove it, or set TMPDIR to another place"
-        ) from error
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} is not a directory of this user")
+    return folder / f"port-{port}.lock"
 
 
 def _listens(host: str, port: int) -> bool:

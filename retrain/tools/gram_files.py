@@ -9,12 +9,12 @@ from typing import Any
 
 from retrain import __version__
 from retrain.algorithms.planning.gram_pattern import GramPattern, normalize
-from retrain.data.rows import BadRow
-from retrain.errors import DataError, StorageError
+from retrain.errors import DataError
 from retrain.registry import find
 from retrain.report.charts import number, ticks
 from retrain.report.page import fill
-from retrain.storage.records import rows_of
+from retrain.system.files import write_text, writing
+from retrain.system.records import OBJECT, BadRow, checked, rows_of
 from retrain.tools.gram_extraction import Extraction, Recipe
 
 COLUMNS = ("solution", "text", "completion")
@@ -111,11 +111,9 @@ def document(found: Extraction, recipe: Recipe, covered: dict[str, float], sourc
 
 def write(path: Path, text: str) -> None:
     """Write a text file; StorageError if that fails."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}); name a file elsewhere") from None
+        write_text(path, text)
 
 
 def report(found: Extraction, covered: dict[str, float]) -> str:
@@ -149,8 +147,10 @@ def _expand(file: Path) -> list[Path]:
 
 def _solution(place: str, row: Any, reading: Reading) -> str | None:
     """The row's solution, or None if it is not successful."""
-    if isinstance(row, BadRow) or not isinstance(row, dict):
-        raise DataError(f"{place}: {row if isinstance(row, BadRow) else 'not an object with named fields'}")
+    try:
+        row = checked(OBJECT, row)
+    except BadRow as reason:
+        raise DataError(f"{place}: {reason}") from None
     column = reading.column or next((name for name in COLUMNS if name in row), COLUMNS[0])
     has = ", ".join(map(str, row))
     if not isinstance(row.get(column), str):

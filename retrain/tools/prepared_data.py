@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -14,6 +13,7 @@ from typing import Any
 from retrain.data.rows import RowTask, in_hash_order, prompt_hash
 from retrain.errors import DataError, MissingExtraError, StorageError
 from retrain.protocols import Task
+from retrain.system.files import write_bytes
 from retrain.types import Problem
 
 Row = dict[str, Any]
@@ -127,7 +127,7 @@ def as_parquet(made: Sequence[Row]) -> bytes:
 
 
 def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> None:
-    """Write files into a folder: all are written under temporary names, and then renamed.
+    """Write files into a folder, each at once.
 
     Raises:
         StorageError: the folder cannot be written, a folder has the name of a file, or a file of that name has
@@ -138,12 +138,7 @@ def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> No
             _check_place(folder / name, data, force)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            with open(folder / f".{name}.new", "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for name in files:
-            os.replace(folder / f".{name}.new", folder / name)
+            write_bytes(folder / name, data)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror or error}; choose another --out") from error
 

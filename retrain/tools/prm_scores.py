@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
 
-from retrain.data.files import Jsonl
-from retrain.data.rows import BadRow, Reading, prompt_hash, read_problems
+from retrain.data.rows import Reading, prompt_hash, read_problems
 from retrain.engines.capability import positions
-from retrain.errors import ComponentError, DataError, StorageError
+from retrain.errors import ComponentError
 from retrain.run.build import choose_device
+from retrain.system.records import BadRow, checked, read_object, refusal, rows_of
 from retrain.training.model.forward import Forward
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.prm import FACTS, REFERENCE, pair_accuracy
@@ -24,6 +24,18 @@ from retrain.training.warmup import demonstrations
 from retrain.types import ExpertRow, Layout, Metrics, Problem
 
 _READING = Reading(answer_field="solution", id_field="", on_bad_row=None)
+_POSITIVE = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+
+
+class _Facts(TypedDict, total=False):
+    """What the run wrote of a model; a model from elsewhere has nothing."""
+
+    beta: _POSITIVE
+    temperature: _POSITIVE
+
+
+_FACTS: TypeAdapter[_Facts] = TypeAdapter(_Facts)
+_VERDICT: TypeAdapter[bool | float | None] = TypeAdapter(bool | float | None, config=ConfigDict(strict=True))
 _TEXTS = ("solution", "completion", "text")
 _AT_ONCE = 256
 
@@ -65,8 +77,8 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
         ComponentError: there is no reference, or its tokenizer is another.
         StorageError: what the run wrote of the model is damaged.
     """
-    problems = read_problems(map(_as_solution, Jsonl.rows(str(path))), str(path), _READING)
-    facts = _facts(Path(model))
+    problems = read_problems(map(_as_solution, rows_of(path)), str(path), _READING)
+    facts = read_object(Path(model) / FACTS, _FACTS)
     settings = PolicySettings(temperature=facts.get("temperature", 1.0))
     phi, ref = _models(model, reference)
     scale = facts.get("beta", 0.05) if beta is None else beta
@@ -147,37 +159,12 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _correct(values: Mapping[str, Any]) -> bool | None:
     """What the row says of its solution."""
-    correct, reward = values.get("correct"), values.get("reward")
-    if isinstance(correct, bool) or (correct is None and reward is None):
-        return correct
-    number = reward if correct is None else correct
-    if isinstance(number, int | float):
-        return number > 0.5
-    raise BadRow(f"correct, reward: expected true, false or a number, got {type(number).__name__}")
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    """What the run wrote of the model; nothing for a model from elsewhere."""
-    file = folder / FACTS
-    if not file.is_file():
-        return {}
+    name = "reward" if values.get("correct") is None else "correct"
     try:
-        facts = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(file, f"cannot be read: {error}") from error
-    if not isinstance(facts, dict):
-        raise _damaged(file, f"expected an object with named fields, got {type(facts).__name__}")
-    found = cast("dict[str, Any]", facts)
-    for name in ("beta", "temperature"):
-        value = found.get(name, 1.0)
-        # The comparison refuses NaN, infinity, and integers that no float holds.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise _damaged(file, f"{name}: expected a finite number above 0, got {value!r:.40}")
-    return found
-
-
-def _damaged(file: Path, problem: str) -> StorageError:
-    return StorageError(f"{file}: {problem}; restore the file, or export the model again")
+        found = checked(_VERDICT, values.get(name))
+    except BadRow as reason:
+        raise BadRow(f"{name}: {reason}") from None
+    return found if found is None or (isinstance(found, bool) and name == "correct") else found > 0.5
 
 
 def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
@@ -201,4 +188,4 @@ def _check_lengths(problems: Sequence[Problem], rows: Sequence[ExpertRow], limit
         if len(row.ids) > limit
     ]
     if bad:
-        raise DataError("\n".join([*bad[:20], "leave these rows out"]))
+        raise refusal(bad, "leave these rows out")

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from retrain.data.rows import BadRow
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
+
 from retrain.errors import DataError
 from retrain.functional.evaluation import aes, mean_interval, paired_interval, pass_at_k, ratio_interval
 from retrain.registry import find
 from retrain.rewards.boxed_math import simple_equal
 from retrain.rewards.pool import RewardPool
-from retrain.storage.records import Record, listed, read_records, refuse
+from retrain.system.records import BadRow, Listed, checked, read_records, refusal
 
 Equivalence = Literal["simple", "symbolic"]
 
 _IDS = ("question_id", "index", "id")
 _NO_ID = "row "
+_Truth = str | int | float
+
+
+class _Row(TypedDict):
+    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    predictions: Annotated[list[str], Listed, Field(min_length=1)]
+    lengths: Annotated[list[Annotated[int, Field(ge=0)]], Listed]
+    ground_truth: NotRequired[_Truth]
+    answer: NotRequired[_Truth]
+
+
+_ROW: TypeAdapter[Any] = TypeAdapter(_Row)
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,8 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "si
     need = max(ks, default=1)
     few = [r for r in results if len(r.predictions) < need]
     bad = [f"{r.place}: pass@{need} needs {need} predictions, there are {len(r.predictions)}" for r in few]
-    refuse(bad, path, "ask for a smaller k")
+    if bad:
+        raise refusal(bad, f"{path}: {len(bad):,} bad rows; ask for a smaller k")
     return _judge(results, equivalence)
 
 
@@ -107,23 +122,16 @@ def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int]
     }
 
 
-def _parse(place: str, row: Record) -> Result:
-    predictions = listed(row, "predictions", str, "text")
-    lengths = listed(row, "lengths", int, "a count of tokens")
-    if not predictions:
-        raise BadRow("predictions: empty; it needs at least one")
+def _parse(place: str, row: Any) -> Result:
+    found = checked(_ROW, row)
+    predictions, lengths = found["predictions"], found["lengths"]
     if len(lengths) != len(predictions):
         raise BadRow(f"{len(lengths)} lengths for {len(predictions)} predictions; give one each")
-    if min(lengths) < 0:
-        raise BadRow(f"lengths: {min(lengths)} is no count of tokens")
-    name = "ground_truth" if "ground_truth" in row else "answer"
-    if name not in row:
+    name = "ground_truth" if "ground_truth" in found else "answer"
+    if name not in found:
         raise BadRow(f'no field "ground_truth" or "answer"; it has {", ".join(row)}')
-    truth = row[name]
-    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
-        raise BadRow(f"{name}: expected text or a number, got {type(truth).__name__}")
     key = next((str(row[name]) for name in _IDS if row.get(name) is not None), "")
-    return Result(place, key, tuple(predictions), tuple(lengths), str(truth))
+    return Result(place, key, tuple(predictions), tuple(lengths), str(found[name]))
 
 
 def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+
+from retrain.system.files import staged
+from retrain.system.lock import exclusive
+from retrain.system.records import parse_json
 
 Tensors = dict[str, Tensor]
 _DATA, _MANIFEST = "tensors.safetensors", "manifest.json"
@@ -55,10 +56,11 @@ def cached(
     entry = cache_root() / kind / content_key(facts)
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        lock = entry.with_suffix(".lock").open("w")
+        lock = entry.with_suffix(".lock")
+        lock.touch()
     except OSError:
         return build(), False
-    with lock, _locked(lock.fileno(), waiting):
+    with exclusive(lock, waiting):
         found = _read(entry)
         if found is not None:
             return found, True
@@ -67,24 +69,10 @@ def cached(
         return tensors, False
 
 
-@contextmanager
-def _locked(handle: int, waiting: Callable[[], None]) -> Generator[None]:
-    """Hold the lock; the system drops it if this process dies."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        waiting()
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
-
-
 def _read(entry: Path) -> Tensors | None:
     """The entry's tensors; None if it is missing, incomplete or altered."""
     try:
-        manifest = json.loads((entry / _MANIFEST).read_bytes())
+        manifest = parse_json((entry / _MANIFEST).read_bytes())
         data = (entry / _DATA).read_bytes()
         return load(data) if hashlib.sha256(data).hexdigest() == manifest["sha256"] else None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
@@ -93,15 +81,9 @@ def _read(entry: Path) -> Tensors | None:
 
 def _write(entry: Path, facts: Mapping[str, Any], tensors: Tensors) -> None:
     """Put the entry in place with one rename; a cache that cannot be written is no reason to fail."""
-    staged = None
-    try:
-        staged = Path(tempfile.mkdtemp(prefix=".staged-", dir=entry.parent))
+    with suppress(OSError), staged(entry) as stage:
+        stage.mkdir()
         data = save({name: value.detach().contiguous() for name, value in tensors.items()})
-        (staged / _DATA).write_bytes(data)
+        (stage / _DATA).write_bytes(data)
         manifest = {"sha256": hashlib.sha256(data).hexdigest(), "facts": facts}
-        (staged / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-        shutil.rmtree(entry, ignore_errors=True)
-        staged.rename(entry)
-    except OSError:
-        if staged is not None:
-            shutil.rmtree(staged, ignore_errors=True)
+        (stage / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")

@@ -74,14 +74,14 @@ def write_campaign(
             path = f"cells/{condition}/s{seed}"
             cell = {"id": f"{condition}/s{seed}", "condition": condition, "seed": seed, "path": path}
             written = dict(text.split("=", 1) for text in overrides(condition, seed))
-            cells.append(cell | {"overrides": written})
+            cells.append(cell | {"overrides": written, "max_steps": steps})
             if (condition, seed) in missing:
                 continue
             rng = random.Random(f"{condition} {seed}")
             final = 0.40 + effects[condition] + shared + rng.gauss(0, noise)
             ends = _end(condition, seed, failed, unfinished)
             length = steps if ends == "done" else steps // 3
-            write_cell(directory / path, condition, seed, final, rng, range(0, length + 1, every))
+            write_cell(directory / path, condition, seed, final, rng, range(0, length + 1, every), steps)
             if ends != "unfinished":
                 outcome = {"status": ends, "exit_code": 0 if ends == "done" else 4, "attempts": 1, "seconds": 31.5}
                 outcome |= {"reason": "" if ends == "done" else "the loss was not finite in 5 steps", "host": "node1"}
@@ -99,11 +99,13 @@ def _end(condition, seed, failed, unfinished):
     return "unfinished" if (condition, seed) in unfinished else "done"
 
 
-def write_cell(path: Path, condition: str, seed: int, final: float, rng: random.Random, evaluated: range) -> None:
+def write_cell(
+    path: Path, condition: str, seed: int, final: float, rng: random.Random, evaluated: range, steps: int = 200
+) -> None:
     path.mkdir(parents=True)
     (path / "config.toml").write_text(TOML)
     resolved = resolve(condition)
-    resolved["training"]["seed"] = seed
+    resolved["training"] |= {"seed": seed, "max_steps": steps}
     (path / "config.resolved.json").write_text(json.dumps(resolved))
     (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (path / "status.json").write_text(json.dumps({"outcome": "running"}))

@@ -44,8 +44,8 @@ def run(tmp_path):
         resolved = {"training": {"max_steps": 30, "note": HOSTILE}}
         directory.write_config(
             f"[training]\n# {HOSTILE}\n",
-            resolved,
             {"python": "3.11", "devices": [], "git": None, "packages": {"torch": "2"}},
+            {"config": resolved, "plugins": {}},
         )
         directory.write_eval(evaluation(0, 0.2))
         for step in range(30):
@@ -147,7 +147,7 @@ def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
     path = tmp_path / "a"
     with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
         assert status(path)["steps"] == 0
-        directory.write_config("", {"training": {"max_steps": 10}}, {})
+        directory.write_config("", {}, {"config": {"training": {"max_steps": 10}}, "plugins": {}})
         for step in range(4):
             directory.write_metrics({"step": step, "reward/mean": 0.5, "time/step_s": 2.0})
         found = status(path)

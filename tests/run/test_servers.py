@@ -46,7 +46,7 @@ def after(server, path, count, then):
 
 def versions(run):
     """Steps of the weights that sampled each step's rollouts, from its files."""
-    from retrain.storage.run_directory import read_rows
+    from retrain.storage.run_files import read_rows
 
     found = {}
     for file in sorted((run / "rollouts").iterdir()):

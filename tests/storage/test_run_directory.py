@@ -13,9 +13,13 @@ import torch
 
 from retrain.config.schema import Checkpoint
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, StorageError, UserCodeError
-from retrain.storage.run_directory import RunDirectory, config_changes, read_json, read_rows
+from retrain.storage.run_directory import RunDirectory
 from retrain.storage.run_environment import environment
+from retrain.storage.run_files import config_changes, read_rows
 from retrain.system.lock import Lock
+from retrain.system.records import read_json
+
+ROLLOUT = {"group": 0, "prompt": "p", "text": "", "reward": 1.0, "completion_ids": [1]}
 
 
 class Ear:
@@ -39,7 +43,7 @@ def run_steps(directory, start, end, every=2, after=lambda done: None):
         directory.write_eval({"step": 0, "accuracy": 0.0})
     for step in range(start, end):
         directory.write_metrics({"step": step, "reward/mean": step / 10})
-        directory.write_rollouts(step, [{"text": f"completion of {step}", "reward": 1.0}])
+        directory.write_rollouts(step, [ROLLOUT | {"text": f"completion of {step}"}])
         done = step + 1
         directory.write_eval({"step": done, "accuracy": done / 10})
         after(done)
@@ -62,7 +66,7 @@ def test_layout_and_status_of_a_finished_run(tmp_path):
         assert Lock(path / "lock").held()
         assert not directory.resuming
         assert directory.restore() is None
-        directory.write_config("[training]\n", {"training": {"lr": 0.1}}, {"python": "3"})
+        directory.write_config("[training]\n", {"python": "3"}, {"config": {"training": {"lr": 0.1}}, "plugins": {}})
         run_steps(directory, 0, 4)
     assert sorted(content(path)) == [
         "checkpoints/step-000002/loop.safetensors",
@@ -277,7 +281,7 @@ def test_a_row_that_is_not_json_is_a_storage_error(tmp_path):
     with opened(tmp_path / "a") as directory:
         directory.write_metrics({"step": 0})
     (tmp_path / "a" / "metrics.jsonl").write_text("{\n")
-    with pytest.raises(StorageError, match="a row is not JSON"), opened(tmp_path / "a", "auto") as directory:
+    with pytest.raises(StorageError, match=r"metrics\.jsonl:1: not JSON"), opened(tmp_path / "a", "auto") as directory:
         directory.restore()
 
 

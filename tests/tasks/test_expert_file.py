@@ -46,9 +46,9 @@ def test_messages_and_prompts_are_read_with_their_place(tmp_path):
         ({"messages": []}, "the last one must be the assistant's"),
         ({"messages": [SAID, USER]}, "the last one must be the assistant's"),
         ({"messages": [SAID]}, "there is no prompt"),
-        ({"messages": [USER, {"role": "assistant"}]}, "needs a role and a content"),
+        ({"messages": [USER, {"role": "assistant"}]}, "no field"),
         ({"messages": [USER, {"role": "assistant", "content": None}]}, "expected text, got NoneType"),
-        ({"messages": [USER, {"role": "expert", "content": "2"}]}, "role 'expert' is none of"),
+        ({"messages": [USER, {"role": "expert", "content": "2"}]}, "messages[1].role: Input should be"),
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, "the expert says nothing"),
         ({"prompt": "", "completion": "2"}, "there is no prompt"),
         ({"prompt": "1+1?", "completion": 2}, "completion: expected text, got int"),
@@ -67,7 +67,7 @@ def test_every_bad_row_is_listed_up_to_twenty(tmp_path):
         read_experts(path)
     lines = str(caught.value).splitlines()
     assert lines[19].startswith(f"{path}:20: ")
-    assert lines[20:] == ["... and 10 more", f"{path}: 30 bad rows of expert data: mend them"]
+    assert lines[20:] == ["... and 10 more", f"{path}: 30 bad rows of expert data: mend or remove them"]
 
 
 def test_an_empty_file_is_refused(tmp_path):

@@ -41,7 +41,7 @@ def test_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("row", "reading", "says"),
     [
-        (["list"], Reading(), "a.jsonl:1: not an object"),
+        (["list"], Reading(), "a.jsonl:1: expected an object"),
         ({"prompt": "x"}, Reading(), 'a.jsonl:1: no text in column "solution"; it has prompt'),
         ({"solution": 3}, Reading(), 'no text in column "solution"'),
         ({"solution": "x"}, Reading("text"), 'no text in column "text".*--column'),

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from retrain.campaign.verdict.provenance import settings
 from retrain.campaign.verdict.results import Cell, Results, read_campaign, read_cell, table
-from retrain.errors import ConfigError, ConfigProblem
-from retrain.storage.run_directory import read_json
+from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.storage.run_files import understood
+from retrain.system.records import read_json
 
 _SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
 """What the names of runs of one condition end with: `-s3`, `_seed3`, `-3`."""
@@ -52,15 +53,18 @@ def compare_command(paths: Sequence[Path]) -> str:
 
 def _run(path: Path) -> tuple[str, Cell]:
     """(what decides the run besides its seed, its cell)."""
-    config = read_json(path / "config.resolved.json")
+    try:
+        config = read_json(path / "config.resolved.json")
+        key = json.dumps(settings(path), sort_keys=True, default=str)
+    except StorageError as error:
+        return str(path), Cell(path.resolve().name, 0, path, "unreadable", str(error))
     if not config:
         problem = ConfigProblem(
             str(path), 0, 0, "run directory", "holds no run", "give the paths of some, as runs/NAME"
         )
         raise ConfigError([problem])
-    seed = int(config.get("training", {}).get("seed", 0))
-    key = json.dumps(settings(path), sort_keys=True, default=str)
-    return key, read_cell(path, path.resolve().name, seed, read_json(path / "outcome.json"))
+    with understood(path):
+        return key, read_cell(path, path.resolve().name, int(config["training"]["seed"]))
 
 
 def _of_campaigns(campaigns: Sequence[tuple[Path, Results]]) -> list[Cell]:

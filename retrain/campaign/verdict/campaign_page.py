@@ -14,7 +14,8 @@ from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.campaign.verdict.results import Results, read_campaign, write_tables
 from retrain.report.page import Table, fill, plural
 from retrain.report.shown_settings import settings
-from retrain.storage.run_directory import read_json
+from retrain.system.files import write_text, writing
+from retrain.system.records import read_json
 
 _TOKENS = 400
 """Tokens of a completion that the credit map shows."""
@@ -39,15 +40,16 @@ def write_report(directory: Path) -> Report:
     """Write the report of a campaign, finished or not, into its directory, from its files alone.
 
     Raises:
-        ConfigError: there is no campaign at this path.
+        ConfigError: there is no campaign at this path. StorageError: it cannot be read, or not be written.
     """
     results = read_campaign(directory)
     analysis = analyze(results)
     commands = provenance.campaign_commands(directory, read_json(directory / "plan.json"), results)
     html, text = directory / "report.html", directory / "report.md"
-    html.write_text(render(analysis, commands), encoding="utf-8")
-    text.write_text(verdict.markdown(analysis, commands), encoding="utf-8")
-    return Report(analysis, verdict.text(analysis), (html, text, *write_tables(results, directory)))
+    with writing(directory):
+        write_text(html, render(analysis, commands))
+        write_text(text, verdict.markdown(analysis, commands))
+        return Report(analysis, verdict.text(analysis), (html, text, *write_tables(results, directory)))
 
 
 def render(analysis: Analysis, commands: Sequence[str]) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.errors import ConfigError, RetrainError
+from retrain.errors import ConfigError, RetrainError, StorageError
 from retrain.report.samples import best_and_worst
-from retrain.storage.run_directory import read_rows
+from retrain.storage.run_files import read_rows
 
 Row = Mapping[str, Any]
 
@@ -56,7 +55,7 @@ def _stored(run: Path) -> tuple[int, Sequence[Row], list[int]] | None:
     for file in sorted(run.glob("rollouts/step-*.jsonl.gz"), reverse=True):
         try:
             rows = [row for row in read_rows(file) if row["reward"] is not None and row.get("tokens")]
-        except (OSError, EOFError, ValueError, KeyError, gzip.BadGzipFile):
+        except (StorageError, LookupError, TypeError, ValueError):
             continue
         shown = best_and_worst(rows)
         if len({rows[i]["reward"] for i in shown}) > 1:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.storage.run_directory import flatten, read_json
+from retrain.storage.run_files import flatten
+from retrain.system.records import read_json
 from retrain.system.secret_names import masked
 
 _FREE = ("training.seed", "logging", "checkpoint", "components")

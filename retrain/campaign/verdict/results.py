@@ -15,8 +15,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import ConfigError, ConfigProblem
-from retrain.storage.run_directory import read_json, read_rows
+from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.storage.run_files import read_rows, understood
+from retrain.system.files import staged
+from retrain.system.records import read_json
 
 SPENT = ("rollouts", "tokens", "seconds")
 _SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
@@ -36,7 +38,7 @@ class Cell:
 
     Attributes:
         condition, seed, path: which run, and its directory.
-        status: "done", "failed", "missing" (never started) or "unfinished".
+        status: "done", "failed", "missing" (never started), "unfinished" or "unreadable" (its files are damaged).
         reason: why there is no result, in words; empty when done.
         curve: (step, held-out accuracy) of every evaluation, in order.
         avg_tokens: mean length of a held-out completion at the last evaluation.
@@ -140,13 +142,14 @@ def read_campaign(directory: Path) -> Results:
         ConfigError: there is no campaign at this path.
     """
     plan = read_json(directory / "plan.json")
-    if not plan.get("cells"):
+    if not plan:
         problem = ConfigProblem(str(directory), 0, 0, "campaign", "holds no plan.json", "give runs/NAME of a campaign")
         raise ConfigError([problem])
-    cells = [_planned(directory, entry) for entry in plan["cells"]]
-    found = tuple(dict.fromkeys(cell.condition for cell in cells))
-    ladder = tuple((str(condition), str(against)) for condition, against in plan["ladder"])
-    name, threshold, alpha = directory.resolve().name, plan["threshold"], float(plan["alpha"])
+    with understood(directory / "plan.json"):
+        cells = [_planned(directory, entry) for entry in plan["cells"]]
+        found = tuple(dict.fromkeys(cell.condition for cell in cells))
+        ladder = tuple((str(condition), str(against)) for condition, against in plan["ladder"])
+        name, threshold, alpha = directory.resolve().name, plan["threshold"], float(plan["alpha"])
     return table(name, cells, found, plan["baseline"], threshold=threshold, alpha=alpha, ladder=ladder)
 
 
@@ -182,44 +185,59 @@ def _planned(directory: Path, entry: Mapping[str, Any]) -> Cell:
     condition, seed = str(entry["condition"]), int(entry["seed"])
     path = directory / entry["path"]
     overrides = tuple(f"{key}={value}" for key, value in entry["overrides"].items())
-    return read_cell(path, condition, seed, read_json(path / "outcome.json"), overrides)
+    return read_cell(path, condition, seed, int(entry["max_steps"]), overrides)
 
 
 def read_cell(
-    path: Path, condition: str, seed: int, outcome: Mapping[str, Any], overrides: tuple[str, ...] = ()
+    path: Path, condition: str, seed: int, max_steps: int | None = None, overrides: tuple[str, ...] = ()
 ) -> Cell:
-    """The cell of a run directory.
+    """The cell of a run directory. A run whose files are damaged has the status "unreadable".
+
+    How the campaign says that it ended counts; without an outcome.json, its own status.json.
 
     Args:
-        outcome: how the run ended, as the campaign recorded it; without a record, its status.json counts.
+        max_steps: how many steps the run was to make; None: as its own configuration says.
     """
+    cell = Cell(condition, seed, path, "unreadable", overrides=overrides)
+    try:
+        with understood(path):
+            return _read(cell, max_steps)
+    except StorageError as error:
+        return replace(cell, reason=str(error))
+
+
+def _read(cell: Cell, max_steps: int | None) -> Cell:
+    path, outcome = cell.path, read_json(cell.path / "outcome.json")
     status, reason = _status(path, outcome)
     metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
-    if status == "done" and (why := _no_result(metrics, evals)):
+    if max_steps is None:
+        max_steps = int(read_json(path / "config.resolved.json")["training"]["max_steps"]) if metrics else 0
+    if status == "done" and (why := _no_result(metrics, evals, max_steps)):
         status, reason = "failed", why
     spent = [tuple(float(row.get(key, 0.0)) for key in _SPENT_KEYS) for row in metrics]
-    return Cell(
-        condition=condition,
-        seed=seed,
-        path=path,
+    return replace(
+        cell,
         status=status,
         reason=reason,
-        curve=tuple((int(row["step"]), float(row["accuracy"])) for row in evals),
+        curve=tuple((row["step"], float(row["accuracy"])) for row in evals if row.get("accuracy") is not None),
         avg_tokens=evals[-1].get("avg_tokens") if evals else None,
         spent=tuple(zip(*(accumulate(column, initial=0.0) for column in _columns(spent)), strict=True)),
-        overrides=overrides,
         host=str(outcome.get("host") or ""),
         attempts=outcome.get("attempts"),
     )
 
 
-def _no_result(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> str:
-    """Why a finished run has no result, or "": nothing was measured, or a number that statistics read is not finite."""
+def _no_result(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], max_steps: int) -> str:
+    """Why a finished run has no result, or "": its end was not measured, or a number of it is not finite."""
     if not evals:
         return "it was never evaluated"
+    if evals[-1]["step"] < max_steps:
+        return f"no result: last evaluation after {evals[-1]['step']} of {max_steps} steps"
+    if not metrics or metrics[-1]["step"] + 1 < max_steps:
+        return f"no result: metrics.jsonl holds {len(metrics)} of {max_steps} steps"
     for file, rows, keys in (("eval.jsonl", evals, _EVALUATED), ("metrics.jsonl", metrics, _SPENT_KEYS)):
         for at, key in product(rows, keys):
-            if isinstance(at.get(key), float) and not isfinite(at[key]):
+            if key in at and (at[key] is None or not isfinite(at[key])):
                 return f"{file}: {key} of step {at.get('step')} is {at[key]}"
     return ""
 
@@ -271,7 +289,7 @@ def write_tables(results: Results, directory: Path) -> list[Path]:
     """Write results.csv, and results.parquet if pyarrow is installed; one row per cell, failed ones included."""
     rows = [row(cell, results.threshold) for condition in results.conditions for cell in results.of(condition)]
     path = directory / "results.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with staged(path) as stage, stage.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -12,23 +12,27 @@ runs/NAME/
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli
+from pydantic import TypeAdapter
 
 from retrain.campaign.plan.conditions import Condition, leaves
 from retrain.campaign.plan.load_campaign import LoadedCampaign, tracker_tables
 from retrain.config.document import show
 from retrain.errors import ConfigError, ConfigProblem, StorageError
-from retrain.storage.run_directory import read_json, write_text
+from retrain.storage.run_files import understood
+from retrain.system.files import write_text, writing
+from retrain.system.lock import exclusive
+from retrain.system.records import read_json
 
 PLAN = "plan.json"
+_LOCK = "lock"
 _FREE = ("logging", "checkpoint")
 
 
@@ -52,6 +56,9 @@ class Job:
     path: str
 
 
+_JOB = TypeAdapter(Job)
+
+
 class CampaignDirectory:
     """A campaign on disk.
 
@@ -61,46 +68,37 @@ class CampaignDirectory:
         jobs: every run, all conditions of the first seed before those of the second.
 
     Raises:
-        ConfigError: there is no campaign at this path.
+        ConfigError: there is no campaign at this path. StorageError: its plan cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.plan = path, read_json(path / PLAN)
-        if "cells" not in self.plan:
+        if not self.plan:
             problem = ConfigProblem(str(path), 0, 0, "campaign", "holds no plan.json", "give runs/NAME of a campaign")
             raise ConfigError([problem])
-        self.jobs = [Job(**cell) for cell in self.plan["cells"]]
+        with understood(path / PLAN):
+            self.jobs = [_JOB.validate_python(cell) for cell in self.plan["cells"]]
 
     def run(self, job: Job) -> Path:
         """The run directory of a job."""
         return self.path / job.path
 
     def outcome(self, job: Job) -> dict[str, Any]:
-        """How the job ended; empty while it has not."""
-        return read_json(self.run(job) / "outcome.json")
+        """How the job ended; empty while it has not, or if that cannot be read: then it is taken up again."""
+        with suppress(StorageError):
+            return read_json(self.run(job) / "outcome.json")
+        return {}
 
     def pending(self) -> list[Job]:
         """Jobs without an outcome."""
-        return [job for job in self.jobs if not (self.run(job) / "outcome.json").exists()]
+        return [job for job in self.jobs if not self.outcome(job)]
 
     def finish(self, job: Job, outcome: Mapping[str, Any]) -> bool:
         """Write how the job ended; False, and nothing is written, if that has been told already."""
-        path = self.run(job) / "outcome.json"
-        stage = path.with_name(f"outcome.{uuid.uuid4().hex}.tmp")
-        with stage.open("w") as file:
-            file.write(json.dumps(outcome) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(stage, path)  # unlike a rename, this never replaces what is there
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without hard links: the lease alone keeps others from writing
-            if path.exists():
+        with exclusive(self.run(job) / "outcome.lock", waiting=lambda: None):
+            if self.outcome(job):
                 return False
-            stage.rename(path)
-        finally:
-            stage.unlink(missing_ok=True)
+            write_text(self.run(job) / "outcome.json", json.dumps(outcome) + "\n")
         return True
 
     def forget_failures(self) -> None:
@@ -122,8 +120,15 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
     path = loaded.directory
     if path.exists() and not path.is_dir():
         raise StorageError(f"{path} is not a directory; move it away, or choose another [campaign] name")
-    if path.exists() and not (path / PLAN).exists() and any(path.iterdir()):
-        raise _refusal(path, "exists and is not a campaign", "choose another [campaign] name")
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with exclusive(path / _LOCK, waiting=lambda: None):  # another driver may be writing the plan
+            return _create(path, loaded, fresh)
+
+
+def _create(path: Path, loaded: LoadedCampaign, fresh: bool) -> CampaignDirectory:
+    if not (path / PLAN).exists() and any(entry.name != _LOCK for entry in path.iterdir()):
+        raise _refusal(path, "exists and holds no plan.json", "choose another [campaign] name, or move it away")
     if fresh:
         _delete(path)
     jobs = [
@@ -138,15 +143,12 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
     ]
     if problems:
         raise ConfigError(problems[:10])
-    try:
-        for condition, job in jobs:
-            (path / job.path).mkdir(parents=True, exist_ok=True)
-            if not (path / job.path / "config.resolved.json").exists():
-                write_text(path / job.path / "config.toml", loaded.cell_toml(condition, job.seed))
-        write_text(path / "campaign.toml", loaded.text)
-        write_text(path / PLAN, json.dumps(_plan(loaded, [job for _, job in jobs]), indent=2) + "\n")
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}; check its permissions") from error
+    for condition, job in jobs:
+        (path / job.path).mkdir(parents=True, exist_ok=True)
+        if not (path / job.path / "config.resolved.json").exists():
+            write_text(path / job.path / "config.toml", loaded.cell_toml(condition, job.seed))
+    write_text(path / "campaign.toml", loaded.text)
+    write_text(path / PLAN, json.dumps(_plan(loaded, [job for _, job in jobs]), indent=2) + "\n")
     return CampaignDirectory(path)
 
 
@@ -180,7 +182,7 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
         return []
     old, new = (
         {path: value for path, value in leaves((), data) if path[0] not in (*_FREE, *tracker_tables())}
-        for data in (tomli.loads((run / "config.toml").read_text()), config)
+        for data in (tomli.loads((run / "config.toml").read_text(encoding="utf-8")), config)
     )
     fix = "change it back, choose another [campaign] name, or start again with --fresh, which deletes all runs"
     return [

@@ -18,8 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from retrain.storage.run_directory import read_json
+from retrain.errors import StorageError
 from retrain.system.lock import alive, identity
+from retrain.system.records import read_json
 
 
 class Lease:
@@ -82,7 +83,7 @@ class Watch:
         folder.mkdir(parents=True, exist_ok=True)
         number = max((_number(path) for path in folder.glob("*.json")), default=0)
         path = _numbered(folder, number)
-        last = read_json(path) if number else {"released": True}
+        last = _last(path) if number else {"released": True}
         if not (last.get("released") or _gone(last) or self._still(job, path, progress)):
             return None
         with suppress(FileExistsError):
@@ -104,8 +105,15 @@ def held(folder: Path, job: str) -> bool | None:
     newest = max((folder / job).glob("*.json"), key=_number, default=None)
     if newest is None:
         return None
-    lease = read_json(newest)
+    lease = _last(newest)
     return not lease.get("released") and not _gone(lease)
+
+
+def _last(path: Path) -> dict[str, Any]:
+    """What a lease says; its owner may be rewriting it at this moment, and then it says nothing."""
+    with suppress(StorageError):
+        return read_json(path)
+    return {}
 
 
 def _gone(lease: Mapping[str, Any]) -> bool:

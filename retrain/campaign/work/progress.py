@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory, Job
 from retrain.campaign.work.lease import held
+from retrain.errors import StorageError
+from retrain.storage.run_files import parse_row, understood
+from retrain.system.records import read_json
 
 _RECENT = 20
 
@@ -21,29 +23,36 @@ class Progress:
         self._tails: dict[Path, _Tail] = {}
 
     def facts(self) -> dict[str, Any]:
-        """path, runs (one row per job), and over all of them: total, done, failed, running, left_s.
+        """path, runs (one row per job), and over all of them: total, done, failed, running, unreadable, left_s.
 
-        A row has id, condition, seed, state ("waiting", "running", "stopped", "done", "failed"), steps, max_steps,
-        accuracy of the last evaluation, left_s while running, host, attempts and reason at the end. What is not
-        known is None.
+        A row has id, condition, seed, state ("waiting", "running", "stopped", "done", "failed", "unreadable"), steps,
+        max_steps, accuracy of the last evaluation, left_s while running, host, attempts and reason at the end.
+        What is not known is None.
         """
         rows = [self._row(job) for job in self._campaign.jobs]
-        count = {state: sum(row["state"] == state for row in rows) for state in ("done", "failed", "running")}
+        states = ("done", "failed", "running", "unreadable")
+        count = {state: sum(row["state"] == state for row in rows) for state in states}
         return {"path": str(self._campaign.path), "total": len(rows), **count, "left_s": _left(rows), "runs": rows}
 
     def _row(self, job: Job) -> dict[str, Any]:
-        run, outcome = self._campaign.run(job), self._campaign.outcome(job)
+        known = {"id": job.id, "condition": job.condition, "seed": job.seed, "max_steps": job.max_steps}
+        run = self._campaign.run(job)
+        try:
+            with understood(run):
+                return known | self._read(job, run)
+        except StorageError as error:
+            nothing = dict.fromkeys(("accuracy", "step_s", "left_s", "host", "attempts"))
+            return known | nothing | {"state": "unreadable", "steps": 0, "reason": str(error)}
+
+    def _read(self, job: Job, run: Path) -> dict[str, Any]:
+        outcome = read_json(run / "outcome.json")
         metrics, evals = self._tail(run / "metrics.jsonl"), self._tail(run / "eval.jsonl")
         working = held(self._campaign.path / "leases", job.id)
         state = str(outcome.get("status") or {None: "waiting", True: "running", False: "stopped"}[working])
         step_s = metrics.mean("time/step_s")
         return {
-            "id": job.id,
-            "condition": job.condition,
-            "seed": job.seed,
             "state": state,
             "steps": metrics.count,
-            "max_steps": job.max_steps,
             "accuracy": evals.rows[-1].get("accuracy") if evals.rows else None,
             "step_s": step_s,
             "left_s": (job.max_steps - metrics.count) * step_s if state == "running" and step_s else None,
@@ -75,12 +84,13 @@ class _Tail:
             file.seek(self._at)
             lines = file.read().split(b"\n")[:-1]
         for line in lines:
+            row = parse_row(line, self._file, self.count + 1)
             self._at += len(line) + 1
             self.count += 1
-            self.rows.append(json.loads(line))
+            self.rows.append(row)
 
     def mean(self, name: str) -> float | None:
-        values = [float(row[name]) for row in self.rows if name in row]
+        values = [float(row[name]) for row in self.rows if row.get(name) is not None]
         return sum(values) / len(values) if values else None
 
 

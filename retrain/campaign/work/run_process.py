@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import EngineError, Preempted
-from retrain.storage.run_directory import read_json, write_text
+from retrain.errors import EngineError, Preempted, StorageError
+from retrain.system.files import write_text
 from retrain.system.lock import Lock, alive, identity
 from retrain.system.process import follower
+from retrain.system.records import read_json
 
 _GONE_S = 10.0
 _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
@@ -79,14 +80,17 @@ def reason(run: Path, code: int) -> str:
         number = -code if code < 0 else code - 128
         name = signal.Signals(number).name if number in {one.value for one in signal.Signals} else str(number)
         return f"killed by {name}" + (": out of memory?" if number == signal.SIGKILL else "")
-    told = str(read_json(run / "status.json").get("error") or "") or _last_line(run / "log.txt")
+    told = ""
+    with suppress(StorageError):
+        told = str(read_json(run / "status.json").get("error") or "")
+    told = told or _last_line(run / "log.txt")
     return told or _REASONS.get(code, f"exit code {code}")
 
 
 def _writes_to(config: Path, run: Path) -> bool:
     import tomli
 
-    logging = tomli.loads(config.read_text())["logging"]
+    logging = tomli.loads(config.read_text(encoding="utf-8"))["logging"]
     return (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve()
 
 

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model
 from retrain.engines.vllm.isolation import Isolation
-from retrain.errors import ComponentError, EngineError, writing
+from retrain.errors import ComponentError, EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
+from retrain.system.files import writing
 from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:

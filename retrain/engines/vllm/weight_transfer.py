@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from retrain.engines.vllm.isolation import Isolation
-from retrain.errors import EngineError, MissingExtraError, writing
+from retrain.errors import EngineError, MissingExtraError
 from retrain.system import http_client as http
+from retrain.system.files import staged, writing
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -75,15 +76,9 @@ class FileTransfer:
         from safetensors.torch import save_file
 
         path = self._folder / "model.safetensors"
-        written = path.with_suffix(".new")
         copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
-        with writing(path):
-            try:
-                save_file(copies, written)
-                written.replace(path)
-            except BaseException:
-                written.unlink(missing_ok=True)  # what is left of it takes the room that a checkpoint needs
-                raise
+        with writing(path), staged(path, durable=False) as stage:
+            save_file(copies, stage)
 
     def give(self, url: str) -> None:
         """Have a server read it."""

@@ -19,6 +19,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, StorageError
+from retrain.system.files import check_sums
 from retrain.training.chat import Chat, Mode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 from retrain.types import BUILTIN, Problem
@@ -133,6 +134,7 @@ def _check_path(path: str) -> None:
     if local.is_dir():
         if not (local / "config.json").is_file():
             raise ComponentError(f"{path} has no config.json", "give a directory written by save_pretrained")
+        check_sums(local)
     elif path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ComponentError(f"no model directory {path}", "check the path, or give a hub id such as Qwen/Qwen3-0.6B")
 

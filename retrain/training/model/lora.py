@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from retrain.errors import ComponentError, MissingExtraError, StorageError, writing
+from retrain.errors import ComponentError, MissingExtraError, StorageError
+from retrain.system.files import staged, writing
 from retrain.training.settings import LoraSettings
 from retrain.types import Adapted, LowRank
 
@@ -137,28 +137,22 @@ def _low_rank(layer: Any, adapter: str) -> LowRank:
 def save(wrapper: Any, path: Path, base: str, card: str = "") -> None:
     """Write the policy's adapter in peft's format, for the base model at `base` (unless empty), with its README.md.
 
-    Every file is written beside the folder, and only then put in the place of the last one: who reads them
-    meanwhile finds no half of one.
+    The folder replaces the last one when it is complete: nobody reads half of one.
 
     Raises:
         StorageError: it cannot be written; the last one stays, and nothing of this one.
     """
     if base:
         wrapper.peft_config[POLICY].base_model_name_or_path = base
-    stage = path.with_name(f"{path.name}.new")
     with writing(path):
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            stage.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staged(path, durable=False) as stage:
+            stage.mkdir()
             # The embeddings are frozen; left to itself, peft asks the hub every time whether they have been resized.
             wrapper.save_pretrained(stage, selected_adapters=[POLICY], save_embedding_layers=False)
             (stage / "README.md").unlink()  # peft's is an empty form
             if card:
                 (stage / "README.md").write_text(card, encoding="utf-8")
-            for file in sorted(stage.iterdir()):
-                file.replace(path / file.name)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
 
 
 def load(wrapper: Any, path: Path) -> None:

@@ -98,7 +98,7 @@ def test_an_adapter_that_cannot_be_written_leaves_the_last_one_whole(tmp_path, m
 
 def test_an_adapter_cannot_take_the_place_of_a_file(tmp_path):
     (tmp_path / "adapter").write_text("")
-    with pytest.raises(StorageError, match="adapter cannot be written: File exists"):
+    with pytest.raises(StorageError, match="adapter cannot be written: Not a directory"):
         policy().save_adapter(tmp_path / "adapter")
 
 

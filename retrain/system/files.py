@@ -1,0 +1,152 @@
+"""Files that readers and a crash find old or new, never in part."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from retrain.errors import StorageError
+
+SUMS = "SHA256SUMS"
+"""File of a folder with the hash of every other file, as `sha256sum --check` reads it."""
+
+
+@contextmanager
+def staged(path: Path, durable: bool = True) -> Generator[Path]:
+    """A new name in the folder of `path`; the file or folder that the block makes there then replaces `path`.
+
+    If the block raises, `path` stays as it was and nothing else stays. A folder cannot be replaced in one rename: for
+    a moment the old one has the name `path.old`, and a crash at that moment leaves it there.
+
+    Args:
+        durable: flush everything to disk before the rename, and the rename after it; False where what a power cut
+            leaves is made again anyway.
+    """
+    stage = path.with_name(f".tmp-{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    old = path.with_name(f"{path.name}.old")
+    try:
+        yield stage
+        if durable:
+            sync(stage)
+        if path.is_dir() and not path.is_symlink():
+            remove(old)
+            path.rename(old)
+        stage.replace(path)
+        remove(old)
+        if durable:
+            sync(path.parent, deep=False)
+    finally:
+        remove(stage)
+
+
+@contextmanager
+def published(folder: Path) -> Generator[Path]:
+    """A new folder whose files become those of `folder` when the block ends, with their hashes in SHA256SUMS.
+
+    What else is in `folder` stays, and so does everything if the block raises; a folder that was published before
+    and holds nothing else is replaced at once.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    folder = folder.resolve()
+    ours = {line.partition("  ")[2].partition("/")[0] for line in _sums(folder)} | {SUMS}
+    others = folder.is_dir() and any(entry.name not in ours and entry.suffix != ".md" for entry in folder.iterdir())
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with staged(folder.with_name(f"{folder.name}.new") if others else folder) as stage:
+            stage.mkdir()
+            yield stage
+            _write_sums(stage)
+        if others:
+            complete = folder.with_name(f"{folder.name}.new")
+            for entry in sorted(complete.iterdir(), key=lambda entry: entry.name == SUMS):
+                remove(folder / entry.name)
+                entry.replace(folder / entry.name)
+            remove(complete)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace the file's content."""
+    with staged(path) as stage:
+        stage.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file's content, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def sync(path: Path, deep: bool = True) -> None:
+    """Have the disk hold a file, or a folder with all that is in it."""
+    if deep and path.is_dir():
+        for part in path.iterdir():
+            sync(part)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder. Whoever else deletes it at the same time does no harm, nor does one that stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Turn whatever keeps `path` from being written, a full disk above all, into a StorageError."""
+    try:
+        yield
+    except Exception as error:
+        # The Rust writer of safetensors reports a full disk in a class of its own, which is not an OSError.
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise StorageError(
+            f"{path} cannot be written: {reason}; free some space, and check that its folder can be written"
+        ) from error
+
+
+def sha256(path: Path) -> str:
+    """Hash of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_sums(folder: Path) -> None:
+    """Write the hashes of the folder's files, prose (*.md) aside, which people edit."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".md")
+    lines = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files if file.name != SUMS]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _sums(folder: Path) -> list[str]:
+    file = folder / SUMS
+    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+
+
+def check_sums(folder: Path) -> None:
+    """Compare a folder's files with its hashes; a folder without any is taken as it is.
+
+    Raises:
+        StorageError: a file is missing or differs; it names the file.
+    """
+    fix = f"export the model again, or delete {folder / SUMS} if the change is yours"
+    try:
+        for line in _sums(folder):
+            digest, _, name = line.partition("  ")
+            if not name or sha256(folder / name) != digest:
+                raise StorageError(f"{folder / name}: its sha256 is not that of {SUMS}; {fix}")
+    except (OSError, ValueError) as error:  # a name may hold anything
+        raise StorageError(f"{folder}: {SUMS} cannot be checked ({error}); {fix}") from error
