@@ -147,9 +147,9 @@ MUTANTS = [
     ),
     Mutant(
         "sampled without temperature",
-        "engines/embedded/draw.py",
-        [("truncate(logits / sampling.temperature, sampling)", "truncate(logits, sampling)")],
-        ["engines/embedded/test_draw.py"],
+        "functional/draws.py",
+        [("truncate(logits / temperature, top_k, top_p)", "truncate(logits, top_k, top_p)")],
+        ["functional/test_draws.py"],
     ),
     Mutant(
         "a biased pass@k",
