@@ -57,7 +57,7 @@ class TorchEngine(Sampler):
         self._dtype = _resolve(dtype, self._model)
         self._decoder = _decoder(self._model, self._dtype, fused)
         self._device = next(self._model.parameters()).device
-        self._budget = memory_mb << 20
+        self._budget, self._limit = memory_mb << 20, positions(self._model)
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         if self._model is model:
@@ -81,9 +81,7 @@ class TorchEngine(Sampler):
 
         if self.version is None:
             raise EngineError("the sampler has no weights yet: call load_weights first")
-        check_requests(
-            requests, positions(self._model), "the model", "lower [training] max_tokens or drop long prompts"
-        )
+        check_requests(requests, self._limit, "the model", "lower [training] max_tokens or drop long prompts")
         results: dict[int, list[Completion]] = {}
         for chunk in decoder.chunks(requests, self._budget, self._bytes):
             some = [requests[index] for index in chunk]

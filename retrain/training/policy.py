@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,7 +131,7 @@ class TorchPolicy:
 
     def _in_force(self) -> AbstractContextManager[None]:
         """The own adapter is the one in force inside this block; without LoRA, nothing."""
-        return lora.active(self.adapter, self._name)
+        return nullcontext() if self.adapter is None else lora.active(self.adapter, self._name)
 
     def update(self, batch: Batch, objective: Objective) -> Metrics:
         """`epochs` passes of `minibatches` optimizer steps each over the batch.
@@ -224,7 +224,7 @@ class TorchPolicy:
             scored: the batch has `old_logprobs`; otherwise they are the current ones.
         """
         tally = _Tally()
-        with lora.training(self.model, self._name):
+        with nullcontext() if self.adapter is None else lora.training(self.model, self._name):
             for index in step.parts:
                 rows = step.batch.rows(index)
                 width = rows.input_ids.shape[1]

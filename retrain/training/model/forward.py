@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
 
 from retrain.functional.logprobs import predictors, token_scores
-from retrain.training.model.attention import longest_packed_row, packed
-from retrain.training.model.packing import Packing, micro_batches
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 from retrain.types import Batch
 
@@ -119,3 +120,111 @@ def _agrees(expected: Tensor, compute: Callable[[], Tensor]) -> bool:
         return False
     slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
     return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the tokens of R right-padded rows stand in a list without padding, a repeated prompt only once.
+
+    Attributes:
+        kept: [R, S] bool: the n cells in the list; not padding, and not the prompt of an earlier row.
+        position_ids: [1, n] place of each token in its row.
+        gather: [R, S] index of a row's tokens in the list; 0 in padding, which causality hides.
+        scatter: [n] index of each token among the R*S cells.
+    """
+
+    kept: Tensor
+    position_ids: Tensor
+    gather: Tensor
+    scatter: Tensor
+
+    @classmethod
+    def of(cls, input_ids: Tensor, mask: Tensor, scored: Tensor) -> Packing:
+        """The packing of rows [R, S]: `mask` marks real tokens, and a prompt ends where `scored` begins."""
+        rows, width = mask.shape
+        columns = torch.arange(width, device=mask.device).expand_as(mask)
+        prompt = mask & (scored.cumsum(-1) == 0)
+        alike = torch.unique(input_ids.where(prompt, -1), dim=0, return_inverse=True)[1]
+        number = torch.arange(rows, device=mask.device)
+        first = torch.full_like(number, rows).scatter_reduce(0, alike, number, "amin")[alike]
+        kept = mask & ~(prompt & (first != number)[:, None])
+        index = (kept.reshape(-1).cumsum(0) - 1).view_as(kept)
+        gather = index[first].where(prompt, index).where(mask, 0)
+        return cls(kept, columns[kept][None], gather, kept.reshape(-1).nonzero()[:, 0])
+
+
+def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Tensor]:
+    """Rows in descending length, cut so that rows x longest row of a part stays within the budget.
+
+    Args:
+        lengths: tokens of every row of the batch.
+        rows: the rows to distribute.
+        budget: cells per part; a longer row stands alone.
+    Returns:
+        int64 row numbers per part; the longest part first, so that running out of memory happens at once.
+    """
+    parts: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+        if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > budget:
+            parts.append([])
+        parts[-1].append(row)
+    return [torch.tensor(part) for part in parts]
+
+
+NAME = "retrain_packed"
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each row of a packed list; transformers' attention interface.
+
+    `options` holds `packing`, which the model passed through, and the model's own `scaling`.
+
+    query is [1, heads, n, d], key and value are [1, kv_heads, n, d]: one gather pads them to rows, one
+    scatter takes the result back to [1, n, heads, d]. Padding stands after a row's tokens, so causality hides it.
+    """
+    packing: Packing = options["packing"]
+    rows, width = packing.gather.shape
+    cells = packing.gather.reshape(-1)
+
+    wide = query.device.type == "cpu"  # a processor multiplies matrices faster in bfloat16, but attends slower
+
+    def padded(x: Tensor) -> Tensor:
+        x = x.float() if wide else x
+        return x[0].transpose(0, 1).index_select(0, cells).view(rows, width, x.shape[1], x.shape[3]).transpose(1, 2)
+
+    grouped, scale = query.shape[1] != key.shape[1], options.get("scaling")
+    with torch.autocast("cpu", enabled=False) if wide else nullcontext():
+        out = functional.scaled_dot_product_attention(
+            padded(query), padded(key), padded(value), is_causal=True, scale=scale, enable_gqa=grouped
+        )
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, packing.scatter)[None], None
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+
+@contextmanager
+def packed(model: Any) -> Generator[None]:
+    """The model attends over packed tokens inside this block; forward and backward both belong in it."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def longest_packed_row(config: Any) -> float:
+    """Rows up to this length see every earlier token: the attention window, or inf without one."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    local = bool(kinds - {"full_attention"}) or (not kinds and getattr(config, "use_sliding_window", True))
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min([float(window) for window in windows if window and local], default=float("inf"))

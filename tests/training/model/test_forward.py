@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.training.model.attention import longest_packed_row
-from retrain.training.model.forward import Forward
+from retrain.training.model.forward import Forward, longest_packed_row
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import MODELS, make_batch, make_model
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.training.model.packing import Packing, micro_batches
+from retrain.training.model.forward import Packing, micro_batches
 
 
 def test_worked_example():

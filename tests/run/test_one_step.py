@@ -1,0 +1,63 @@
+"""The files that one step of training enters, against the list on the page "Architecture".
+
+The spine is what a reader follows: every file of the package with a function that runs in the trainer's process during
+a step, in the order of first entry, but for
+
+- components that the TOML chose by name (an advantage, a loss, a task ...), except the engine. The planning mask has a
+  room to itself, `algorithms/planning`;
+- the model: what the decoder computes of a token, chosen by the model's family as a component is by name;
+- definitions and mechanisms without flow: `types`, `protocols`, `errors`, `registry`, `system`;
+- formulas: `functional`.
+"""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import retrain
+from retrain import registry
+
+PACKAGE = Path(retrain.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
+NOT_FLOW = ("types.py", "protocols.py", "errors.py", "registry", "system", "functional", "algorithms/planning")
+MODELS = ("engines/embedded/fused.py", "engines/embedded/general.py")
+MOST = 12
+
+
+class Trace:
+    """Notes the files that the second step enters: events of the first and the second begin and end it."""
+
+    def __init__(self):
+        self.files = []
+
+    def __call__(self, event, details):
+        if event == "step":
+            sys.setprofile(self.enter if details["step"] == 0 else None)
+
+    def enter(self, frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in path.parents and path not in self.files:
+            self.files.append(path)
+
+
+def components():
+    """Files that define a component, but for engines."""
+    kinds = [kind for kind in registry.KINDS if kind != "engine"]
+    found = [registry.find(kind, name) for kind in kinds for name in registry.names(kind)]
+    return {Path(inspect.getsourcefile(inspect.unwrap(component.target)) or "") for component in found}
+
+
+def test_one_step_enters_the_files_that_the_page_lists(train):
+    trace = Trace()
+    options = ("training.max_steps=3", "eval.problems=0", "checkpoint.every=0", "reward_pool.workers=1")
+    try:
+        train(*options, "logging.rollouts_every=0", observe=trace)
+    finally:
+        sys.setprofile(None)
+    left_out = components()
+    inside = [str(file.relative_to(PACKAGE)) for file in trace.files if file not in left_out]
+    spine = [file for file in inside if not file.startswith((*NOT_FLOW, *MODELS))]
+    section = PAGE.read_text().split("## One step of training")[1].split("\n## ")[0]
+    assert spine == re.findall(r"^\d+\. `([\w/.]+)`", section, re.MULTILINE)
+    assert len(spine) <= MOST
