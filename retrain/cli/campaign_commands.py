@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retrain.cli.config_commands import File, Json, Overrides, warn
+from retrain.system.files import writing
 from retrain.system.terminal import say
 
 if TYPE_CHECKING:
@@ -115,5 +116,6 @@ def compare(
     if html:
         from retrain.campaign.verdict.campaign_page import render
 
-        html.write_text(render(analysis, [compare_command(runs)]), encoding="utf-8")
+        with writing(html):
+            html.write_text(render(analysis, [compare_command(runs)]), encoding="utf-8")
     print(json.dumps(verdict.as_json(analysis), indent=2) if as_json else verdict.conditions_text(analysis))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from retrain.cli.config_commands import Json
-from retrain.errors import StorageError
+from retrain.system.files import writing
 from retrain.system.terminal import say
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def credit(  # noqa: PLR0913 - one option each
     for text in dict.fromkeys(str(one.message) for one in told):
         say(f"warning: {text}", error=True)
     if plot is not None:
-        _write(plot, page(file.name, completions, found))
+        with writing(plot):
+            plot.write_text(page(file.name, completions, found), encoding="utf-8")
     if as_json:
         rows = [{name: value for name, value in asdict(one).items() if name != "place"} for one in completions]
         print(json.dumps({"completions": rows, "credit": [asdict(one) for one in found]}, indent=2))
@@ -80,13 +81,6 @@ def credit(  # noqa: PLR0913 - one option each
     _tables(completions, found)
     if plot is not None:
         print(f"{plot}: written")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}; choose another --plot") from error
 
 
 def _tables(completions: Sequence[Completion], found: Sequence[Credit]) -> None:

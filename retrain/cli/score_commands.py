@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from retrain.cli.config_commands import Json
+from retrain.system.files import writing
 
 
 class Equivalence(StrEnum):
@@ -116,7 +117,8 @@ def score_solutions(  # noqa: PLR0913 - the options of the command
     rows = score_file(solutions, model, reference, beta)
     facts = [row.facts(tokens) for row in rows]
     if out is not None:
-        out.write_text("".join(json.dumps(row) + "\n" for row in facts), encoding="utf-8")
+        with writing(out):
+            out.write_text("".join(json.dumps(row) + "\n" for row in facts), encoding="utf-8")
     if as_json:
         print(json.dumps({"rows": facts, "summary": summary(rows)}))
         return

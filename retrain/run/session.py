@@ -19,6 +19,7 @@ from retrain.run.stop_signal import Stop
 from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, read_rows, understood
+from retrain.system.secret_names import masked
 from retrain.types import Observer, State
 
 
@@ -53,7 +54,7 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         previous = directory.previous_config(resume.path)
         started = {"config": resolved, "plugins": source_hashes(bound.component for bound in loaded.components.every())}
         if previous:  # refused before torch is imported, though the checkpoint decides
-            _changes(previous, resolved, resume)
+            _changes(masked(previous), masked(resolved), resume)
         from retrain.run.build import build
         from retrain.run.loop import train
 
@@ -87,6 +88,8 @@ def _accept(
 ) -> None:
     """Refuse a checkpoint whose run was started with other settings or other code, and say what differs.
 
+    Secrets are no settings: they may change, and nothing shows them.
+
     Args:
         previous: config.resolved.json, which alone is known of a checkpoint from before 0.2.
     """
@@ -96,7 +99,7 @@ def _accept(
             "config.resolved.json cannot be read, and the checkpoint does not say what its run was started with; "
             "restore the file from a copy, or start again with --fresh"
         )
-    changes = _changes(known["config"], started["config"], resume)
+    changes = _changes(masked(known["config"]), masked(started["config"]), resume)
     if "plugins" in known:
         old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
         changes += _changes(old, new, resume)

@@ -25,6 +25,7 @@ from retrain.storage.run_files import parse_row
 from retrain.system.files import remove, sync, write_bytes, write_text
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
+from retrain.system.secret_names import masked
 from retrain.types import Observer, State
 
 if TYPE_CHECKING:
@@ -128,9 +129,9 @@ class RunDirectory:
 
         Args:
             started: "config", the resolved configuration, and "plugins", hashes of the user's modules: every
-                checkpoint holds them.
+                checkpoint holds them, without secrets.
         """
-        self._started = {"started_with": started}
+        self._started = {"started_with": {**started, "config": masked(started["config"])}}
         with _storage(f"write the configuration to {self.path}"):
             write_text(self.path / "config.toml", source)
             write_text(self.path / "config.resolved.json", json.dumps(started["config"], indent=2) + "\n")

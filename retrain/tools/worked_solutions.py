@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from retrain.config.load import LoadedConfig
-from retrain.errors import DataError, StorageError
+from retrain.errors import DataError
 from retrain.protocols import Task
+from retrain.system.files import writing
 from retrain.types import Problem
 
 Format = Literal["messages", "prompt"]
@@ -58,11 +59,9 @@ def export_solutions(
         raise DataError(
             f"none of {seen:,} solutions is correct by the rewards; leave out --correct-only, or correct the data"
         )
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(_row(one, form), ensure_ascii=False) + "\n" for one in found), "utf-8")
-    except OSError as error:
-        raise StorageError(f"{file}: cannot be written: {error.strerror or error}") from error
     return Exported(len(found), seen)
 
 
