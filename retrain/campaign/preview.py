@@ -138,7 +138,7 @@ def _probe(loaded: LoadedCampaign) -> tuple[dict[str, float], float | None]:
         config = loaded.cell_config(loaded.conditions[0], loaded.settings.seed_list[0])
         config["training"]["max_steps"] = _PROBE_STEPS
         config["logging"] |= {"dir": name, "name": run.name, "trackers": []}
-        (run / "config.toml").write_text(tomli_w.dumps(config))
+        (run / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
         # The campaign would compute the warm start as well; from now on it is in the cache.
         warm = _timed(warm_start_command(run), run)
         wall = _timed(train_command(run), run)
@@ -162,7 +162,9 @@ def _timed(command: list[str], run: Path) -> float:
     finally:
         end(process)
     if code:
-        error = RetrainError(f"the probe failed: {reason(run, code)}\n{log.read_text()[-2000:]}")
+        error = RetrainError(
+            f"the probe failed: {reason(run, code)}\n{log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+        )
         error.exit_code = code if code > 0 else 128 - code
         raise error
     return time.monotonic() - began

@@ -33,7 +33,7 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
     exact = _is_exact(loaded, engine["name"])
     return {
         "file": loaded.file,
-        "run_directory": str(Path(loaded.config.logging.dir) / (loaded.config.logging.name or loaded.name)),
+        "run_directory": str(loaded.directory),
         "preset": masked(_preset(loaded)),
         "components": masked(_components(loaded)),
         "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],

@@ -7,6 +7,7 @@ dotted paths and entry points are imported. torch is imported by neither.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -29,7 +30,7 @@ from retrain.config.planning_checks import check_own_detector
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
 from retrain.config.resolve import Resolved, needs_import, slots
-from retrain.config.schema import Config
+from retrain.config.schema import RUN_NAME, Config
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.rewards.pool import fields_read
 
@@ -61,6 +62,11 @@ class LoadedConfig:
     def name(self) -> str:
         """Name of the run directory, unless `[logging] name` says otherwise."""
         return FilePath(self.file).stem
+
+    @property
+    def directory(self) -> FilePath:
+        """The run directory."""
+        return FilePath(self.config.logging.dir).expanduser() / (self.config.logging.name or self.name)
 
     @property
     def objective(self) -> Objective:
@@ -95,9 +101,18 @@ def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:
         ConfigError: every mistake with its place and a fix; a traceback of user code is among its notes.
     """
     document = read(file, overrides)
+    _check_name(document, FilePath(file).stem)
     if "campaign" in document.data:
         raise ConfigError([document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {file}")])
     return validate(document)
+
+
+def _check_name(document: Document, stem: str) -> None:
+    """A file whose name cannot be that of a run needs a name in `[logging]`."""
+    logging = document.data.get("logging", {})
+    if not re.fullmatch(RUN_NAME, stem) and not (isinstance(logging, dict) and logging.get("name")):
+        problem = f"the file's name, {stem!r}, cannot be that of a run: letters, digits, dots, dashes, underscores"
+        raise ConfigError([ConfigProblem(repr(document.file), 0, 0, "[logging] name", problem, "set it, or rename it")])
 
 
 def validate(document: Document) -> LoadedConfig:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from retrain.types import BUILTIN
 
+RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 BUILTIN_MODELS = ("builtin:tiny",)
 """All of them."""
 
@@ -292,7 +293,7 @@ class Checkpoint(Section):
 class Logging(Section):
     """`[logging]`"""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] | None = None
+    name: Annotated[str, Field(pattern=RUN_NAME)] | None = None
     """Name of the run directory: letters, digits, dot, dash and underscore. Unset: the name of the TOML file."""
     dir: Annotated[str, Field(min_length=1)] = "runs"
     """Where run directories are made."""

@@ -49,7 +49,7 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
     began = time.perf_counter()
     config = loaded.config
     resolved = loaded.resolved()
-    path = Path(config.logging.dir) / (config.logging.name or loaded.name)
+    path = loaded.directory
     with RunDirectory(path, resume.mode, config.checkpoint, observe) as directory, Stop() as stop:
         previous = directory.previous_config(resume.path)
         started = {"config": resolved, "plugins": source_hashes(bound.component for bound in loaded.components.every())}

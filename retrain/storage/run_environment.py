@@ -40,7 +40,7 @@ def _version(package: str) -> str | None:
 def _cpu() -> str:
     """Model name of the processor."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
     )

@@ -57,7 +57,7 @@ class LoadedCampaign:
     @property
     def directory(self) -> Path:
         """Where everything about the campaign is written."""
-        return Path(self.configs[0].config.logging.dir) / self.name
+        return Path(self.configs[0].config.logging.dir).expanduser() / self.name
 
     @property
     def baseline(self) -> str:

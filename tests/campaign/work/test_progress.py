@@ -30,7 +30,7 @@ def sweep(tmp_path):
 
 def append(file, *values, key="time/step_s"):
     with file.open("a") as out:
-        out.writelines(json.dumps({key: value}) + "\n" for value in values)
+        out.writelines(json.dumps({"step": 0, key: value}) + "\n" for value in values)
 
 
 def row(progress, name):
@@ -59,7 +59,7 @@ def test_rows_are_counted_once_and_a_half_written_one_when_it_is_whole(sweep):
     append(file, *range(1, 5))
     assert row(progress, "a/s0")["steps"] == 4
     with file.open("a") as out:
-        out.write('{"time/st')
+        out.write('{"step": 4, "time/st')
     assert row(progress, "a/s0")["steps"] == 4
     with file.open("a") as out:
         out.write('ep_s": 1.0}\n')
