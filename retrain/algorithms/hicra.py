@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Strength = Annotated[float, Field(ge=0, le=1)]
 
 
-@transform("hicra")
+@transform("hicra", context={"hicra_alpha": "alpha"})
 def hicra(
     advantages: Tensor, planning_mask: Tensor, response_mask: Tensor, *, alpha: Strength = 0.2
 ) -> tuple[Tensor, Metrics]:

@@ -42,7 +42,7 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
         sft_reduction: how the expert's terms become one number; unset: as the policy's, by [algorithm] reduction. The
             objective reads it.
     Returns:
-        A number in [0, 1], reported as `mu`; a function of the step alone.
+        A number in [0, 1], reported as `mix/mu`; a function of the step alone.
     References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408; MIX of Trinity-RFT,
         arXiv:2505.17826.
     """
@@ -55,4 +55,4 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
         value = valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2
     else:
         value = valley
-    return value, {"mu": value}
+    return value, {"mix/mu": value}

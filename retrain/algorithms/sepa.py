@@ -18,9 +18,9 @@ _DECAY = 0.99
 _COLLAPSE = 0.2  # share of the initial variance at which the automatic schedule starts to react
 
 
-@signal("sepa_lambda", table="sepa")
+@signal("sepa_lambda", table="sepa", stored="sepa/lambda")
 class SepaLambda(Part):
-    """Pooling weight in [0, 1], and the entropies of planning and execution tokens that every run logs.
+    """Pooling weight in [0, 1], and the entropies of planning and execution tokens.
 
     linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1)
     auto:   max(linear, 1 - min((v / v_0) / 0.2, 1)), v = moving average (0.99) of the batch variance of
@@ -57,9 +57,9 @@ class SepaLambda(Part):
     def __call__(
         self, step: int, uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor
     ) -> tuple[float, Metrics]:
-        """The weight at this step, with sepa_lambda, sepa_gate_open and {exec,plan}_entropy_{mean,var}."""
+        """The weight at this step, with sepa/lambda, sepa/gate_open and sepa/{exec,plan}_entropy_{mean,var}."""
         value = self.at(step)
-        metrics = {"sepa_lambda": value, "sepa_gate_open": float(self._opened_at is not None)}
+        metrics = {"sepa/lambda": value, "sepa/gate_open": float(self._opened_at is not None)}
         return value, metrics | entropy_metrics(uncertainty, planning_mask, response_mask)
 
     def at(self, step: int) -> float:
@@ -107,10 +107,10 @@ class SepaLambda(Part):
 
 
 def entropy_metrics(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor) -> Metrics:
-    """{exec,plan}_entropy_{mean,var} over all execution and all planning tokens of the batch."""
+    """sepa/{exec,plan}_entropy_{mean,var} over all execution and all planning tokens of the batch."""
     planning = planning_mask.bool() & response_mask
     metrics: Metrics = {}
     for name, mask in (("exec", response_mask & ~planning), ("plan", planning)):
-        metrics[f"{name}_entropy_mean"] = float(F.masked.masked_mean(uncertainty, mask))
-        metrics[f"{name}_entropy_var"] = float(F.masked.masked_variance(uncertainty, mask))
+        metrics[f"sepa/{name}_entropy_mean"] = float(F.masked.masked_mean(uncertainty, mask))
+        metrics[f"sepa/{name}_entropy_var"] = float(F.masked.masked_variance(uncertainty, mask))
     return metrics

@@ -29,7 +29,7 @@ def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
     return CHAINS.get(mode, (mode,)) if isinstance(mode, str) else tuple(mode)
 
 
-@transform("gtpo")
+@transform("gtpo", context={"gtpo_beta": "beta"})
 def gtpo(
     advantages: Tensor, uncertainty: Tensor, response_mask: Tensor, *, beta: Annotated[float, Field(ge=0)] = 0.1
 ) -> Tensor:

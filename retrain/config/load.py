@@ -134,7 +134,7 @@ def validate(document: Document) -> LoadedConfig:
         _tables(document, _known_keys(), may_import=False)
     _stop(document, binder)
     tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
-    resolved = Resolved(tables)
+    resolved = Resolved(tables, config.logging.observe)
     for slot in binder.slots:
         if (component := bound[slot]) is not None:
             resolved.bound.setdefault(slot.kind, []).append(component)
@@ -208,6 +208,8 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> None:
         check_expert(config, document, resolved.all("loss"))
         path = ("planning", "detector")
         check_own_detector(document, config.plugins.search_paths)
+        path = ("logging", "observe")
+        resolved.check_observed()
         path = ("algorithm", "transform_mode")
         pipeline = Pipeline.resolve(resolved.stages(objective.signals), resolved.signal)
         check_credit(config, document, resolved, objective, pipeline.graph)

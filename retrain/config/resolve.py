@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from retrain import registry
+from retrain.algorithms.graph.column_graph import Stage, plan
 from retrain.algorithms.graph.objective import Objective
-from retrain.algorithms.graph.pipeline import Stages
-from retrain.algorithms.graph.plain_functions import Hyper
+from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.plain_functions import hyper_of
 from retrain.algorithms.transforms import transform_chain
 from retrain.config.positions import Path
 from retrain.config.presets import preset_names
 from retrain.config.schema import Config
 from retrain.registry import Bound
+from retrain.types import BASE_COLUMNS
 
 AUTO = "auto"
 """`[rollout] engine` when the model decides."""
@@ -55,6 +57,7 @@ class Resolved:
     """Components of a run with their parameters, by kind and in the order of the configuration."""
 
     tables: Mapping[str, Any]
+    observe: tuple[str, ...] = ()
     bound: dict[str, list[Bound]] = field(default_factory=dict[str, list[Bound]])
 
     def all(self, kind: str) -> tuple[Bound, ...]:
@@ -101,7 +104,7 @@ class Resolved:
         """The credit pipeline's components.
 
         Args:
-            also: columns to compute besides those that are logged always.
+            also: columns to compute besides those of `[logging] observe`.
         """
         return Stages(
             self.one("advantage"),
@@ -109,14 +112,17 @@ class Resolved:
             self.optional("algorithm"),
             self.one("uncertainty"),
             self.one("filter"),
-            observed=(*dict.fromkeys((*Stages.observed, *sorted(also))),),
-            hyper=Hyper(self._parameter("gtpo", "beta"), self._parameter("hicra", "alpha")),
+            observed=(*dict.fromkeys((*self.observe, *sorted(also))),),
+            hyper=hyper_of(lambda name: self.named("transform", name)),
         )
 
-    def _parameter(self, transform: str, key: str) -> Any:
-        bound = self.named("transform", transform)
-        assert bound is not None, f"{transform} is built in"
-        return bound.params[key]
+    def graph(self, objective: Objective) -> list[Stage]:
+        """The stages of credit in order, with the signals that they and the objective read."""
+        return Pipeline.resolve(self.stages(objective.signals), self.signal).graph
+
+    def check_observed(self) -> None:
+        """ComponentError if `[logging] observe` names a column that nothing computes."""
+        plan(self.observe, self.one("uncertainty"), self.signal, BASE_COLUMNS)
 
     def described(self) -> dict[str, list[dict[str, Any]]]:
         """Name, source and parameters of every component, by kind."""

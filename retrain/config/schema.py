@@ -299,6 +299,9 @@ class Logging(Section):
     """Where run directories are made."""
     rollouts_every: Natural = 10
     """Steps between steps whose rollouts are stored; 0 stores none."""
+    observe: Annotated[tuple[str, ...], Array] = ()
+    """Columns to compute for their metrics although nothing reads them, such as "planning_mask" or "sepa_lambda".
+    A campaign observes in every run what any of its conditions computes."""
     trackers: Annotated[tuple[str, ...], Array] = ()
     """Sinks of metrics besides metrics.jsonl, by registered name or dotted path."""
 

@@ -189,8 +189,8 @@ def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> I
         if batch is not None and index in rows:
             span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
             credit["advantages"] = batch.advantages[rows[index], span].tolist()
-            if "planning_mask" in batch.extra:
-                credit["planning"] = batch.extra["planning_mask"][rows[index], span].int().tolist()
+            for column, name in parts.pipeline.stored.items():
+                credit[name] = batch.extra[column][rows[index], span].int().tolist()
         yield rollout.row() | {"tokens": tokens} | credit
 
 

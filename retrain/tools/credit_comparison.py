@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
-from retrain.algorithms.graph.plain_functions import Hyper
+from retrain.algorithms.graph.plain_functions import hyper_of
 from retrain.algorithms.graph.responses import padded, response_batch
 from retrain.algorithms.transforms import transform_chain
 from retrain.errors import ComponentError, DataError
@@ -40,7 +40,6 @@ class _Row(TypedDict, total=False):
 
 
 _ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
-_HYPER = (("gtpo", "beta"), ("hicra", "alpha"))
 
 SUMMARY = {
     "correct_above_0": "correct above 0 in mixed groups",
@@ -257,7 +256,6 @@ def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeli
     def signal(name: str) -> Bound | None:
         return parameters.bind("signal", name) if name in names("signal") else None
 
-    beta, alpha = (parameters.bind("transform", name).params[key] for name, key in _HYPER)
     stages = Stages(
         advantage=parameters.bind("advantage", mode),
         transforms=tuple(parameters.bind("transform", name) for name in chain),
@@ -265,7 +263,7 @@ def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeli
         uncertainty=find("uncertainty", "surprisal").bind(),
         filter=find("filter", "none").bind(),
         observed=("planning_mask",) if chain else (),
-        hyper=Hyper(beta, alpha),
+        hyper=hyper_of(lambda name: parameters.bind("transform", name)),
     )
     pipeline = Pipeline.resolve(stages, signal, frozenset({"sepa_lambda", "old_logprobs"}))
     if pipeline.policy_columns:

@@ -155,7 +155,7 @@ def test_credit_asks_for_the_policys_entropy_and_never_compounds():
     assert metrics["hicra/advantage_shift"] == pytest.approx(0.2 * 0.5 * 3 / 10)
 
 
-def test_every_mode_reports_the_same_metrics():
+def test_its_metrics_appear_where_it_is_in_the_chain():
     names = {mode: set(pipeline(*mode).credit(example())[1]) for mode in ((), ("hicra",), ("hicra_entropy",))}
-    assert names[()] == names["hicra",] == names["hicra_entropy",]
-    assert {"hicra/amplified_token_ratio", "hicra/advantage_shift"} <= names[()]
+    assert names["hicra",] == names["hicra_entropy",]
+    assert names["hicra",] - names[()] == {"hicra/amplified_token_ratio", "hicra/advantage_shift"}

@@ -14,7 +14,7 @@ MIX = json.loads((Path(__file__).parents[1] / "data/vectors.json").read_text())[
 
 def mu(step, **params):
     value, metrics = find("signal", "mu").bind(params)(step)
-    assert metrics == {"mu": value}
+    assert metrics == {"mix/mu": value}
     return value
 
 

@@ -96,11 +96,11 @@ def test_metrics_are_global_sums_over_tokens():
     assert value == 0
     assert metrics == pytest.approx(
         {
-            "sepa_lambda": 0.0,
-            "sepa_gate_open": 0.0,
-            "exec_entropy_mean": 3.0,
-            "exec_entropy_var": 8 / 3,
-            "plan_entropy_mean": 8.0,
-            "plan_entropy_var": 1.0,
+            "sepa/lambda": 0.0,
+            "sepa/gate_open": 0.0,
+            "sepa/exec_entropy_mean": 3.0,
+            "sepa/exec_entropy_var": 8 / 3,
+            "sepa/plan_entropy_mean": 8.0,
+            "sepa/plan_entropy_var": 1.0,
         }
     )

@@ -14,7 +14,7 @@ def test_the_default_task_is_exported_and_trained_on(cli, folder):
     assert cli("validate", "mix.toml").exit_code == 0
     result = cli("train", "mix.toml", "--set", "training.max_steps=1", "--plain")
     assert result.exit_code == 0, result.stderr
-    assert "expert/sft_loss" in (folder / "runs" / "mix" / "metrics.jsonl").read_text()
+    assert "loss/sft" in (folder / "runs" / "mix" / "metrics.jsonl").read_text()
 
 
 def test_the_seed_is_the_configurations_unless_given(cli, folder):

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 import retrain
 from retrain import registry
-from retrain.algorithms.graph.pipeline import Stages
 from retrain.cli.main import app
 from retrain.registry import component, lookup
 
@@ -23,7 +22,6 @@ OTHER_MEANINGS = {
     "exact": "what an engine's traits say of its log-probs",
     "format": "version of a checkpoint's manifest",
     "dir": "[logging] dir",
-    **dict.fromkeys(Stages.observed, "columns of every run, whatever its method"),
 }
 """Words that are names of components, and in run/ and campaign/ mean something else."""
 

@@ -17,6 +17,7 @@ ALWAYS = (
     "sepa.delay_steps=0",
     "sepa.steps=1",
     "sepa.correct_rate_gate=0.0",
+    'logging.observe=["planning_mask", "sepa_lambda"]',
 )
 NAMES = ("advantage_mode", "transform_mode", "uncertainty_kind", "reduction")
 COMBINATIONS = [
@@ -57,7 +58,7 @@ def test_a_combination_trains_with_finite_metrics(train, combination):
     assert all(isfinite(value) for step in steps for value in step.values())
     assert not any(step["update/nonfinite"] for step in steps if "update/nonfinite" in step)
     assert any(step.get("grad/norm", 0) > 0 for step in steps)
-    assert [step["sepa_lambda"] for step in steps if "sepa_lambda" in step] == [0, 1]
+    assert [step["sepa/lambda"] for step in steps if "sepa/lambda" in step] == [0, 1]
     if "entropy" in combination[4]:
         assert all(step["loss/entropy"] < 0 for step in steps if "loss/entropy" in step)
 

@@ -51,10 +51,8 @@ def test_every_step_trains_on_both_and_counts_the_passes(train, expert):
     assert [row["expert/epoch"] for row in steps] == [0, 0, 1, 1], "3 of 7 rows a step: 3, 6, 9, 12"
     for row in steps:
         assert row["rollout/completions"] == 8
-        assert row["mu"] == 0.1
-        assert row["loss"] == pytest.approx(0.9 * row["usual/pg_loss"] + 0.1 * row["expert/sft_loss"])
-        assert row["usual/clip_frac"] == row["policy/clip_fraction"]
-        assert row["usual/kl"] == row["policy/approx_kl"]
+        assert row["mix/mu"] == 0.1
+        assert row["loss/total"] == pytest.approx(0.9 * row["loss/ppo_clip"] + 0.1 * row["loss/sft"])
         assert 0 <= row["groups/informative"] <= 1
         assert row["groups/informative"] * 2 + sum(row[f"skipped/{name}"] for name in NAMES) == 2
     stored = gzip.decompress((run / "rollouts" / "step-000000.jsonl.gz").read_bytes()).splitlines()
@@ -68,13 +66,13 @@ NAMES = ("all_correct", "all_wrong", "other")
 def test_without_a_term_for_it_nothing_changes(train, expert):
     with_file = train(expert[1][0], name="file")
     assert digest(with_file) == digest(train(name="plain"))
-    assert not {"mu", "loss", "expert/epoch"} & rows(with_file / "metrics.jsonl")[0].keys()
+    assert not {"mix/mu", "loss/sft", "expert/epoch"} & rows(with_file / "metrics.jsonl")[0].keys()
 
 
 def test_imitation_lowers_the_experts_loss(train, expert):
     run = train(*expert[1], "mix.mu=0.9", "training.max_steps=6", "training.lr=1e-3")
     steps = rows(run / "metrics.jsonl")
-    assert steps[-1]["expert/sft_loss"] < steps[0]["expert/sft_loss"] - 0.1
+    assert steps[-1]["loss/sft"] < steps[0]["loss/sft"] - 0.1
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, expert, optio
     run = train(*options, name="parts", resume=Resume("auto"))
     assert digest(run) == digest(whole)
     assert rows(run / "metrics.jsonl") == rows(whole / "metrics.jsonl")
-    assert [row["mu"] for row in rows(run / "metrics.jsonl")] == pytest.approx([0, 0.25, 0.5, 0.26])
+    assert [row["mix/mu"] for row in rows(run / "metrics.jsonl")] == pytest.approx([0, 0.25, 0.5, 0.26])
 
 
 def test_other_expert_data_under_the_same_path_is_refused_unless_allowed(train, expert):
@@ -118,12 +116,12 @@ def test_a_step_whose_rollouts_are_all_dropped_still_learns_from_the_expert(trai
         assert row["reward/accuracy"] == 0
         assert row["groups/informative"] == 0
         assert sum(row[f"skipped/{name}"] for name in NAMES) == 4, "two prompts, sampled twice"
-        assert row["mu"] == 0.1
-        assert row["loss"] == pytest.approx(0.1 * row["expert/sft_loss"])
+        assert row["mix/mu"] == 0.1
+        assert row["loss/total"] == pytest.approx(0.1 * row["loss/sft"])
         assert row["grad/norm"] > 0
         assert "mismatch/kl" not in row
         assert "parity/logp_diff_mean" not in row
-    assert steps[1]["expert/sft_loss"] != steps[0]["expert/sft_loss"]
+    assert steps[1]["loss/sft"] != steps[0]["loss/sft"]
 
 
 @pytest.mark.parametrize("term", ["sft", "sft_phi"])
@@ -139,7 +137,7 @@ def test_terms_that_read_a_reference_or_scores_go_on_without_rollouts(train, exp
 def test_an_expert_alone_can_be_imitated(train, expert):
     (row,) = rows(train(*expert[1][:2], 'loss=[{name="sft"}]', "training.max_steps=1") / "metrics.jsonl")
     assert row["loss/sft"] == row["loss/total"] > 0
-    assert not {"mu", "loss", "usual/pg_loss"} & row.keys()
+    assert not {"mix/mu", "loss/ppo_clip"} & row.keys()
 
 
 def test_expert_rows_stand_behind_the_rollouts_in_groups_of_their_own(parts):

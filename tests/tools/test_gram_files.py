@@ -166,7 +166,7 @@ def test_entropy_form_trains_alike_whatever_the_micro_batches_and_amplifies_once
 
 
 def test_switched_off_metrics_are_left_out_and_the_others_stay(train):
-    common = ("training.max_steps=1", "eval.problems=0")
+    common = ("training.max_steps=1", "eval.problems=0", 'logging.observe=["planning_mask"]')
     (everything,) = metric_rows(train(*common, name="all") / "metrics.jsonl")
     off = ("hicra.log_semantic_entropy=false", "hicra.log_planning_token_ratio=false")
     (fewer,) = metric_rows(train(*common, *off, name="fewer") / "metrics.jsonl")

@@ -93,7 +93,7 @@ def test_a_correction_that_returns_no_advantages_is_told_by_name():
 
     correction = Component("transform", "wrong", wrong, "wrong").bind({})
     terms = make_objective("ppo_clip")
-    with pytest.raises(UserCodeError, match=r'transform "wrong" returned \[\d+\], not a tensor of \[\d+, \d+\]'):
+    with pytest.raises(UserCodeError, match=r'transform "wrong": returned \[\d+\], not a tensor of \[\d+, \d+\]'):
         policy().update(make_batch(), Objective(terms.terms, terms.reduction, [correction]))
 
 

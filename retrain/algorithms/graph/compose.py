@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
-from retrain.algorithms.graph.plain_functions import Hyper
-from retrain.algorithms.planning.planning_mask import planning_ratio
+from retrain.algorithms.planning.planning_mask import advantage_split, planning_ratio
 from retrain.algorithms.sepa import entropy_metrics
 from retrain.algorithms.transforms import transform_chain
 from retrain.errors import ComponentError
-from retrain.registry import Bound, bind, find
+from retrain.registry import Bound, Component, bind, find
 from retrain.types import Batch, Metrics
 
-_OWN_METRICS = ("hicra/", "advantage/", "skipped/", "sepa_", "exec_", "plan_")
+_OWN_METRICS = ("hicra/", "advantage/", "skipped/", "sepa/")
 
 
 @dataclass(frozen=True)
@@ -68,18 +67,19 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         return ComposedAdvantages([], {}, {})
     batch = _batch(rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
     batch = batch.replace(step=step, sepa_lambda=sepa_lambda)
-    shared = {"gtpo": {"beta": gtpo_beta}, "hicra": {"alpha": hicra_alpha}}
+    hyper = {"gtpo_beta": gtpo_beta, "hicra_alpha": hicra_alpha}
     chain = transform_chain(transform_mode)
     stages = Stages(
         advantage=bind("advantage", advantage_mode, advantage_params),
-        transforms=_transforms(chain, shared, transform_params or {}),
+        transforms=_transforms(chain, hyper, transform_params or {}),
         algorithm=None,
         uncertainty=bind("uncertainty", uncertainty_kind),
         filter=bind("filter", "none"),
-        hyper=Hyper(gtpo_beta, hicra_alpha),
+        observed=("uncertainty",),
+        hyper=hyper,
     )
     credited, metrics = _pipeline(stages).credit(batch)
-    metrics |= planning_ratio(credited.column("planning_mask"), batch.response_mask)
+    metrics |= advantage_split(credited) | planning_ratio(credited.column("planning_mask"), batch.response_mask)
     metrics |= entropy_metrics(credited.column("uncertainty"), credited.column("planning_mask"), batch.response_mask)
     own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
     rows = [credited.advantages[row, : len(logprobs)].tolist() for row, logprobs in enumerate(logprobs_G)]
@@ -111,19 +111,19 @@ def _pipeline(stages: Stages) -> Pipeline:
     return pipeline
 
 
-def _transforms(
-    chain: Sequence[str], shared: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any]
-) -> tuple[Bound, ...]:
+def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[Bound, ...]:
     """The chain's stages: each takes those of `params` that it knows; ComponentError for one that no stage knows."""
     found = [find("transform", name) for name in chain]
     is_open = any(component.contract == "context" for component in found)
     unknown = [key for key in params if not is_open and all(key not in c.schema.model_fields for c in found)]
     if unknown:
         raise ComponentError(f"transform_params has {', '.join(unknown)}, which no transform of {list(chain)} takes")
-    return tuple(
-        component.bind({**component.takes(shared.get(component.name, {})), **component.takes(params)})
-        for component in found
-    )
+    return tuple(component.bind({**_shared(component, hyper), **component.takes(params)}) for component in found)
+
+
+def _shared(component: Component, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """The component's own parameters among those that contexts show."""
+    return {key: hyper[field] for field, key in component.traits.get("context", {}).items()}
 
 
 def _batch(

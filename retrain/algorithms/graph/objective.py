@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from retrain.algorithms.graph.pipeline import check_shape
 from retrain.errors import ComponentError
 from retrain.registry import Bound
+from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 
 if TYPE_CHECKING:
@@ -85,7 +85,12 @@ class Objective:
     def _reduced(self, term: Bound, batch: Batch) -> Tensor:
         mask = (batch.response_mask & _rows(term, batch)[:, None]).to(batch.advantages.dtype)
         reduction = self._sft_reduction if source_of(term) == "expert" else self.reduction
-        return reduction(*(mask if name == "mask" else batch.column(name) for name in reduction.reads))
+        call = Call("reduction", reduction.name)
+        with call():
+            weights = reduction(*(mask if name == "mask" else batch.column(name) for name in reduction.reads))
+        if not bool(call.tensor(weights, mask.shape, mask).isfinite().all()):
+            raise call.fail("returned a NaN or infinite weight")
+        return weights
 
     def __call__(self, columns: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss contribution of some rows.
@@ -95,29 +100,23 @@ class Objective:
             weights: the same rows of `weights(batch)`.
         Returns:
             The scalar to back-propagate, and sums that micro-batches add up to metrics of the whole batch:
-            loss/<term> (without its factor) and what the terms report, under the same reduction. With terms of
-            both sources also loss, and without mu: expert/sft_loss, usual/pg_loss (terms that an advantage drives),
-            usual/clip_frac and usual/kl.
+            loss/<term> (without its factor) and what the terms report, under the same reduction.
         """
         total: Any = 0.0
         metrics: dict[str, Any] = {}
         for correction in self.corrections:
-            advantages = correction(*(columns[name] for name in correction.reads))
-            check_shape("transform", correction.name, advantages, columns["advantages"].shape)
-            columns = {**columns, "advantages": advantages}
+            call = Call("transform", correction.name)
+            with call():
+                advantages = correction(*(columns[name] for name in correction.reads))
+            wanted = columns["advantages"]
+            columns = {**columns, "advantages": call.tensor(advantages, wanted.shape, wanted)}
         for term in self.terms:
-            result = term(*(columns[name] for name in term.reads))
-            values, extra = result if isinstance(result, tuple) else (result, {})
             weight = weights[term.name]
+            values, extra = _called(term, columns, weight)
             reduced = (values.where(weight != 0, 0.0) * weight).sum()
             total = total + self._factor(term, columns) * reduced
             _add(metrics, {f"loss/{term.name}": reduced.detach()})
             _add(metrics, {name: (part.detach() * weight).sum() for name, part in extra.items()})
-            if self.mixed and (name := _mixed_name(term)):
-                _add(metrics, {name: float(term.params["weight"]) * reduced.detach()})
-        if self.mixed:
-            metrics |= {new: metrics[name] for name, new in _USUAL.items() if name in metrics}
-            metrics["loss"] = total.detach()
         return total, metrics
 
     def _factor(self, term: Bound, columns: Mapping[str, Any]) -> float:
@@ -126,9 +125,6 @@ class Objective:
             return weight
         mu = float(columns[MIXED])
         return weight * (mu if source_of(term) == "expert" else 1 - mu)
-
-
-_USUAL = {"policy/clip_fraction": "usual/clip_frac", "policy/approx_kl": "usual/kl"}
 
 
 def source_of(term: Bound) -> str:
@@ -140,11 +136,16 @@ def _vanishes(term: Bound) -> bool:
     return bool(term.component.traits.get("vanishes"))
 
 
-def _mixed_name(term: Bound) -> str | None:
-    """The metric of a mixed loss that a term belongs to; what regularizes the policy belongs to none."""
-    if source_of(term) == "expert":
-        return "expert/sft_loss"
-    return "usual/pg_loss" if _vanishes(term) else None
+def _called(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """A term's values [N, T], with a gradient where there is one to have, and its metrics [N, T]."""
+    call = Call("loss", term.name)
+    with call():
+        result = term(*(columns[name] for name in term.reads))
+    values, extra = call.split(result)
+    values = call.tensor(values, weight.shape, weight)
+    if columns["logprobs"].requires_grad and not values.requires_grad:
+        raise call.fail("returned a tensor without gradient, which trains nothing; do not detach logprobs")
+    return values, {call.free(name): call.tensor(part, weight.shape, weight) for name, part in extra.items()}
 
 
 def _add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
-from retrain.algorithms.graph.plain_functions import Hyper, call_context, call_lists
-from retrain.errors import UserCodeError
+from retrain.algorithms.graph.plain_functions import call_context, call_lists
 from retrain.protocols import Part
 from retrain.registry import Bound
-from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
+from retrain.registry.call import Call, shown
+from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics, State
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 Signals = Callable[[str], Bound | None]
@@ -29,9 +31,9 @@ class Stages:
         algorithm: instead of both.
         uncertainty: what the column `uncertainty` means.
         filter: which groups train.
-        observed: columns computed and logged in every condition, so that conditions compare; add the columns
-            that only a loss term reads (`Objective.signals`).
-        hyper: what context-style plug-ins see of [gtpo] and [hicra].
+        observed: columns that are computed although no stage may read them: for a loss term (`Objective.signals`), or
+            for their metrics (`[logging] observe`).
+        hyper: what context-style plug-ins see of other components' tables, by field of TransformContext.
     """
 
     advantage: Bound | None
@@ -39,8 +41,42 @@ class Stages:
     algorithm: Bound | None
     uncertainty: Bound
     filter: Bound
-    observed: tuple[str, ...] = ("uncertainty", "planning_mask", "sepa_lambda")
-    hyper: Hyper = field(default_factory=Hyper)
+    observed: tuple[str, ...] = ()
+    hyper: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class GuardedPart(Part):
+    """A part whose every verb is called as components are: what it raises or returns in error names it."""
+
+    def __init__(self, part: Part, call: Call) -> None:
+        self.part, self._call = part, call
+
+    def before(self, batch: Batch) -> Metrics:
+        with self._call():
+            found = self.part.before(batch)
+        return self._call.metrics(found)
+
+    def after(self, batch: Batch) -> Metrics:
+        with self._call():
+            found = self.part.after(batch)
+        return self._call.metrics(found)
+
+    def state_dict(self) -> State:
+        with self._call():
+            state: Any = self.part.state_dict()
+            if (wrong := unstorable(state)) or not isinstance(state, dict):
+                raise self._call.fail(
+                    f"state_dict returned {wrong or shown(state)}; a state is a dict of JSON and tensors"
+                )
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        with self._call():
+            self.part.load_state_dict(state)
+
+    def export(self, folder: Path) -> None:
+        with self._call():
+            self.part.export(folder)
 
 
 class Pipeline:
@@ -52,10 +88,10 @@ class Pipeline:
         stateful: the parts with a state to save, by name.
     """
 
-    def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Hyper) -> None:
+    def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
         self.stateful: dict[str, Part] = {}
-        self._built: dict[tuple[str, str], Part] = {}
+        self._built: dict[tuple[str, str], GuardedPart] = {}
 
     @classmethod
     def resolve(cls, stages: Stages, signal: Signals, given: frozenset[str] = frozenset()) -> Pipeline:
@@ -78,9 +114,11 @@ class Pipeline:
         """Build class components from the run's parts; ComponentError if one is missing."""
         for stage in self.graph:
             if stage.bound.component.stateful:
-                part: Part = stage.bound.build(resources)
+                call = Call(stage.kind, stage.name)
+                with call():
+                    part = GuardedPart(stage.bound.build(resources), call)
                 self._built[stage.kind, stage.name] = part
-                if part.stateful:
+                if part.part.stateful:
                     self.stateful[stage.name] = part
 
     def before(self, batch: Batch) -> Metrics:
@@ -117,10 +155,17 @@ class Pipeline:
                 continue
             produced[stage.writes] = batch.advantages
             if set(stage.reads) <= columns.keys() and not stage.bound.component.stateful:
-                columns[stage.writes], reported = _split(self._callable(stage)(*(columns[n] for n in stage.reads)))
+                columns[stage.writes], reported = self._called(stage, columns)
                 produced[stage.writes] = columns[stage.writes]
                 metrics |= reported
         return produced, metrics
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """Columns of flags that are written with the rollouts, and under which name: a signal's trait `stored`."""
+        signals = [stage for stage in self.graph if stage.kind == "signal"]
+        traits = {stage.writes: stage.bound.component.traits.get("stored", "") for stage in signals}
+        return {column: name for column, name in traits.items() if name and "/" not in name}
 
     @property
     def judges_rollouts(self) -> bool:
@@ -135,14 +180,15 @@ class Pipeline:
         stage, (rows, part) = self.graph[-1], _rollouts(batch)
         if not len(rows):
             return batch.is_expert, {}
-        keep, metrics = _split(self._callable(stage)(*(part.column(name) for name in stage.reads)))
+        keep, metrics = self._called(stage, {name: part.column(name) for name in stage.reads})
+        check_result(Call(stage.kind, stage.name), stage, keep, vars(part))
         every = batch.is_expert.clone()
         every[rows] = keep
         return every, metrics
 
     def _run(self, batch: Batch) -> tuple[dict[str, Any], Metrics]:
         columns: dict[str, Any] = {name: getattr(batch, name) for name in BASE_COLUMNS} | dict(batch.extra)
-        metrics: Metrics = {"hicra/amplified_token_ratio": 0.0, "hicra/advantage_shift": 0.0}
+        metrics: Metrics = {}
         produced: dict[str, Any] = {}
         columns["episode"] = batch.rewards
         for stage in self.graph:
@@ -155,34 +201,28 @@ class Pipeline:
                 columns["advantages"] = F.masked.expand(value.to(batch.rewards.dtype), batch.response_mask)
         produced["advantages"] = F.masked.keep(columns["advantages"], batch.response_mask)
         columns["advantages"] = produced["advantages"]
-        return produced, metrics | credit_metrics(columns, batch.response_mask)
+        values = {"mean": columns["advantages"], "abs_mean": columns["advantages"].abs()}
+        return produced, metrics | {
+            f"advantage/{name}": float(F.masked.masked_mean(of, batch.response_mask)) for name, of in values.items()
+        }
 
     def _stage(self, stage: Stage, columns: dict[str, Any]) -> tuple[Any, Metrics]:
         if stage.bound.component.contract == "lists":
-            return call_lists(stage.bound, columns), {}
-        if stage.bound.component.contract == "context":
-            return call_context(stage.bound, columns, columns["episode"], self._hyper)
-        value, metrics = _split(self._callable(stage)(*(columns[name] for name in stage.reads)))
-        _check(stage, value, columns)
+            value, metrics = call_lists(stage.bound, columns), {}
+        elif stage.bound.component.contract == "context":
+            value, metrics = call_context(stage.bound, columns, columns["episode"], self._hyper)
+        else:
+            value, metrics = self._called(stage, columns)
+        check_result(Call(stage.kind, stage.name), stage, value, columns)
         return value, metrics
 
-    def _callable(self, stage: Stage) -> Callable[..., Any]:
-        built: Any = self._built.get((stage.kind, stage.name))
-        return stage.bound if built is None else built
-
-
-def credit_metrics(columns: Mapping[str, Any], response_mask: Tensor) -> Metrics:
-    """Advantages of planning and of execution tokens, in every condition: sums over the batch, never mean ratios."""
-    advantages = columns["advantages"]
-    metrics = {"advantage/mean": float(F.masked.masked_mean(advantages, response_mask))}
-    metrics["advantage/abs_mean"] = float(F.masked.masked_mean(advantages.abs(), response_mask))
-    if "planning_mask" in columns:
-        planning = columns["planning_mask"].bool() & response_mask
-        metrics |= {
-            "hicra/planning_advantage_mean": float(F.masked.masked_mean(advantages, planning)),
-            "hicra/execution_advantage_mean": float(F.masked.masked_mean(advantages, response_mask & ~planning)),
-        }
-    return metrics
+    def _called(self, stage: Stage, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
+        call, built = Call(stage.kind, stage.name), self._built.get((stage.kind, stage.name))
+        target: Any = stage.bound if built is None else built.part
+        with call():
+            result = target(*(columns[name] for name in stage.reads))
+        value, metrics = call.split(result)
+        return value, call.metrics(metrics)
 
 
 def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
@@ -191,32 +231,43 @@ def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
     return rows, batch if len(rows) == len(batch.is_expert) else batch.rows(rows)
 
 
-def _split(result: Any) -> tuple[Any, Metrics]:
-    """Components return a value, or a value with metrics."""
-    return result if isinstance(result, tuple) else (result, {})
+def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any]) -> None:
+    """UserCodeError if a stage's result is not what its slot holds.
 
-
-def _check(stage: Stage, value: Any, columns: Mapping[str, Any]) -> None:
-    """Advantages must have their shape and be finite on response tokens."""
-    if stage.writes not in ("episode", "advantages"):
-        return
+    A filter gives [N] bool, the same for a whole group; an advantage [N]; a signal a number, [N] or [N, T]; every other
+    stage [N, T]. Advantages and uncertainties are finite on response tokens.
+    """
     mask: Tensor = columns["response_mask"]
-    shape = mask.shape[:1] if stage.writes == "episode" else mask.shape
-    check_shape(stage.kind, stage.name, value, shape)
-    finite = value.isfinite()
-    if not bool((finite if stage.writes == "episode" else finite | ~mask).all()):
-        raise UserCodeError(f'{stage.kind} "{stage.name}" returned a NaN or infinite advantage')
+    rows, shape = mask.shape[:1], mask.shape
+    if stage.kind == "signal":
+        size = tuple(getattr(value, "shape", ()))
+        if size:
+            call.tensor(value, rows if len(size) == 1 else shape, mask)
+        else:
+            call.number(value, "the column")
+        return
+    found = call.tensor(value, rows if stage.kind in ("advantage", "filter") else shape, mask)
+    if stage.kind == "filter":
+        members = F.groups.group_size(columns["group_ids"], found.bool())
+        if found.dtype != mask.dtype or bool(((members > 0) != found).any()):
+            raise call.fail("must return booleans that are the same for all rows of a group")
+        return
+    finite = found.isfinite() if stage.kind == "advantage" else found.isfinite() | ~mask
+    if not bool(finite.all()):
+        row = int((~finite).nonzero()[0, 0])
+        group = int(columns["group_ids"][row])
+        raise call.fail(f"row {row}, of group {group}: returned a NaN or infinite {stage.writes}")
 
 
-def check_shape(kind: str, name: str, value: Any, shape: Any) -> None:
-    """UserCodeError if what a component returned is not a tensor of this shape."""
-    found = getattr(value, "shape", type(value).__name__)
-    if found != shape:
-        raise UserCodeError(f'{kind} "{name}" returned {_shown(found)}, not a tensor of {_shown(shape)}')
-
-
-def _shown(shape: Any) -> str:
-    return shape if isinstance(shape, str) else str(list(shape))
+def unstorable(value: Any) -> str:
+    """The first thing in a state that a checkpoint cannot hold, or ""."""
+    if value is None or isinstance(value, bool | int | float | str) or hasattr(type(value), "untyped_storage"):
+        return ""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return next(filter(None, map(unstorable, value.values())), "")
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(unstorable, value)), "")
+    return shown(value)
 
 
 def _spread(value: Any, rows: Tensor, batch: Batch) -> Any:

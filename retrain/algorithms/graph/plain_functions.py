@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from retrain.errors import UserCodeError
-from retrain.registry import Bound
+from retrain.registry import Bound, components
+from retrain.registry.call import Call
 from retrain.types import Metrics
 
 if TYPE_CHECKING:
@@ -82,12 +82,15 @@ AlgorithmContext = TransformContext
 AlgorithmOutput = TransformOutput
 
 
-@dataclass(frozen=True)
-class Hyper:
-    """What a TransformContext shows of other components' tables."""
+def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
+    """What a TransformContext shows of other transforms: the parameters that their trait `context` names.
 
-    gtpo_beta: float = 0.1
-    hicra_alpha: float = 0.2
+    Args:
+        transform: the bound transform of a name.
+    """
+    shown = [one for one in components("transform") if "context" in one.traits]
+    bound = [(one.traits["context"], transform(one.name)) for one in shown]
+    return {field: one.params[key] for fields, one in bound if one for field, key in fields.items()}
 
 
 def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
@@ -95,13 +98,15 @@ def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
     rewards: Tensor = columns["rewards"]
     result = rewards.clone()
     for group, rows in _groups(columns["group_ids"]):
-        place = _Place(bound, group)
-        values = place.call(rewards[rows].tolist(), *_params(bound))
-        result[rows] = rewards.new_tensor(place.numbers(values, len(rows), "advantages"))
+        call = Call(bound.component.kind, bound.name, f", group {group}")
+        values = _called(bound, call, rewards[rows].tolist(), *_params(bound))
+        result[rows] = rewards.new_tensor(call.numbers(values, len(rows), "advantages"))
     return result
 
 
-def call_context(bound: Bound, columns: Mapping[str, Any], episode: Tensor, hyper: Hyper) -> tuple[Tensor, Metrics]:
+def call_context(
+    bound: Bound, columns: Mapping[str, Any], episode: Tensor, hyper: Mapping[str, Any]
+) -> tuple[Tensor, Metrics]:
     """`fn(ctx)` for each group -> [N, T]; its extra metrics are averaged over groups.
 
     Args:
@@ -112,12 +117,17 @@ def call_context(bound: Bound, columns: Mapping[str, Any], episode: Tensor, hype
     result = episode.new_zeros(mask.shape)
     reported: dict[str, list[float]] = {}
     for group, rows in _groups(columns["group_ids"]):
-        place = _Place(bound, group)
+        call = Call(bound.component.kind, bound.name, f", group {group}")
         context = _context(columns, episode, rows, hyper, bound.params)
-        output = place.call(context)
-        for row, values in zip(rows, place.token_lists(output, context.logprobs_G), strict=True):
+        sizes = [len(logprobs) for logprobs in context.logprobs_G]
+        output = _called(bound, call, context)
+        with call():
+            token_advs, extra = _token_lists(call, output, sizes), getattr(output, "extra_metrics", None)
+        for row, values in zip(rows, token_advs, strict=True):
             result[row, mask[row]] = episode.new_tensor(values)
-        for name, value in place.metrics(output).items():
+        for name, value in call.metrics(extra).items():
+            if not isfinite(value):
+                raise call.fail(f"extra_metrics[{name!r}] is {value}, not a finite number")
             reported.setdefault(name, []).append(value)
     return result, {name: sum(values) / len(values) for name, values in reported.items()}
 
@@ -137,7 +147,7 @@ def _params(bound: Bound) -> tuple[dict[str, Any], ...]:
 
 
 def _context(
-    columns: Mapping[str, Any], episode: Tensor, rows: list[int], hyper: Hyper, params: Mapping[str, Any]
+    columns: Mapping[str, Any], episode: Tensor, rows: list[int], hyper: Mapping[str, Any], params: Mapping[str, Any]
 ) -> TransformContext:
     mask: Tensor = columns["response_mask"]
 
@@ -151,57 +161,24 @@ def _context(
         sepa_lambda=float(columns["sepa_lambda"]),
         params=dict(params),
         step=columns["step"],
-        gtpo_beta=hyper.gtpo_beta,
-        hicra_alpha=hyper.hicra_alpha,
+        **hyper,
         rewards=columns["rewards"][rows].tolist(),
         lengths=columns["lengths"][rows].tolist(),
         correct=columns["correct"][rows].tolist(),
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    """One call of a plug-in; names it in every complaint."""
+def _called(bound: Bound, call: Call, *arguments: Any) -> Any:
+    function: Callable[..., Any] = bound.component.target
+    with call():
+        return function(*arguments, **{name: bound.params[name] for name in bound.component.schema.model_fields})
 
-    bound: Bound
-    group: int
 
-    def fail(self, problem: str) -> UserCodeError:
-        return UserCodeError(f'{self.bound.component.kind} "{self.bound.name}", group {self.group}: {problem}')
-
-    def call(self, *arguments: Any) -> Any:
-        function: Callable[..., Any] = self.bound.component.target
-        keywords = {name: self.bound.params[name] for name in self.bound.component.schema.model_fields}
-        try:
-            return function(*arguments, **keywords)
-        except Exception as error:
-            raise self.fail(f"raised {type(error).__name__}: {error}") from error
-
-    def numbers(self, values: Any, expected: int, what: str) -> list[float]:
-        if hasattr(values, "tolist"):
-            values = values.tolist()
-        if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-            raise self.fail(f"{what} are a {type(values).__name__}, not a list of {expected} numbers")
-        if len(values) != expected:
-            raise self.fail(f"{len(values)} {what} for {expected}; return one for each")
-        for position, value in enumerate(values):
-            if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-                raise self.fail(f"{what}[{position}] is {value!r}, not a number")
-            if not isfinite(value):
-                raise self.fail(f"{what}[{position}] is {value}, not a finite number")
-        return [float(value) for value in values]
-
-    def token_lists(self, output: Any, logprobs: list[list[float]]) -> list[list[float]]:
-        rows = output if isinstance(output, Sequence) else getattr(output, "token_advs", None)
-        if rows is None:
-            found = type(output).__name__
-            raise self.fail(f"returned a {found}, neither a TransformOutput(token_advs=...) nor a list of lists")
-        if not isinstance(rows, Sequence) or len(rows) != len(logprobs):
-            raise self.fail(f"token_advs must be a list of {len(logprobs)} lists, one per completion")
-        return [self.numbers(row, len(logprobs[i]), f"token_advs[{i}]") for i, row in enumerate(rows)]
-
-    def metrics(self, output: Any) -> Metrics:
-        extra = getattr(output, "extra_metrics", None) or {}
-        if not isinstance(extra, Mapping):
-            raise self.fail(f"extra_metrics is a {type(extra).__name__}, not a dict of numbers")
-        return dict(zip(extra, self.numbers(list(extra.values()), len(extra), "extra_metrics"), strict=True))
+def _token_lists(call: Call, output: Any, sizes: list[int]) -> list[list[float]]:
+    rows = output if isinstance(output, Sequence) else getattr(output, "token_advs", None)
+    if rows is None:
+        found = type(output).__name__
+        raise call.fail(f"returned a {found}, neither a TransformOutput(token_advs=...) nor a list of lists")
+    if not isinstance(rows, Sequence) or len(rows) != len(sizes):
+        raise call.fail(f"token_advs must be a list of {len(sizes)} lists, one per completion")
+    return [call.numbers(row, sizes[i], f"token_advs[{i}]") for i, row in enumerate(rows)]

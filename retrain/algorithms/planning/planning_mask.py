@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from retrain import functional as F
 from retrain.algorithms.planning.detectors import Detector, Span, gram_detector, user_detector
 from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.algorithms.planning.semantic import SemanticDetector, read_execution
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.registry import signal
-from retrain.types import Metrics
+from retrain.types import Batch, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 WordRange = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 
 
-@signal("planning_mask", table="planning")
+@signal("planning_mask", table="planning", stored="planning")
 class PlanningMask:
     """1 on response tokens that overlap planning in the decoded text, 0 elsewhere.
 
@@ -90,6 +91,10 @@ class PlanningMask:
         metrics = planning_ratio(mask, response) if self._log_ratio else {}
         return mask.to(response_mask.device), metrics | (semantic_entropy(counts) if self._log_entropy else {})
 
+    def after(self, batch: Batch) -> Metrics:
+        """hicra/planning_advantage_mean and hicra/execution_advantage_mean: sums over the batch, never mean ratios."""
+        return advantage_split(batch)
+
     def mark(self, completions: Sequence[Sequence[int]]) -> list[tuple[list[int], list[str]]]:
         """Positions of planning tokens in each completion, in order, and the grams found."""
         pieces = [self._text.pieces(ids) for ids in completions]
@@ -109,6 +114,16 @@ def _covering(pieces: Sequence[str], spans: Sequence[Span]) -> list[int]:
     for start, end, _ in spans:
         covering.update(range(bisect_right(ends, start), bisect_left(ends, end) + 1))
     return sorted(covering)
+
+
+def advantage_split(batch: Batch) -> Metrics:
+    """hicra/{planning,execution}_advantage_mean: mean advantage of all planning and all other response tokens."""
+    planning = batch.column("planning_mask").bool() & batch.response_mask
+    masks = {"planning": planning, "execution": batch.response_mask & ~planning}
+    return {
+        f"hicra/{name}_advantage_mean": float(F.masked.masked_mean(batch.advantages, mask))
+        for name, mask in masks.items()
+    }
 
 
 def planning_ratio(planning_mask: Tensor, response_mask: Tensor) -> Metrics:

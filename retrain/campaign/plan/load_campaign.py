@@ -69,10 +69,19 @@ class LoadedCampaign:
         """Each condition but the first, with the one that it adds to."""
         return rungs(self.conditions, [config.resolved() for config in self.configs])
 
+    @property
+    def observed(self) -> list[str]:
+        """Signals that any condition computes and its files hold: every run does, so that conditions compare."""
+        graphs = (config.components.graph(config.objective) for config in self.configs)
+        return sorted({stage.writes for graph in graphs for stage in graph if "stored" in stage.bound.component.traits})
+
     def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
         """The whole configuration of one run, as a TOML document."""
         folder = str(self.directory / "cells" / condition.folder)
-        return _with_seed(condition, self.name, seed, folder)
+        data = _with_seed(condition, self.name, seed, folder)
+        if observed := self.observed:
+            data["logging"]["observe"] = sorted({*data["logging"].get("observe", ()), *observed})
+        return data
 
     def cell_toml(self, condition: Condition, seed: int) -> str:
         """As `cell_config`, in the words of a file."""

@@ -9,13 +9,11 @@ from typing import Any
 
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.errors import ConfigError, RetrainError, StorageError
+from retrain.registry import components
 from retrain.report.samples import best_and_worst
 from retrain.storage.run_files import read_rows
 
 Row = Mapping[str, Any]
-
-STORED = frozenset({"planning_mask", "sepa_lambda"})
-"""Columns read from the run's files instead of computed: they need a tokenizer, or the run's history."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +83,34 @@ def _credited(results: Results, source: Cell, step: int, rows: Sequence[Row], sh
 def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     """Advantages per token that the run's pipeline gives to stored rollouts.
 
+    Signals with the trait `stored` are taken from the run's files: they need a tokenizer, or the run's history.
+
     Raises:
         RetrainError: the pipeline reads a column that only the model can compute.
     """
     from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.algorithms.graph.responses import padded
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
-    pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, STORED)
+    kept = {one.name: one.traits["stored"] for one in components("signal") if "stored" in one.traits}
+    pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, frozenset(kept))
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")
     pipeline.build(loaded.config.resources | {"run_dir": run})
-    lambdas = {row["step"]: row.get("sepa_lambda", 0.0) for row in read_rows(run / "metrics.jsonl")}
-    max_tokens = loaded.config.training.max_tokens
-    batch, _ = pipeline.credit(_batch(rows, step, float(lambdas.get(step, 0.0)), max_tokens))
+    metrics = next((row for row in read_rows(run / "metrics.jsonl") if row["step"] == step), {})
+    batch = _batch(rows, step, loaded.config.training.max_tokens)
+    for column, name in kept.items():
+        if "/" in name:  # a metric, which runs of version 0.1 report under the name of the column
+            value: Any = float(metrics.get(name, metrics.get(column, 0.0)))
+        else:
+            value = padded([row.get(name) or [] for row in rows], batch.response_mask, batch.response_mask.dtype)
+        batch = batch.replace(**{column: value})
+    batch, _ = pipeline.credit(batch)
     return [batch.advantages[i, : len(row["tokens"])].tolist() for i, row in enumerate(rows)]
 
 
-def _batch(rows: Sequence[Row], step: int, sepa_lambda: float, max_tokens: int) -> Any:
+def _batch(rows: Sequence[Row], step: int, max_tokens: int) -> Any:
     """Completions without their prompts, which no credit reads, as a batch."""
     import torch
 
@@ -110,11 +118,8 @@ def _batch(rows: Sequence[Row], step: int, sepa_lambda: float, max_tokens: int) 
 
     rewards, correct, groups = ([row[name] for row in rows] for name in ("reward", "correct", "group"))
     batch = response_batch([row["sampler_logprobs"] for row in rows], rewards, correct, groups, torch.float32)
-    planning = [row.get("planning") or [] for row in rows]
     return batch.replace(
         input_ids=padded([row["completion_ids"] for row in rows], batch.response_mask, torch.long),
-        planning_mask=padded(planning, batch.response_mask, torch.bool),
-        sepa_lambda=sepa_lambda,
         step=step,
         max_tokens=max_tokens,
     )

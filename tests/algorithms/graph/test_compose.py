@@ -36,7 +36,7 @@ def test_every_documented_combination_in_float64(advantage, mode):
     for found, want in zip(result.token_advs, literal(getattr(credit, advantage), mode, 0.7), strict=True):
         assert found == pytest.approx(want, abs=1e-9)
     assert result.stats["hicra/planning_token_ratio"] == pytest.approx(4 / 8)
-    assert result.stats["plan_entropy_mean"] == pytest.approx((1.0 + 0.2 + 3.0 + 1.0) / 4)
+    assert result.stats["sepa/plan_entropy_mean"] == pytest.approx((1.0 + 0.2 + 3.0 + 1.0) / 4)
     assert result.extra_metrics == {}
 
 

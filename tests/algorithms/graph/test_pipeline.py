@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.planning.planning_mask import advantage_split
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound, Component, find
 from tests.algorithms.conftest import make_batch
 from tests.reference import credit
 
+SKIPPED = ("all_correct", "all_wrong", "other")
 GIVEN = frozenset({"planning_mask", "sepa_lambda"})
 
 
@@ -56,17 +58,18 @@ def test_maxrl_sepa_gtpo_hicra_equals_the_literal_chain():
     assert batch.column("uncertainty")[0].tolist() == [1.0, 3.0, 0.0]
 
 
-def test_metrics_are_sums_over_the_batch_in_every_mode():
+def test_metrics_are_sums_over_the_batch_and_of_what_is_computed():
     batch, metrics = pipeline("grpo").credit(example())
     third = 1 / 3
-    assert metrics["hicra/planning_advantage_mean"] == pytest.approx(third)
-    assert metrics["hicra/execution_advantage_mean"] == pytest.approx((2 * third - 2 * third) / 5)
-    assert metrics["hicra/amplified_token_ratio"] == metrics["hicra/advantage_shift"] == 0.0
+    assert metrics.keys() == {"advantage/mean", "advantage/abs_mean"} | {f"skipped/{why}" for why in SKIPPED}
     assert metrics["skipped/all_correct"] == 1.0
-    _, amplified = pipeline("grpo", ["hicra"]).credit(example())
-    assert amplified["hicra/amplified_token_ratio"] == pytest.approx(3 / 8)
-    assert amplified["hicra/advantage_shift"] == pytest.approx(0.2 * 3 * third / 8)
-    assert amplified["hicra/planning_advantage_mean"] == pytest.approx(1.2 * third)
+    split = advantage_split(batch)
+    assert split["hicra/planning_advantage_mean"] == pytest.approx(third)
+    assert split["hicra/execution_advantage_mean"] == pytest.approx((2 * third - 2 * third) / 5)
+    amplified, metrics = pipeline("grpo", ["hicra"]).credit(example())
+    assert metrics["hicra/amplified_token_ratio"] == pytest.approx(3 / 8)
+    assert metrics["hicra/advantage_shift"] == pytest.approx(0.2 * 3 * third / 8)
+    assert advantage_split(amplified)["hicra/planning_advantage_mean"] == pytest.approx(1.2 * third)
     assert pipeline().informative(batch)[0].tolist() == [True, True, True, False]
 
 
@@ -187,7 +190,7 @@ def test_signals_are_computed_once_before_their_first_reader():
         "planning_mask": component("signal", planning_mask),
         "sepa_lambda": find("signal", "sepa_lambda").bind(),
     }
-    plan = pipeline("grpo", ["gtpo", "hicra"], signals, frozenset())
+    plan = pipeline("grpo", ["gtpo", "hicra"], signals, frozenset(), observed=("sepa_lambda",))
     assert [stage.name for stage in plan.graph] == [
         "grpo", "surprisal", "gtpo", "base", "planning_mask", "hicra", "sepa_lambda", "uninformative",
     ]  # fmt: skip
@@ -199,7 +202,7 @@ def test_signals_are_computed_once_before_their_first_reader():
     assert plan.after(credited) == {}
     assert calls == ["base"]
     assert metrics["base/seen"] == 1.0
-    assert metrics["sepa_gate_open"] == 1.0
+    assert metrics["sepa/gate_open"] == 1.0
     assert credited.column("base").tolist() == [2.0, 0.0]
 
 
@@ -207,7 +210,9 @@ def test_policy_columns_are_named_before_credit():
     assert pipeline().policy_columns == frozenset()
     assert pipeline("grpo", ["tis"]).policy_columns == {"old_logprobs"}
     entropy = find("uncertainty", "shannon_entropy").bind()
-    assert pipeline(uncertainty=entropy).policy_columns == {"entropy"}
+    assert pipeline(uncertainty=entropy).policy_columns == frozenset()
+    assert pipeline("grpo", ["gtpo"], uncertainty=entropy).policy_columns == {"entropy"}
+    assert pipeline(uncertainty=entropy, observed=("uncertainty",)).policy_columns == {"entropy"}
 
 
 def test_an_unknown_column_and_a_cycle_are_named():

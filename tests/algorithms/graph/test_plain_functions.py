@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from retrain import AlgorithmContext, AlgorithmOutput, TransformOutput
-from retrain.algorithms.graph.plain_functions import Hyper
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Component
 from tests.algorithms.graph.test_pipeline import example, pipeline, rows_of
@@ -50,7 +49,7 @@ def test_a_context_holds_the_group_without_padding():
         return TransformOutput(rows, {"mine/size": float(len(rows))})
 
     bound = plain("transform", mine, scale=2)
-    batch, metrics = pipeline(transforms=[bound], hyper=Hyper(0.3, 0.4)).credit(example(step=7))
+    batch, metrics = pipeline(transforms=[bound], hyper={"gtpo_beta": 0.3, "hicra_alpha": 0.4}).credit(example(step=7))
     group = seen[1]
     assert group.episode_advantages == pytest.approx([1 / 3, -2 / 3, 1 / 3])
     assert group.logprobs_G == [[-1.0, -3.0], [-0.5], [-2.0, -1.0, -0.1]]
@@ -130,8 +129,8 @@ def test_an_unusable_advantage_names_function_and_group(result, match):
         (TransformOutput(5), "list of 3 lists"),
         (TransformOutput([[1.0, 1.0], [1.0], [1.0]]), r"1 token_advs\[2\] for 3"),
         (TransformOutput([[1.0, 1.0], [math.inf], [1.0] * 3]), r"token_advs\[1\]\[0\] is inf"),
-        (TransformOutput([[1.0, 1.0], [1.0], [1.0] * 3], [3]), "extra_metrics is a list"),
-        (TransformOutput([[1.0, 1.0], [1.0], [1.0] * 3], {"a": "b"}), r"extra_metrics\[0\] is 'b'"),
+        (TransformOutput([[1.0, 1.0], [1.0], [1.0] * 3], [3]), "a list, not a dict of metrics"),
+        (TransformOutput([[1.0, 1.0], [1.0], [1.0] * 3], {"a": "b"}), "metric 'a' is 'b', not a number"),
     ],
 )
 def test_an_unusable_transform_names_function_and_group(result, match):

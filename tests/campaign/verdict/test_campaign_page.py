@@ -76,7 +76,7 @@ def test_credit_is_that_of_every_conditions_own_pipeline_on_the_same_completions
 def test_what_only_the_model_can_tell_is_said_and_left_out(tmp_path):
     directory = write_campaign(tmp_path / "a", **SMALL)
     changes = {
-        "maxrl": {"uncertainty_kind": "shannon_entropy"},
+        "maxrl": {"uncertainty_kind": "shannon_entropy", "transform_mode": "gtpo"},
         "maxrl+gtpo": {"advantage_mode": "gone.py:missing"},
         "maxrl+gtpo+hicra": {"transform_mode": "broken:credit"},
     }

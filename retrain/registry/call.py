@@ -1,0 +1,152 @@
+"""One way to call a component: what it raises or returns in error names it, and shows its own code alone."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrain.errors import RetrainError, UserCodeError
+from retrain.types import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RESERVED = {
+    *("step", "reward", "rollout", "tokens", "time", "groups", "advantage", "loss", "update", "grad", "optim"),
+    *("mismatch", "parity", "sampler", "eval", "expert"),
+}
+"""First parts of the names that the run itself reports under."""
+
+_LIBRARIES = (
+    *(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[1]}/",
+    "<frozen",
+)
+_MOST = 500
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a component. `where` says which part of the step it is about."""
+
+    kind: str
+    name: str
+    where: str = ""
+
+    def fail(self, problem: str) -> UserCodeError:
+        """The error that the component's fault is."""
+        return UserCodeError(f'{self.kind} "{self.name}"{self.where}: {problem}')
+
+    @contextmanager
+    def __call__(self) -> Generator[None]:
+        """Whatever the component raises in this block becomes a UserCodeError with the frames of its own code.
+
+        Errors of the run (a reference that differs, SIGTERM) and Ctrl-C pass.
+        """
+        try:
+            yield
+        except (RetrainError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            failure = self.fail(f"raised {described(error)}")
+            failure.add_note(own_frames(error))
+            raise failure from error
+
+    def split(self, result: Any) -> tuple[Any, Any]:
+        """Components return a value, or a value with metrics."""
+        if not isinstance(result, tuple):
+            return result, {}
+        if len(result) != 2 or not isinstance(result[1], Mapping):
+            raise self.fail(f"returned a tuple of {len(result)}, neither a value nor (value, dict of metrics)")
+        return result
+
+    def metrics(self, found: Any) -> Metrics:
+        """Metrics with names that are free and values that are numbers; None is no metrics."""
+        if found is None:
+            return {}
+        if not isinstance(found, Mapping):
+            raise self.fail(f"reported a {type(found).__name__}, not a dict of metrics")
+        with self():
+            items: list[tuple[Any, Any]] = [*found.items()]
+        return {self.free(name): self.number(value, f"metric {name!r}") for name, value in items}
+
+    def free(self, name: Any) -> str:
+        """The name of a metric, if the run does not use it itself."""
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 200:
+            raise self.fail(f"{shown(name)} is no name of a metric; use text such as {self.kind}/{self.name}")
+        if name.partition("/")[0] in RESERVED or name == "policy/entropy":
+            raise self.fail(f'the name of metric "{name}" is taken by the run; use another, such as "my/{name}"')
+        return name
+
+    def number(self, value: Any, what: str) -> float:
+        """A number as a float."""
+        if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
+            raise self.fail(f"{what} is {shown(value)}, not a number")
+        try:
+            return float(value)
+        except BaseException as error:
+            raise self.fail(f"{what} is {shown(value)}, not a finite number") from error
+
+    def numbers(self, values: Any, expected: int, what: str) -> list[float]:
+        """A list of finite numbers, one for each; tensors and arrays count as lists."""
+        with self():
+            values = values.tolist() if hasattr(type(values), "tolist") else values
+            if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+                raise self.fail(f"{what} are a {type(values).__name__}, not a list of {expected} numbers")
+            if len(values) != expected:
+                raise self.fail(f"{len(values)} {what} for {expected}; return one for each")
+            found = [self.number(value, f"{what}[{index}]") for index, value in enumerate(values)]
+        for index, value in enumerate(found):
+            if not isfinite(value):
+                raise self.fail(f"{what}[{index}] is {value}, not a finite number")
+        return found
+
+    def tensor(self, value: Any, shape: Sequence[int], like: Tensor) -> Tensor:
+        """A plain tensor of real numbers of this shape, on the device of `like`."""
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            raise self.fail(f"returned {type(value).__name__}, not a tensor of {list(shape)}")
+        if value.is_meta or value.is_complex() or value.is_quantized or value.layout is not torch.strided:
+            kind = f"{value.device.type} {value.layout} {value.dtype}".replace("torch.", "")
+            raise self.fail(f"returned a tensor without plain real numbers ({kind})")
+        if tuple(value.shape) != tuple(shape):
+            raise self.fail(f"returned {list(value.shape)}, not a tensor of {list(shape)}")
+        if value.device != like.device:
+            raise self.fail(f"returned a tensor on {value.device}, and the batch is on {like.device}")
+        return value
+
+
+def described(error: BaseException) -> str:
+    """Type and message of an exception, even of one whose message cannot be read; nothing drives the terminal."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its message cannot be read)"
+    return f"{type(error).__name__}: {_cleaned(text)}"
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in a bounded length."""
+    try:
+        return _cleaned(repr(value))
+    except BaseException:
+        return f"a {type(value).__name__}"
+
+
+def own_frames(error: BaseException) -> str:
+    """The traceback without the frames of this package and of libraries; the last frame if there are no others."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)] or stack[-1:]
+    return "".join(traceback.format_list(own[-20:])).rstrip()
+
+
+def _cleaned(text: str) -> str:
+    text = text if len(text) <= _MOST else text[:_MOST] + " ..."
+    return "".join(char if char.isprintable() else " " if char.isspace() else "·" for char in text)

@@ -1,0 +1,245 @@
+"""Plug-ins that misbehave in every way there is a name for: each ends in an error that names it, and in nothing else.
+
+Every kind of component x every way to go wrong, called as training calls it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from retrain import TransformOutput
+from retrain.algorithms.graph.objective import Objective
+from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.errors import ComponentError, UserCodeError
+from retrain.registry import Component, bind
+from tests.algorithms.conftest import make_batch
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("not even this")
+
+
+class Beyond(BaseException):
+    pass
+
+
+RAISED = {
+    "value": lambda: ValueError("no"),
+    "key": lambda: KeyError("missing"),
+    "stop": StopIteration,
+    "assertion": AssertionError,
+    "exit": lambda: SystemExit(0),
+    "generator exit": GeneratorExit,
+    "memory": MemoryError,
+    "recursion": RecursionError,
+    "beyond": Beyond,
+    "unreadable": Unreadable,
+    "escape codes": lambda: RuntimeError("\x1b]0;owned\x07\x1b[2J"),
+    "long": lambda: RuntimeError("x" * 100_000),
+    "group": lambda: ExceptionGroup("two", [ValueError("1"), ValueError("2")]),
+}
+SHAPES = {
+    "scalar": lambda n, t: torch.zeros(()),
+    "[N, 1]": lambda n, t: torch.zeros(n, 1),
+    "[1]": lambda n, t: torch.zeros(1),
+    "[N + 1]": lambda n, t: torch.zeros(n + 1),
+    "[N, T + 1]": lambda n, t: torch.zeros(n, t + 1),
+    "[N, T, 1]": lambda n, t: torch.zeros(n, t, 1),
+    "empty": lambda n, t: torch.zeros(0),
+}
+VALUES = {
+    "none": lambda n, t: None,
+    "text": lambda n, t: "1.0",
+    "dict": lambda n, t: {"x": 1.0},
+    "list of text": lambda n, t: ["a"] * n,
+    "numpy": lambda n, t: np.zeros((n, t)),
+    "complex": lambda n, t: torch.zeros(n, t, dtype=torch.complex64),
+    "sparse": lambda n, t: torch.zeros(n, t).to_sparse(),
+    "meta": lambda n, t: torch.zeros(n, t, device="meta"),
+    "triple": lambda n, t: (torch.zeros(n, t), {}, 3),
+    "pair of values": lambda n, t: (torch.zeros(n, t), torch.zeros(n, t)),
+    "generator": lambda n, t: (x for x in range(n)),
+    "the class": lambda n, t: dict,
+}
+METRICS = {
+    "step": {"step": 77.0},
+    "reward": {"reward/mean": 99.0},
+    "loss": {"loss/total": 1.0},
+    "time": {"time/step_s": 1.0},
+    "entropy": {"policy/entropy": 1.0},
+    "no text": {3: 1.0},
+    "empty": {"": 1.0},
+    "escape": {"\x1b[2J/x": 1.0},
+    "text": {"my/x": "1"},
+    "digits": {"my/x": 10**400},
+    "none": {"my/x": None},
+    "a list": {"my/x": [1.0]},
+}
+STAGES = ("advantage", "transform", "algorithm", "uncertainty", "signal", "filter")
+NEEDS = {"advantage": ("rewards",), "filter": ("advantages",), "loss": ("logprobs",), "reduction": ("mask",)}
+
+
+def target(kind, result):
+    """A function of one column of the kind, which does what `result(n, t)` says."""
+
+    def called(column):
+        return result(len(column), 5)
+
+    called.__signature__ = __import__("inspect").Signature(
+        [
+            __import__("inspect").Parameter(name, __import__("inspect").Parameter.POSITIONAL_OR_KEYWORD)
+            for name in NEEDS.get(kind, ("response_mask",))
+        ]
+    )
+    return called
+
+
+def batch():
+    return make_batch([[-1.0] * 5, [-0.5] * 3, [-2.0] * 4, [-0.2] * 2], [1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]).replace(
+        planning_mask=torch.zeros(4, 5, dtype=torch.bool), sepa_lambda=0.5
+    )
+
+
+def use(kind, function, contract="columns"):
+    """Call a component of the kind as a step of training does."""
+    mine = Component(kind, "mine", function, "mine", contract, {"weight": 1.0} if kind == "loss" else {}).bind()
+    given = batch()
+    if kind in ("loss", "reduction"):
+        terms = [mine if kind == "loss" else bind("loss", "reinforce", {"weight": 1.0})]
+        objective = Objective(terms, mine if kind == "reduction" else bind("reduction", "token_mean"))
+        weights = objective.weights(given)
+        logprobs = given.sampler_logprobs.clone().requires_grad_()
+        return objective({name: given.column(name) for name in objective.reads} | {"logprobs": logprobs}, weights)
+    stages = {
+        "advantage": bind("advantage", "grpo"),
+        "transforms": (mine,) if kind == "transform" else (),
+        "algorithm": None,
+        "uncertainty": bind("uncertainty", "surprisal"),
+        "filter": bind("filter", "none"),
+        "observed": ("uncertainty", "mine") if kind == "signal" else ("uncertainty",),
+    }
+    stages |= {kind: mine} if kind in stages else {}
+    known = frozenset({"planning_mask", "sepa_lambda"})
+    pipeline = Pipeline.resolve(Stages(**stages), lambda name: mine if name == "mine" else None, known)
+    pipeline.build({})
+    pipeline.before(given)
+    credited, _ = pipeline.credit(given)
+    pipeline.informative(credited)
+    pipeline.after(credited)
+    for part in pipeline.stateful.values():
+        part.load_state_dict(part.state_dict())
+    return credited
+
+
+def refused(kind, function, contract="columns"):
+    with pytest.raises((UserCodeError, ComponentError)) as caught:
+        use(kind, function, contract)
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert f'{kind} "mine"' in text
+    assert "\x1b" not in text
+    assert len(text) < 5000
+    assert "/retrain/" not in text.replace("/retrain/tests", ""), "frames of this package are not the user's"
+    return text
+
+
+def raising(make):
+    def result(n, t):
+        raise make()
+
+    return result
+
+
+@pytest.mark.parametrize("kind", [*STAGES, "loss", "reduction"])
+@pytest.mark.parametrize("what", RAISED)
+def test_what_is_raised(kind, what):
+    text = refused(kind, target(kind, raising(RAISED[what])))
+    assert "test_plugins.py" in text, "the user's own frame is shown"
+
+
+@pytest.mark.parametrize("kind", [*STAGES, "loss", "reduction"])
+@pytest.mark.parametrize("what", {**SHAPES, **VALUES})
+def test_what_is_returned(kind, what):
+    if (kind, what) == ("signal", "scalar"):
+        use(kind, target(kind, SHAPES[what]))  # a number is a column, too
+    else:
+        refused(kind, target(kind, {**SHAPES, **VALUES}[what]))
+
+
+@pytest.mark.parametrize("kind", STAGES)
+@pytest.mark.parametrize("what", METRICS)
+def test_metrics(kind, what):
+    sizes = {"advantage": lambda n, t: torch.zeros(n), "filter": lambda n, t: torch.ones(n, dtype=torch.bool)}
+    value = sizes.get(kind, lambda n, t: torch.zeros(n, t))
+    refused(kind, target(kind, lambda n, t: (value(n, t), METRICS[what])))
+
+
+@pytest.mark.parametrize("what", ["step", "reward", "loss", "no text", "text", "digits", "none", "a list"])
+def test_metrics_of_a_loss(what):
+    refused("loss", lambda logprobs: (-logprobs, METRICS[what]))
+
+
+def test_a_loss_without_gradient_and_a_filter_that_splits_a_group():
+    assert "without gradient" in refused("loss", lambda logprobs: logprobs.detach())
+    assert "same for all rows" in refused("filter", lambda group_ids: torch.arange(len(group_ids)) > 0)
+    assert "booleans" in refused("filter", lambda group_ids: torch.ones(len(group_ids)))
+
+
+@pytest.mark.parametrize("kind", ["advantage", "transform", "algorithm", "uncertainty", "reduction"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none(kind, value):
+    refused(kind, target(kind, lambda n, t: torch.full((n,) if kind == "advantage" else (n, t), value)))
+
+
+PLAIN = [None, 3, "text", [1.0], [["a"]], {}, iter(()), [None] * 2, [10**400] * 2, [math.nan] * 2, [1j, 1j], object()]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:20])
+def test_plain_functions(value):
+    refused("advantage", lambda rewards: value, "lists")
+    refused("transform", lambda ctx: value, "context")
+    refused("algorithm", lambda ctx: TransformOutput(value), "context")
+
+
+@pytest.mark.parametrize("what", RAISED)
+@pytest.mark.parametrize(("kind", "contract"), [("advantage", "lists"), ("transform", "context")])
+def test_plain_functions_that_raise(what, kind, contract):
+    assert "group 0" in refused(kind, lambda one: raising(RAISED[what])(1, 1), contract)
+
+
+VERBS = ("__init__", "before", "after", "state_dict", "load_state_dict", "__call__")
+
+
+@pytest.mark.parametrize(("verb", "what"), itertools.product(VERBS, ("value", "exit", "beyond", "unreadable", "stop")))
+def test_a_part_whose_verb_raises(verb, what):
+    def fail(self, *arguments):
+        raise RAISED[what]()
+
+    refused("transform", part(**{verb: fail}))
+
+
+@pytest.mark.parametrize("verb", ["before", "after"])
+@pytest.mark.parametrize("value", [3, "text", [1.0], {"step": 1.0}, {"x": "y"}, {"my/x": 10**400}], ids=repr)
+def test_a_part_that_reports_nonsense(verb, value):
+    refused("transform", part(**{verb: lambda self, batch: value}))
+
+
+@pytest.mark.parametrize("state", [None, 3, "text", [], {"a": object()}, {3: 1}, {"a": {1, 2}}, {"a": print}], ids=repr)
+def test_a_part_whose_state_cannot_be_stored(state):
+    refused("transform", part(state_dict=lambda self: state))
+
+
+def part(**verbs):
+    """A class of a transform with all verbs, some of them replaced."""
+    from retrain.protocols import Part
+
+    def call(self, advantages):
+        return advantages
+
+    sound = {"state_dict": lambda self: {}, "load_state_dict": lambda self, state: None, "__call__": call}
+    return type("Mine", (Part,), sound | verbs)
