@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.errors import DataError
 from retrain.run.collect import added, rollout_metrics, valid_rows
 from retrain.types import Rollout, Turn
@@ -56,3 +57,26 @@ def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[::3]))
     with pytest.raises(DataError, match=r"lower \[training\] max_tokens"):
         train(*options, f'jsonl.path="{tmp_path}/long.jsonl"', name="long")
+
+
+def test_with_resampling_on_credit_every_row_is_credited_once(train, monkeypatch):
+    credited, sampled = [], []
+    real = Pipeline.credit
+
+    def credit(self, batch):
+        credited.append(len(batch.rewards))
+        return real(self, batch)
+
+    monkeypatch.setattr(Pipeline, "credit", credit)
+    run = train(
+        "rollout.resample=uninformative",
+        "rollout.max_resample=3",
+        "algorithm.transform_mode=gtpo",
+        "eval.problems=0",
+        observe=lambda event, details: sampled.append(details) if event == "step" else None,
+    )
+    steps = rows(run / "metrics.jsonl")
+    assert sum(credited) == sum(row["rollout/completions"] for row in steps)
+    assert any(row["rollout/completions"] > 12 for row in steps), "nothing was sampled again"
+    assert all("advantage/abs_mean" in row for row in steps)
+    assert len(sampled) == 4
