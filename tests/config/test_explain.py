@@ -118,6 +118,10 @@ def reward(completion, answer):
 class Problems:
     def __init__(self, seed):
         raise RuntimeError("no data")
+
+    def problem(self, index): ...
+
+    def heldout(self, count): ...
 """
 
 
