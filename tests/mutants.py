@@ -160,7 +160,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint trusted for its size",
         "storage/checkpoint.py",
-        [('_sha256(file) == entry["sha256"]', 'size == entry["bytes"]')],
+        [('sha256(file) == entry["sha256"]', 'size == entry["bytes"]')],
         ["storage/test_checkpoint.py"],
     ),
     Mutant(

@@ -14,15 +14,15 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 16_100,
-    "what retrain train imports": 11_300,
-    "campaign": 2_500,
+    "package": 16_400,
+    "what retrain train imports": 11_600,
+    "campaign": 2_550,
     "tools": 1_500,
     "report": 900,
 }
 ROOM, MODULE, FUNCTION = 18, 400, 50
 """Modules of a room; lines of a module, docstrings and comments included; code lines of a function."""
-COMMENTS = {"training": 1.3, "engines": 2.1, "storage": 0.7}
+COMMENTS = {"training": 1.3, "engines": 2.0, "storage": 0.3}
 """Comments per 100 code lines, at least."""
 
 TRAIN = """

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """What the engines sample with LoRA is W + (alpha / r) B A, however small the update is."""
 
 import pytest

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """The protocols: what a class may leave out, what it must write, and that nothing looks for verbs by name."""
 
 import ast

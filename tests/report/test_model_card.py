@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """The model card: front matter that the hub reads, the curve, and a configuration that gives the run again."""
 
 import pytest

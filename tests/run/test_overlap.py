@@ -121,7 +121,7 @@ def test_a_resumed_run_trains_on_the_batch_that_waited(train, stopped, slowly, t
     options = (*AHEAD, *METHODS[method], *([f'expert.path="{tmp_path}/expert.jsonl"'] if method == "expert" else []))
     whole = train(*options, name="whole")
     stopped(*options, name="parts")
-    newest, _ = checkpoint.newest(tmp_path / "runs" / "parts" / "checkpoints", print, own=True)
+    newest, _ = checkpoint.newest(tmp_path / "runs" / "parts" / "checkpoints", print, own=True)  # pyright: ignore
     assert newest is not None
     assert checkpoint.load(newest)["ahead"]["step"] == checkpoint.step_of(newest) < 4
     run = train(*options, name="parts", resume=Resume("auto"))
