@@ -150,7 +150,7 @@ def load(path: Path) -> State:
             key: _decode(value, load_file(path / _file(key)) if _file(key) in files else {})
             for key, value in document.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise StorageError(f"checkpoint {path}: {STATE_FILE} cannot be read: {error}") from error
 
 
