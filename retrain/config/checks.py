@@ -130,6 +130,9 @@ def _check_vllm(config: Config, document: Document) -> None:
         return
     if table.get("lora") == "adapter" and config.model.lora is None:
         document.refuse(("vllm", "lora"), "this run trains all weights: there is no adapter", "set [model.lora]")
+    if table.get("lora") == "merged" and config.model.lora is not None and table.get("dtype") != "float32":
+        problem = "merged in bfloat16, updates smaller than a weight's last digit are lost: the sampler stays behind"
+        document.warn(("vllm", "lora"), problem, 'remove it, where vLLM takes adapters; or set dtype = "float32"')
     urls = table.get("urls")
     if not isinstance(urls, list):
         return

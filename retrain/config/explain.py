@@ -119,6 +119,25 @@ def _source(bound: Bound) -> str:
 
 
 def _engine(loaded: LoadedConfig) -> dict[str, Any]:
+    """Which engine samples and why, and with LoRA what it does with the adapter."""
+    chosen = _chosen_engine(loaded)
+    return chosen | {"lora": _lora(loaded, chosen["name"])}
+
+
+def _lora(loaded: LoadedConfig, engine: str) -> str | None:
+    """How the engine computes LoRA's update; None without LoRA, or if only the engine knows."""
+    if loaded.config.model.lora is None:
+        return None
+    if engine in ("torch", "transformers", AUTO):
+        return "beside a bfloat16 base, merged into a float32 one"
+    if not engine.startswith("vllm"):
+        return None
+    if loaded.tables.get("vllm", {}).get("lora") == "merged":
+        return "merged; in bfloat16, updates smaller than a weight's last digit are lost"
+    return "beside the base, if vLLM can for this architecture"
+
+
+def _chosen_engine(loaded: LoadedConfig) -> dict[str, Any]:
     engine, path = loaded.components.optional("engine"), loaded.config.model.path
     if engine is not None:
         return {"name": engine.name, "why": "[rollout] engine says so"}

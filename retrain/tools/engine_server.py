@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.config.load import LoadedConfig
+from retrain.engines.vllm.lora_options import by_itself
 from retrain.engines.vllm.server_process import ENGINE, check_installed, command, weight_options
 from retrain.engines.vllm.server_process import serve as run_server
 from retrain.errors import EngineError
@@ -60,7 +61,7 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
 def _weights(loaded: LoadedConfig) -> tuple[str, int | None]:
     """How weights reach the server, and the rank of the adapter that comes by itself, if one does."""
     table: dict[str, Any] = loaded.tables.get(ENGINE, {})
-    adapter = loaded.config.model.lora if table.get("lora") == "adapter" else None
+    adapter = loaded.config.model.lora if by_itself(table.get("lora"), table.get("dtype", "auto")) else None
     return table.get("transfer", "file"), None if adapter is None else adapter.r
 
 

@@ -192,6 +192,37 @@ def test_adapters_train_end_to_end(folder, train, cli, family, warmup):
     assert all(torch.equal(half[name], value.bfloat16()) for name, value in whole.items())
 
 
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monkeypatch):
+    pytest.importorskip("peft")
+    make_checkpoint(folder / "base")
+    run, _ = train(*LORA, warmup=warmup)
+    ids = torch.arange(20)[None] * 7
+    expected = AutoModelForCausalLM.from_pretrained(run / "model")(ids).logits
+    before = cli("eval", "runs/run", "--json").stdout
+
+    moved = folder / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    run.rename(moved)
+    assert cli("eval", str(moved), "--json").stdout == before
+    assert cli("export", str(moved), "out").exit_code == 0
+    monkeypatch.chdir(moved)
+    for adapter in (moved / "model" / "adapter", folder / "out" / "adapter"):
+        card = (adapter / "README.md").read_text()
+        assert "Model Card for Model ID" not in card
+        code = card.split("```python\n")[1].split("```")[0].replace("path/to/this/directory", str(adapter))
+        found = {}
+        exec(code, found)
+        torch.testing.assert_close(found["model"](ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+    # Without its base only the merged model is left.
+    monkeypatch.chdir(folder)
+    gone = moved / "model" / "base" if warmup else folder / "base"
+    gone.rename(folder / "gone")
+    alone = json.loads(cli("eval", str(moved), "--json").stdout)
+    assert alone["accuracy"] == json.loads(before)["accuracy"]
+
+
 def test_adapters_resume_bit_for_bit(folder, train, cli):
     pytest.importorskip("peft")
     make_checkpoint(folder / "base", "gpt2")

@@ -6,6 +6,8 @@ from retrain.config.explain import TINY, explain, render
 from retrain.config.load import load
 from retrain.training.memory import ModelShape
 
+SERVERS = '[rollout]\nengine = "vllm-server"\n[vllm]\nurls = ["http://127.0.0.1:8000"]\n'
+
 
 def facts(tmp_path, text):
     file = tmp_path / "run.toml"
@@ -74,6 +76,20 @@ def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, 
     assert found["pipeline"]["columns_from_the_policy"] == []
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", None),
+        ("[model.lora]\nr = 2", "beside a bfloat16 base"),
+        (f"[model.lora]\n{SERVERS}", "beside the base, if vLLM can"),
+        (f'[model.lora]\n{SERVERS}lora = "merged"', "smaller than a weight's last digit are lost"),
+    ],
+)
+def test_what_becomes_of_adapters_is_said(tmp_path, text, said):
+    found = facts(tmp_path, text)["engine"]["lora"]
+    assert said is None if found is None else said in found
+
+
 def test_the_builtin_model_has_the_shape_that_explain_says():
     from retrain.training.model.builtin_model import build_model, build_tokenizer
 
@@ -93,8 +109,7 @@ def test_a_local_model_is_measured_from_its_config(tmp_path):
 
 
 def test_what_servers_sample_with_is_not_the_trainers_memory(tmp_path):
-    servers = '[rollout]\nengine = "vllm-server"\n[vllm]\nurls = ["http://127.0.0.1:8000"]\n'
-    here, there = (facts(tmp_path, text)["model"]["memory_mb_without_prompts_about"] for text in ("", servers))
+    here, there = (facts(tmp_path, text)["model"]["memory_mb_without_prompts_about"] for text in ("", SERVERS))
     assert set(here) - set(there) == {"sampler_weights", "kv_cache"}
     assert all(here[name] == size for name, size in there.items())
 

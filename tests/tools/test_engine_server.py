@@ -33,11 +33,14 @@ def started(monkeypatch, tmp_path):
 def test_a_server_is_started_for_the_way_that_weights_take(started):
     arguments, _, _, _, variables = started("[vllm]\nmax_model_len = 64\n")
     assert "--max-model-len=64" in arguments
-    assert not [one for one in arguments if "lora" in one or "transfer" in one]
+    assert not [one for one in arguments[1:] if "lora" in one or "transfer" in one]
     assert variables == {}
-    arguments, _, _, _, variables = started('[model.lora]\nr = 12\n[vllm]\ntransfer = "ipc"\nlora = "adapter"\n')
+    arguments, _, _, _, variables = started('[model.lora]\nr = 12\n[vllm]\ntransfer = "ipc"\n')
     assert {'--weight-transfer-config={"backend": "ipc"}', "--enable-lora", "--max-lora-rank=16"} <= set(arguments)
     assert variables == {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    for table in ('lora = "merged"', 'dtype = "float32"'):
+        assert "--enable-lora" not in started(f"[model.lora]\n[vllm]\n{table}\n")[0]
+    assert "--enable-lora" in started('[model.lora]\n[vllm]\ndtype = "float32"\nlora = "adapter"\n')[0]
 
 
 def test_every_server_takes_the_first_address_that_nobody_has(started):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retrain.engines import VllmEngine
-from retrain.engines.vllm.in_process import adapter_options
+from retrain.engines.vllm.lora_options import adapter_options
 from retrain.errors import ComponentError, EngineError
 from retrain.run.reopen import stored
 from retrain.run.session import Resume
@@ -236,11 +236,15 @@ def test_room_is_made_in_vllms_own_steps():
 
 def test_a_model_that_vllm_takes_no_adapters_for_shows_at_the_start(tmp_path):
     policy = trainable("gpt2")
+    engine = VllmEngine(policy.adapter, 0, CPU, tmp_path)
+    assert not engine.takes_adapters, "unless it is asked for"
+    assert "LoRA merged and rounded to float32" in engine.describe()
+    engine.close()
     with pytest.raises(EngineError, match=r'does not support LoRA.*set \[vllm\] lora = "merged"'):
         VllmEngine(policy.adapter, 0, CPU, tmp_path, lora="adapter")
 
 
-ADAPTER = ("model.lora={r=4}", "vllm.lora=adapter", "training.lr=1e-2")
+ADAPTER = ("model.lora={r=4}", "training.lr=1e-2")
 
 
 def test_a_model_without_adapters_is_told_so(tmp_path):
@@ -248,7 +252,7 @@ def test_a_model_without_adapters_is_told_so(tmp_path):
         VllmEngine(tiny("qwen3"), 0, CPU, tmp_path, lora="adapter")
 
 
-def test_a_run_stays_in_step_resumes_bit_for_bit_and_is_merged_in_the_end(train):
+def test_a_run_stays_in_step_and_resumes_bit_for_bit(train):
     whole = train(*ADAPTER, name="whole")
     metrics, evals = rows(whole / "metrics.jsonl"), rows(whole / "eval.jsonl")
     assert all(row["parity/logp_diff_max"] < 1e-4 for row in metrics)
@@ -261,4 +265,4 @@ def test_a_run_stays_in_step_resumes_bit_for_bit_and_is_merged_in_the_end(train)
     assert rows(parts / "eval.jsonl")[-1] == evals[-1]
 
     final = stored(whole, (), final=True)
-    assert final.components.one("engine").params["lora"] == "merged", "as the model in model/ is"
+    assert final.config.model.lora is not None, "base and adapter stay apart"

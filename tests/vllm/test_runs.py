@@ -44,7 +44,8 @@ def test_a_run_trains_and_resumed_from_its_middle_it_is_the_same(train):
 
 
 def test_adapters_are_sampled_merged(train):
-    run = train("training.max_steps=2", "model.lora={r=4}", "training.lr=1e-2")
+    run = train("training.max_steps=2", "model.lora={r=4}", "vllm.lora=merged", "training.lr=1e-2")
+    assert not (run / "adapter").exists()
     assert all(row["parity/logp_diff_max"] < 1e-4 for row in rows(run / "metrics.jsonl"))
 
 

@@ -127,8 +127,8 @@ def folder(tmp_path_factory):
 def pair(folder):
     """Two servers, started at the same time: the first for `nccl`, the second for `ipc` and adapters."""
     started = [
-        Serving(folder, 'transfer = "nccl"'),
-        Serving(folder, 'transfer = "ipc"\nlora = "adapter"'),
+        Serving(folder, 'transfer = "nccl"\nlora = "merged"'),
+        Serving(folder, 'transfer = "ipc"'),
     ]
     yield started
     for server in started:
@@ -219,9 +219,7 @@ def test_adapters_replace_each_other_and_a_server_started_anew_gets_base_and_ada
     """The server is killed in the middle of a batch, with the command that started it; no process of it is left."""
     server = servers[1]
     policy, change_adapter = with_adapter(folder)
-    engine = VllmServerEngine(
-        policy.model, tmp_path, urls=[server.url], lora="adapter", transfer="ipc", restart_timeout_s=300.0
-    )
+    engine = VllmServerEngine(policy.model, tmp_path, urls=[server.url], transfer="ipc", restart_timeout_s=300.0)
     change(policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model)
     engine.load_weights(policy.base_weights(), 0)
     for version in (0, 1, 2):

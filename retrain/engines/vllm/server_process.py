@@ -12,7 +12,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from retrain.engines.vllm.in_process import adapter_options, engine_options, flags
+from retrain.engines.vllm.in_process import engine_options, flags
+from retrain.engines.vllm.lora_options import adapter_options
 from retrain.errors import EngineError, MissingExtraError
 from retrain.system import http_client as http
 from retrain.system.process import SignalHandler, end, follower

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model
 from retrain.engines.vllm import weight_transfer as vllm_transfer
-from retrain.engines.vllm.in_process import adapter_rank, check, full_shapes, request_fields, write_config
+from retrain.engines.vllm.in_process import check, full_shapes, request_fields, write_config
+from retrain.engines.vllm.lora_options import MERGE, adapter_rank, by_itself, is_adapted
 from retrain.errors import EngineError
 from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
@@ -59,7 +60,8 @@ class VllmServerEngine(Sampler):
         retries: how often a request is issued again before the run ends.
         transfer: how weights reach the servers: "file" that they and the trainer both see; "nccl" to other GPUs;
             "ipc" on the same GPU. The last two are vLLM's own, and the servers must have been started for them.
-        lora: "adapter" hands LoRA's adapter over by itself, in a file; "merged" adds it to the weights.
+        lora: "adapter" hands LoRA's adapter over by itself, in a file; "merged" adds it to the weights. Unset:
+            "adapter", but "merged" with dtype = "float32", which loses nothing by it.
         dtype: of the servers' weights and products; "auto" allows for bfloat16 in the comparison with the trainer.
 
     Attributes:
@@ -79,7 +81,7 @@ class VllmServerEngine(Sampler):
         restart_timeout_s: Annotated[float, Field(gt=0)] = 120.0,
         retries: Annotated[int, Field(ge=0)] = 3,
         transfer: vllm_transfer.Name = "file",
-        lora: Literal["merged", "adapter"] = "merged",
+        lora: Literal["adapter", "merged"] | None = None,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
         for _, problem, fix in http.address_mistakes(urls, allow_remote):
@@ -93,7 +95,7 @@ class VllmServerEngine(Sampler):
         place = next(model.parameters()).device
         self._transfer = vllm_transfer.transfer(transfer, self._folder, place, self._call)
         self._backend = transfer
-        self.takes_adapters = lora == "adapter"
+        self.takes_adapters = by_itself(lora, dtype) and (lora is not None or is_adapted(model))
         self._rank = adapter_rank(model) if self.takes_adapters else 0
         self._claim = f"incomplete, of {uuid.uuid4().hex}"
         self._models: dict[str, Mapping[str, Any]] = {}
@@ -360,7 +362,7 @@ class VllmServerEngine(Sampler):
         if self._backend not in ("file", backend):
             raise ValueError(f'it was started with transfer = "{backend}", not "{self._backend}"')
         if self.takes_adapters and not config["lora_config"]:
-            raise ValueError('it was started without lora = "adapter"')
+            raise ValueError(f"it was started without room for adapters; start it again for this run, or {MERGE}")
         if self.takes_adapters and (room := config["lora_config"]["max_lora_rank"]) < self._rank:
             raise ValueError(f"it was started for adapters of rank {room} at most, and [model.lora] r is {self._rank}")
         self._models[url] = config["model_config"]

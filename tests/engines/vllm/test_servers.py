@@ -298,7 +298,7 @@ def test_the_base_is_sent_once_and_then_adapters_alone(servers, model, adapting)
     assert servers[0].seen == asked
     assert [server.loaded for server in servers] == [1, 1]
     assert servers[0].adapter == str(folder)
-    assert not VllmServerEngine(model, folder, urls=[servers[0].url]).takes_adapters
+    assert VllmServerEngine(model, folder, urls=[servers[0].url]).takes_adapters, "also if nobody asks for it"
 
 
 def test_a_server_started_anew_gets_base_and_adapter_before_it_samples(servers, model, adapting):
@@ -334,8 +334,10 @@ def test_a_server_started_without_adapters_or_for_smaller_ones_shows_at_the_star
         client(servers, model, tmp_path, lora="adapter")
     model.peft_config = {"default": LoraConfig(r=16)}
     servers[1].config["lora_config"] = {"max_lora_rank": 8}
-    with pytest.raises(EngineError, match=r'it was started without lora = "adapter"; start it with.*rank 8 at most'):
-        client(servers, model, tmp_path, lora="adapter")
+    with pytest.raises(EngineError, match=r'without room for adapters; .*lora = "merged".*rank 8 at most'):
+        client(servers, model, tmp_path)
+    assert not client(servers, model, tmp_path, lora="merged").takes_adapters
+    assert not client(servers, model, tmp_path, dtype="float32").takes_adapters
 
 
 def test_what_vllm_would_do_otherwise_than_asked_is_refused_before_it_is_asked(servers, model, tmp_path):
