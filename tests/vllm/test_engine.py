@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from retrain.engines import TorchEngine, VllmEngine
-from retrain.engines.embedded.draw import truncate
 from retrain.errors import EngineError
+from retrain.functional.draws import truncate
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.engines.models import Asked, flat, sample
@@ -143,7 +143,11 @@ def test_truncated_logprobs_are_those_of_the_truncated_distribution(pair, trunca
         for row in group:
             with torch.no_grad():
                 logits = model(torch.tensor([[*prompt, *row.ids]])).logits[0, len(prompt) - 1 : -1] / 0.8
-            expected = truncate(logits, sampling).log_softmax(-1).gather(-1, torch.tensor(row.ids)[:, None])[:, 0]
+            expected = (
+                truncate(logits, sampling.top_k, sampling.top_p)
+                .log_softmax(-1)
+                .gather(-1, torch.tensor(row.ids)[:, None])[:, 0]
+            )
             assert row.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
