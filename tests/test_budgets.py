@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 16_400,
-    "what retrain train imports": 11_600,
-    "campaign": 2_550,
+    "package": 16_800,
+    "what retrain train imports": 11_900,
+    "campaign": 2_600,
     "tools": 1_500,
     "report": 900,
 }
