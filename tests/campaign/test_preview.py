@@ -42,9 +42,11 @@ def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finis
     assert "the probe's accuracy 0.1" in spread(loaded, 0.1).source
     assert spread(loaded, 0.0) == worst
     loaded.directory.mkdir(parents=True)
-    write_campaign(loaded.directory, conditions=("grpo", "maxrl"), seeds=range(2), failed=[("maxrl", 1)])
+    write_campaign(loaded.directory, conditions=("grpo", "maxrl"), seeds=range(2), failed=())
+    outcome = loaded.directory / "cells/maxrl/s1/outcome.json"
+    outcome.write_text('{"status": "failed"}')
     assert spread(loaded) == worst
-    (loaded.directory / "cells/maxrl/s1/outcome.json").write_text('{"status": "done"}')
+    outcome.write_text('{"status": "done"}')
     left, right = (read_campaign(loaded.directory).done(label) for label in ("maxrl", "grpo"))
     differences = [float(left[seed].accuracy or 0) - float(right[seed].accuracy or 0) for seed in (0, 1)]
     measured = spread(loaded)

@@ -128,7 +128,7 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
 
 def _create(path: Path, loaded: LoadedCampaign, fresh: bool) -> CampaignDirectory:
     if not (path / PLAN).exists() and any(entry.name != _LOCK for entry in path.iterdir()):
-        raise _refusal(path, "exists and holds no plan.json", "choose another [campaign] name, or move it away")
+        raise _refusal(path, "exists and is not a campaign: it holds no plan.json", "choose another [campaign] name")
     if fresh:
         _delete(path)
     jobs = [
