@@ -1,3 +1,5 @@
+import importlib.util
+
 """The executor `ray` without Ray: what a configuration may say, and what a task does on its node."""
 
 import _thread
@@ -65,6 +67,11 @@ def test_mistakes_are_found_before_anything_runs(tmp_path, monkeypatch, table, i
     with (tmp_path / "sweep.toml").open("a") as file:
         file.write(f"[ray]\n{table}\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("retrain.campaign.plan.load_campaign.find_spec", lambda name: installed or None)
+    find_spec = importlib.util.find_spec
+
+    def found(name, package=None):
+        return (installed or None) if name == "ray" else find_spec(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_campaign("sweep.toml")
