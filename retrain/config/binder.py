@@ -38,7 +38,7 @@ class Binder:
         """The slot's component with its parameters, or None when a mistake was recorded."""
         try:
             component = registry.find(slot.kind, slot.name, self._search_paths)
-            component.require_extra()
+            component.check()
         except ComponentError as error:
             fix = suggest(slot.name) if slot.kind == "algorithm" and not is_dotted(slot.name) else error.fix
             self.document.refuse(slot.path, error.problem, fix)

@@ -122,6 +122,18 @@ class Component:
         if package and importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, extra)
 
+    def check(self) -> None:
+        """ComponentError if no run can build or call it: a library, a part of the run or its columns are missing."""
+        self.require_extra()
+        kind = KINDS[self.kind]
+        if missing := [name for name in self.needs if name not in kind.parts]:
+            raise ComponentError(
+                f"{self.kind} {self.name!r} is built with {', '.join(missing)}, which is no part of a run",
+                f"it can be built with: {', '.join(kind.parts) or 'keyword-only parameters'}",
+            )
+        if kind.must_read and self.contract == "columns" and not self.reads:
+            raise ComponentError(f"{self.kind} {self.name!r} reads no column", "name the columns as parameters")
+
     def bind(self, params: Mapping[str, Any] | None = None) -> Bound:
         """The component with validated parameters; ParameterError if they do not fit."""
         try:
@@ -182,6 +194,8 @@ class Kind:
         params: the key of that section with the parameters of a dotted path.
         protocol: what its classes may be asked for, with defaults.
         plain: how an undecorated function is called; see `Component.contract`.
+        parts: parts of the run that its classes may be built with.
+        must_read: whether a component without any column can do nothing.
         traits: traits that every component of the kind has unless its decorator says otherwise.
     """
 
@@ -191,6 +205,8 @@ class Kind:
     params: str = ""
     protocol: Any = None
     plain: Contract = "columns"
+    parts: tuple[str, ...] = ()
+    must_read: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -230,8 +246,11 @@ class Kind:
 
 
 def check_signature(target: Callable[..., Any]) -> None:
-    """ComponentError if the target takes `*args`: a column needs a name."""
-    for parameter in inspect.signature(target).parameters.values():
+    """ComponentError if the target takes `*args`, for a column needs a name, or gives its result later."""
+    called: Any = vars(target).get("__call__") if inspect.isclass(target) else target
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise ComponentError(f"{_place(target)} is async or a generator", "write a function that returns its result")
+    for parameter in _signature(target).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             raise ComponentError(
                 f"{_place(target)} takes *{parameter.name}, which names no column",

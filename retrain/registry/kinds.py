@@ -8,25 +8,34 @@ import retrain.protocols as _protocols
 from retrain.registry.component import Kind as _Kind
 
 _PART = _protocols.Part
-task = _Kind("task", "Source of problems.", ("task", "name"), "params", _protocols.Task)
+_RUN = (
+    *("policy", "model", "model_path", "tokenizer", "device", "run_dir"),
+    *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths"),
+)
+"""Parts of a run that its components may be built with, by name."""
+task = _Kind("task", "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",))
 reward = _Kind(
     "reward",
     "Score of one completion: `fn(completion, answer, ...)` -> float, or None for no opinion.",
     ("rewards", "name"),
     "params",
 )
-engine = _Kind("engine", "Source of completions.", ("rollout", "engine"), protocol=_protocols.Sampler)
+engine = _Kind("engine", "Source of completions.", ("rollout", "engine"), protocol=_protocols.Sampler, parts=_RUN)
 filter = _Kind(
     "filter",
     "Which rows are worth training on: columns -> [N] bool, the same for a whole group.",
     ("algorithm", "filter"),
     protocol=_PART,
+    parts=_RUN,
+    must_read=True,
 )
 uncertainty = _Kind(
     "uncertainty",
     "Uncertainty of each sampled token: columns -> [N, T].",
     ("algorithm", "uncertainty_kind"),
     protocol=_PART,
+    parts=_RUN,
+    must_read=True,
 )
 advantage = _Kind(
     "advantage",
@@ -35,6 +44,8 @@ advantage = _Kind(
     "advantage_params",
     _PART,
     "lists",
+    _RUN,
+    must_read=True,
 )
 transform = _Kind(
     "transform",
@@ -43,6 +54,8 @@ transform = _Kind(
     "transform_params",
     _PART,
     "context",
+    _RUN,
+    must_read=True,
 )
 algorithm = _Kind(
     "algorithm",
@@ -51,23 +64,33 @@ algorithm = _Kind(
     "params",
     _PART,
     "context",
+    _RUN,
+    must_read=True,
 )
 loss = _Kind(
     "loss",
     "Loss term per token: columns -> [N, T]. `weight=` is the default of its `weight` key; 0 drops the term.",
     ("loss", "name"),
     "params",
+    must_read=True,
     traits={"weight": 1.0},
 )
 reduction = _Kind(
     "reduction",
     "Weight of every token in the loss, from the whole batch's mask: columns -> [N, T].",
     ("algorithm", "reduction"),
+    must_read=True,
 )
 signal = _Kind(
-    "signal", "A column computed on first need and called by its name: columns -> the column.", protocol=_PART
+    "signal",
+    "A column computed on first need and called by its name: columns -> the column.",
+    protocol=_PART,
+    parts=_RUN,
 )
-tracker = _Kind("tracker", "Sink of metrics.", ("logging", "trackers"), protocol=_protocols.Tracker)
+tracker = _Kind("tracker", "Sink of metrics.", ("logging", "trackers"), protocol=_protocols.Tracker, parts=_RUN)
 executor = _Kind(
-    "executor", "How a campaign's runs are executed: a class with `run(jobs, observe)`.", ("campaign", "executor")
+    "executor",
+    "How a campaign's runs are executed: a class with `run(jobs, observe)`.",
+    ("campaign", "executor"),
+    parts=("campaign",),
 )

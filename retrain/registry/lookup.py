@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -13,12 +14,13 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from retrain.errors import ComponentError
+from retrain.registry.call import described
 from retrain.registry.component import KINDS, MARK, REGISTERED, Bound, Component, Contract, check_signature
 
 _PACKAGE = Path(__file__).parents[1]
@@ -86,7 +88,7 @@ def bind(
         ParameterError: it does not take these parameters.
     """
     component = find(kind, name, search_paths)
-    component.require_extra()
+    component.check()
     return component.bind(params)
 
 
@@ -125,7 +127,9 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
         raise ComponentError(f'"{path}" is not a dotted path', "write it as package.module.function")
     with _search(search_paths):
         try:
-            module = importlib.import_module(module_name)
+            with _alive():
+                module = importlib.import_module(module_name)
+                found = hasattr(module, attribute)
         except ModuleNotFoundError as error:
             if error.name is not None and (module_name + ".").startswith(error.name + "."):
                 places = ", ".join(str(place) for place in _places(search_paths))
@@ -137,7 +141,7 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise ComponentError(*_raised(module_name, error), trace=traceback.format_exc()) from error
-    if not hasattr(module, attribute):
+    if not found:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise ComponentError(f"{module_name} has no {attribute!r}", _did_you_mean(attribute, public))
     return getattr(module, attribute)
@@ -173,9 +177,30 @@ def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> N
 
 def _load_entry_point(point: EntryPoint) -> Any:
     try:
-        return point.load()
-    except Exception as error:
+        with _alive():
+            return point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ComponentError(*_raised(point.value, error), trace=traceback.format_exc()) from error
+
+
+@contextmanager
+def _alive() -> Generator[None]:
+    """A module that leaves the process when it is imported must not take this one with it, least of all with code 0."""
+
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(f"os._exit({code})")
+
+    places: tuple[Any, ...] = (os, sys.modules[os.name])
+    real = os._exit
+    for module in places:
+        module._exit = leave
+    try:
+        yield
+    finally:
+        for module in places:
+            module._exit = real
 
 
 @contextmanager
@@ -196,9 +221,9 @@ def _places(search_paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _raised(module: str, error: BaseException) -> tuple[str, str]:
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"importing {module} raised {type(error).__name__}: {error}{place}", "mend that file"
+    return f"importing {module} raised {described(error)}{place}", "mend that file"
 
 
 def _suggest(kind: str, name: str) -> str:

@@ -322,6 +322,11 @@ def fields_read(bound: Bound) -> tuple[str, ...]:
             f'reward "{bound.name}" reads {", ".join(unknown)}, which no completion has',
             f"name its parameters among: {', '.join(FIELDS)}",
         )
+    if not names and any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        raise ComponentError(
+            f'reward "{bound.name}" takes only **keywords, and would be called with nothing',
+            f"name its parameters among: {', '.join(FIELDS)}",
+        )
     if any(parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in names):
         raise ComponentError(f'reward "{bound.name}" takes positional-only parameters', "drop the / of its signature")
     return tuple(names)

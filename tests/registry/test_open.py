@@ -3,6 +3,8 @@
 import ast
 import importlib
 import json
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -213,3 +215,39 @@ def test_a_new_component_of_the_package_is_one_file(kind, tmp_path, monkeypatch)
 
 def test_every_kind_is_a_public_decorator():
     assert all(getattr(retrain, name) is kind is getattr(registry, name) for name, kind in registry.KINDS.items())
+
+
+UNUSABLE = {
+    "reward": {
+        "async def fn(completion):\n    return 1.0": "is async or a generator",
+        "def fn(completion):\n    yield 1.0": "is async or a generator",
+        "async def fn(completion):\n    yield 1.0": "is async or a generator",
+        "class fn:\n    async def __call__(self, completion):\n        return 1.0": "is async or a generator",
+        "def fn(**anything):\n    return 1.0": "takes only \\*\\*keywords",
+        "class fn:\n    def __init__(self, gpu):\n        pass\n    def __call__(self, answer): ...": "built with gpu",
+        "import os\nos._exit(0)": "raised SystemExit: os._exit\\(0\\)",
+        "import posix\nposix._exit(0)": "raised SystemExit",
+        "import sys\nsys.exit(0)": "raised SystemExit",
+        "raise KeyError('x')": "raised KeyError",
+        "def __getattr__(name):\n    raise RuntimeError('odd')": "raised RuntimeError",
+        "class Odd(BaseException):\n    def __str__(self):\n        raise ValueError\nraise Odd": "cannot be read",
+    },
+    "transform": {
+        "from retrain import transform\n@transform('no_column_of_mine')\ndef fn():\n    return 1": "reads no column",
+        "class fn:\n    def __init__(self, nonsense): ...\n    def __call__(self, rewards): ...": "built with nonsense",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "says"), [(kind, *case) for kind, cases in UNUSABLE.items() for case in cases.items()]
+)
+def test_what_train_would_refuse_is_found_by_validate(folder, kind, source, says):
+    name = f"unusable_{abs(hash((kind, source)))}"
+    (folder / f"{name}.py").write_text(source + "\n")
+    keys = {"reward": f'rewards=[{{name="{name}.fn"}}]', "transform": f"algorithm.transform_mode={name}.fn"}
+    (folder / "plain.toml").write_text("")
+    result = cli("validate", "plain.toml", "--set", keys[kind])
+    assert result.exit_code == 2
+    assert re.search(says, result.stderr)
+    assert os._exit.__module__ == "posix", "it is put back"

@@ -261,7 +261,10 @@ def test_a_module_that_breaks_only_in_the_worker(tmp_path, monkeypatch):
     with pytest.raises(ComponentError, match="no license"):
         RewardPool([(reward, 1.0)], search_paths=[tmp_path])
     module.write_text("import os\nos._exit(9)\n")
-    with pytest.raises(UserCodeError, match="exit code 9"):
+    with pytest.raises(ComponentError, match=r"os\._exit\(9\) at .*breaks_later.py:2"):
+        RewardPool([(reward, 1.0)], search_paths=[tmp_path])
+    module.write_text("import os\nos.kill(os.getpid(), 9)\n")
+    with pytest.raises(UserCodeError, match="killed by SIGKILL"):
         RewardPool([(reward, 1.0)], search_paths=[tmp_path])
     module.write_text(
         "class score:\n    def __init__(self): raise OSError('no model')\n    def __call__(self, completion): ...\n"
