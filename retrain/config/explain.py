@@ -34,8 +34,8 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
     return {
         "file": loaded.file,
         "run_directory": str(loaded.directory),
-        "preset": masked(_preset(loaded)),
-        "components": masked(_components(loaded)),
+        "preset": _preset(loaded),
+        "components": _components(loaded),
         "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],
         "engine": engine,
         "overlap": _overlap(loaded),
@@ -93,7 +93,7 @@ def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
             "from": _source(bound),
             "key": keys[kind, bound.name][0],
             "reads": list(bound.reads),
-            "params": dict(bound.params),
+            "params": masked(dict(bound.params)),
         }
         for kind, bound in _all(loaded)
     ]
