@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from retrain.errors import ComponentError
-from retrain.registry.call import described
+from retrain.registry.call import described, own_frames
 from retrain.registry.component import KINDS, MARK, REGISTERED, Bound, Component, Contract, check_signature
 
 _PACKAGE = Path(__file__).parents[1]
@@ -136,11 +136,11 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
                 raise ComponentError(
                     f"no module named {error.name!r} (looked in {places})", _nearby(module_name)
                 ) from None
-            raise ComponentError(*_raised(module_name, error), trace=traceback.format_exc()) from error
+            raise ComponentError(*_raised(module_name, error), trace=own_frames(error)) from error
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ComponentError(*_raised(module_name, error), trace=traceback.format_exc()) from error
+            raise ComponentError(*_raised(module_name, error), trace=own_frames(error)) from error
     if not found:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise ComponentError(f"{module_name} has no {attribute!r}", _did_you_mean(attribute, public))
@@ -182,7 +182,7 @@ def _load_entry_point(point: EntryPoint) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise ComponentError(*_raised(point.value, error), trace=traceback.format_exc()) from error
+        raise ComponentError(*_raised(point.value, error), trace=own_frames(error)) from error
 
 
 @contextmanager
