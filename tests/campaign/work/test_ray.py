@@ -1,8 +1,7 @@
-import importlib.util
-
 """The executor `ray` without Ray: what a configuration may say, and what a task does on its node."""
 
 import _thread
+import importlib.util
 import re
 import threading
 from pathlib import Path
