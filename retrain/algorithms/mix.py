@@ -14,7 +14,15 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Steps = Annotated[int, Field(ge=0)]
 
 
-@signal("mu", table="mix")
+_RISE_AND_FALL = ("schedule", ("chord",))
+
+
+@signal(
+    "mu",
+    table="mix",
+    needed_by="a loss with terms of the policy and of an expert",
+    when={"mu": ("schedule", ("constant",)), **dict.fromkeys(("warmup", "decay", "peak", "valley"), _RISE_AND_FALL)},
+)
 def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
     step: int,
     *,

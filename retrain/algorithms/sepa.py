@@ -18,7 +18,13 @@ _DECAY = 0.99
 _COLLAPSE = 0.2  # share of the initial variance at which the automatic schedule starts to react
 
 
-@signal("sepa_lambda", table="sepa", stored="sepa/lambda")
+@signal(
+    "sepa_lambda",
+    table="sepa",
+    stored="sepa/lambda",
+    needed_by='the transform "sepa", or [logging] observe,',
+    when={"warmup_steps": ("schedule", ("auto",))},
+)
 class SepaLambda(Part):
     """Pooling weight in [0, 1], and the entropies of planning and execution tokens.
 

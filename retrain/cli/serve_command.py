@@ -24,11 +24,12 @@ def serve(
     its weights come from the run. On a machine with several GPUs CUDA_VISIBLE_DEVICES chooses. It runs until
     Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
     """
-    from retrain.config.load import load
+    from retrain.config.document import read
+    from retrain.config.load import validate
     from retrain.system.http_client import address, is_loopback
     from retrain.tools.engine_server import serve as run
 
-    loaded = load(file, overrides or ())
+    loaded = validate(read(file, overrides or ()))  # [vllm] counts here, whatever engine the run names
     warn(loaded.warnings)
     if not is_loopback(address(host, port or 80)):
         print(

@@ -57,15 +57,6 @@ class Binder:
             return None
         return bound if slot.weight is None else Bound(component, {**bound.params, "weight": slot.weight})
 
-    def refuse_unread(self) -> None:
-        """Refuse parameters in the `*_params` tables of [algorithm] that no dotted path reads."""
-        own_tables = {slot.params_path: slot for slot in self.slots if slot.params_path and not slot.inline}
-        for path, slot in own_tables.items():
-            readers = [other.name for other in self.slots if other.params_path == path]
-            if slot.params and not any(is_dotted(name) for name in readers):
-                tables = ", ".join(f"[{name}]" for name in readers)
-                self.document.refuse(path, "only a dotted path reads this table", f"set the parameters in {tables}")
-
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:
         table = self.document.data.get(component.table, {})
         own = dict(slot.params) if slot.inline or is_dotted(slot.name) else {}

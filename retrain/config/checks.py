@@ -136,9 +136,6 @@ def _check_vllm(config: Config, document: Document) -> None:
     urls = table.get("urls")
     if not isinstance(urls, list):
         return
-    if config.rollout.engine == "vllm":
-        problem = 'engine = "vllm" samples in the trainer\'s process and asks no server'
-        document.warn(("vllm", "urls"), problem, 'use engine = "vllm-server", or remove urls')
     if all(isinstance(url, str) for url in urls):
         for index, problem, fix in address_mistakes(urls, table.get("allow_remote") is True):
             document.refuse(("vllm", "urls", index), problem, fix)

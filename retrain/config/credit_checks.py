@@ -122,9 +122,6 @@ def _on_policy(reads: Sequence[str]) -> bool:
 def _check_process_rewards(config: Config, document: Document, graph: Sequence[Stage]) -> None:
     params = next((stage.bound.params for stage in graph if stage.writes == _PROCESS_REWARDS), None)
     if params is None:
-        if "prime" in document.data:
-            fix = 'put "process_rloo" into [algorithm] transform_mode, or remove the table'
-            document.warn(("prime",), "no stage reads process rewards, so that none are computed", fix)
         return
     delay = next((stage.bound.params.get("delay", 0) for stage in graph if _PROCESS_REWARDS in stage.reads), 0)
     if delay >= config.training.max_steps > 0:

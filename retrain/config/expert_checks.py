@@ -5,19 +5,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from retrain.algorithms.graph.objective import source_of
 from retrain.config.document import Document
 from retrain.config.schema import Config
 from retrain.registry import Bound
 
-_CHORD = ("warmup", "decay", "peak", "valley")
-_BOTH = 'list one of each, such as "ppo_clip" and "sft", or remove the table'
-
 
 def check_expert(config: Config, document: Document, terms: Sequence[Bound]) -> None:
-    """Record what keeps expert rows from being trained on, and what is written and read by nothing.
+    """Record what keeps expert rows from being trained on.
 
     Args:
         terms: of the loss, in the order of the configuration.
@@ -29,7 +25,6 @@ def check_expert(config: Config, document: Document, terms: Sequence[Bound]) -> 
     elif config.expert.path is not None:
         fix = 'add [[loss]] name = "sft", or remove the table'
         document.warn(("expert",), "no loss term trains on expert rows", fix)
-    _check_mix(document, mixed=len(sources) > 1)
 
 
 def _check_file(config: Config, document: Document, term: str, index: int) -> None:
@@ -59,17 +54,3 @@ def _check_room(config: Config, document: Document) -> None:
             f"{rows} of {batch * group} rows are an expert's: no room for a prompt with {group} completions",
             f"use a ratio of at most {most:g}" if batch > 1 else "raise [training] batch_size",
         )
-
-
-def _check_mix(document: Document, *, mixed: bool) -> None:
-    """Keys of [mix] that the run as it stands does not read."""
-    table: Any = document.data.get("mix")
-    if not isinstance(table, dict):
-        return
-    schedule = cast("dict[str, Any]", table).get("schedule", "constant")
-    if not mixed:
-        document.warn(("mix",), "it weighs terms of the policy against an expert's, and the loss has not both", _BOTH)
-        return
-    for key in ("mu",) if schedule == "chord" else _CHORD:
-        if ("mix", key) in document.places:
-            document.warn(("mix", key), f'schedule = "{schedule}" does not read it', "remove one of the two")

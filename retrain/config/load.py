@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from retrain import registry
+from retrain.algorithms.graph.column_graph import Stage
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.binder import Binder
@@ -31,6 +32,7 @@ from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
 from retrain.config.resolve import Resolved, needs_import, slots
 from retrain.config.schema import RUN_NAME, Config
+from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.rewards.pool import fields_read
 
@@ -47,6 +49,8 @@ class LoadedConfig:
         places: where each value was written.
         warnings: what works and is probably not what was meant.
         preset: what `algorithm_mode` expanded to, if it names a preset.
+        unread: keys that nothing in the run reads, with the mistake that they are; `load` refuses them, a campaign
+            where no condition reads them.
     """
 
     file: str
@@ -57,6 +61,7 @@ class LoadedConfig:
     places: Mapping[Path, Place]
     warnings: tuple[ConfigProblem, ...]
     preset: Preset | None = None
+    unread: Mapping[Path, ConfigProblem] = field(default_factory=dict[Path, ConfigProblem])
 
     @property
     def name(self) -> str:
@@ -104,7 +109,11 @@ def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     _check_name(document, FilePath(file).stem)
     if "campaign" in document.data:
         raise ConfigError([document.at(("campaign",), "makes this a campaign, not a run", f"retrain campaign {file}")])
-    return validate(document)
+    loaded = validate(document)
+    mistakes, odd = judged([*loaded.unread.items()], (lambda: load(file)) if overrides else None)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return replace(loaded, warnings=(*loaded.warnings, *odd))
 
 
 def _check_name(document: Document, stem: str) -> None:
@@ -116,7 +125,10 @@ def _check_name(document: Document, stem: str) -> None:
 
 
 def validate(document: Document) -> LoadedConfig:
-    """As `load`, from a document that has been read (a campaign lays its conditions over it first)."""
+    """As `load`, from a document that has been read (a campaign lays its conditions over it first).
+
+    Unread keys are noted, not refused.
+    """
     preset = lay_under(document)
     known = _known_keys()
     config = _sections(document, known)
@@ -125,7 +137,6 @@ def validate(document: Document) -> LoadedConfig:
     later = [slot for slot in binder.slots if needs_import(slot)]
     pending = _tables(document, known, may_import=bool(later))
     bound = {slot: binder.bind(slot) for slot in binder.slots if slot not in later}
-    binder.refuse_unread()
     if valid:
         check(config, document)
     _stop(document, binder)
@@ -138,10 +149,19 @@ def validate(document: Document) -> LoadedConfig:
     for slot in binder.slots:
         if (component := bound[slot]) is not None:
             resolved.bound.setdefault(slot.kind, []).append(component)
-    _plan(document, config, resolved)
+    graph = _plan(document, config, resolved)
     _stop(document, binder)
+    unread = unread_keys(document, config, resolved, {slot: one for slot, one in bound.items() if one}, graph)
     return LoadedConfig(
-        document.file, document.text, config, tables, resolved, document.places, tuple(document.warnings), preset
+        document.file,
+        document.text,
+        config,
+        tables,
+        resolved,
+        document.places,
+        tuple(document.warnings),
+        preset,
+        {path: one for path, one in unread.items() if preset is None or one.file != preset.file},
     )
 
 
@@ -196,8 +216,8 @@ def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
     return pending
 
 
-def _plan(document: Document, config: Config, resolved: Resolved) -> None:
-    """Refuse a chain whose columns cannot all be computed, or a loss without terms."""
+def _plan(document: Document, config: Config, resolved: Resolved) -> Sequence[Stage]:
+    """The stages of credit; a chain whose columns cannot all be computed, or a loss without terms, is refused."""
     path: Path = ()
     try:
         for index, reward in enumerate(resolved.all("reward")):
@@ -214,8 +234,10 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> None:
         pipeline = Pipeline.resolve(resolved.stages(objective.signals), resolved.signal)
         check_credit(config, document, resolved, objective, pipeline.graph)
         check_overlap(config, document, resolved, pipeline)
+        return pipeline.graph
     except ComponentError as error:
         document.refuse(path, error.problem, error.fix)
+        return ()
 
 
 def _stop(document: Document, binder: Binder) -> None:

@@ -17,12 +17,11 @@ from retrain.config.resolve import is_dotted
 from retrain.errors import ComponentError
 
 _DETECTORS = ("grams", "semantic")
-_SEMANTIC_KEYS = ("embedder", "window", "margin")
 _GRAM_KEYS = ("strategic_grams", "strategic_grams_path", "sg_n_range")
 
 
 def check_planning(document: Document) -> None:
-    """Record unusable grams, an unknown detector, a missing extra, and keys that the detector does not read."""
+    """Record unusable grams, an unknown detector, and a missing extra."""
     params = _params(document)
     if params is None:
         return
@@ -34,10 +33,6 @@ def check_planning(document: Document) -> None:
         near = get_close_matches(detector, _DETECTORS, 1)
         fix = f'did you mean "{near[0]}"?' if near else f"use {', '.join(_DETECTORS)}, or a dotted path to your own"
         document.refuse(("planning", "detector"), f'no detector is called "{detector}"', fix)
-    unread = () if detector == "semantic" else _SEMANTIC_KEYS if detector == "grams" else _SEMANTIC_KEYS + _GRAM_KEYS
-    for key in unread:
-        if ("planning", key) in document.places:
-            document.warn(("planning", key), f'detector = "{detector}" does not read it', "remove one of the two")
 
 
 def check_own_detector(document: Document, search_paths: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from retrain.data.rows import (
+    BAD_ROWS,
     Fraction,
     OnBadRow,
     Reading,
@@ -21,7 +22,7 @@ from retrain.registry import task
 from retrain.system.records import Rows
 
 
-@task("hub", extra=("datasets", "hub"))
+@task("hub", extra=("datasets", "hub"), when={**BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
 class Hub(RowTask):
     """Rows of a data set (extra `hub`); what is in the local cache needs no network.
 

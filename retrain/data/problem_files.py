@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from retrain.data.rows import (
+    BAD_ROWS,
     Fraction,
     OnBadRow,
     Reading,
@@ -20,6 +21,8 @@ from retrain.data.rows import (
 from retrain.registry import task
 from retrain.system.files import sha256
 from retrain.system.records import Rows, jsonl_rows, parquet_rows
+
+_WHEN = {**BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
 
 
 class FileTask(RowTask):
@@ -64,7 +67,7 @@ class FileTask(RowTask):
         super().__init__(seed, train, held, digest_of(self.kind, vars(reading), shuffle, contents), shuffle)
 
 
-@task("jsonl")
+@task("jsonl", when=_WHEN)
 class Jsonl(FileTask):
     """One JSON object per line, UTF-8, at most 1,000,000 bytes; blank lines are ignored."""
 
@@ -73,7 +76,7 @@ class Jsonl(FileTask):
     rows = staticmethod(jsonl_rows)
 
 
-@task("parquet", extra=("pyarrow", "parquet"))
+@task("parquet", extra=("pyarrow", "parquet"), when=_WHEN)
 class Parquet(FileTask):
     """Rows of a parquet file (extra `parquet`); places count rows from 1."""
 

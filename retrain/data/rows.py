@@ -20,6 +20,9 @@ from retrain.system.records import BadRow, Message, Prompt, Rows, checked, refus
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
+"""Trait `when` of a task that reads rows."""
+
 OnBadRow = Literal["error", "skip"]
 
 _logger = logging.getLogger(__name__)

@@ -30,7 +30,15 @@ REFERENCE = "reference"
 """Folder of an exported model with the model that it is compared with."""
 
 
-@signal("process_rewards", table="prime", models=("trained", "frozen"))
+_LEARNS = ("update", ("after", "before"))
+
+
+@signal(
+    "process_rewards",
+    table="prime",
+    models=("trained", "frozen"),
+    when={"lr": _LEARNS, "max_grad_norm": _LEARNS},
+)
 class ProcessRewards(Part):
     """r_t = beta * (log phi(y_t) - log ref(y_t)) at each response token, [N, T], 0 elsewhere.
 

@@ -75,7 +75,12 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("unknown tracker", '[logging]\ntrackers = ["wandv"]', "2:13", ("no tracker", 'did you mean "wandb"?')),
     ("unknown parameter of a reward", '[[rewards]]\nname = "exact"\nparams = {x = 1}', "3:11", ("x: unknown key",)),
     ("missing parameter", '[[rewards]]\nname = "format"', "1:1", ("pattern: is missing", "add pattern = ...")),
-    ("params of a registered name", "[algorithm]\nadvantage_params = {a = 1}", "2:1", ("only a dotted path", "[grpo]")),
+    (
+        "params of a registered name",
+        "[algorithm]\nadvantage_params = {a = 1}",
+        "2:21",
+        ("only a dotted path", "[grpo]"),
+    ),
     ("slip in inline parameters", "[[rewards]]\nname='exact'\nparams={patern='(x)'}", "3:9", ('mean "pattern"?',)),
     ("broken pattern", "[[rewards]]\nname='format'\n[format]\npattern='('", "4:1", ("not a regular expression",)),
     ("pattern without a group", "[[rewards]]\nname='exact'\n[exact]\npattern='x'", "4:1", ("captures nothing",)),

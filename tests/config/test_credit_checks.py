@@ -97,7 +97,6 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 """(what, overrides, the parts of the message: key, reason, fix)"""
 
 ODD: list[tuple[tuple[str, ...], tuple[str, str]]] = [
-    (("prime.beta=0.1",), ("prime", "no stage reads process rewards")),
     (('loss=[{name="kl", weight=0.1}]',), ("loss", "rewards teach the policy nothing")),
     (('loss=[{name="reinforce"}]', "training.epochs=2"), ("loss", '"reinforce" has no ratio, and of 2 updates')),
     (

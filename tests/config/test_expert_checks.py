@@ -94,15 +94,28 @@ def test_a_share_that_binary_fractions_overshoot():
     assert Config().expert.ratio == 0.5
 
 
-def test_keys_of_mix_that_nothing_reads(loaded):
-    expert = '[expert]\npath = "expert.jsonl"\n'
-    (warning,) = loaded(TERMS + expert + '[mix]\nschedule = "chord"\nmu = 0.2\n').warnings
-    assert (warning.key, warning.problem) == ("[mix] mu", 'schedule = "chord" does not read it')
-    (warning,) = loaded(TERMS + expert + "[mix]\nmu = 0.2\npeak = 0.3\n").warnings
-    assert warning.key == "[mix] peak"
-    (warning,) = loaded('[[loss]]\nname = "sft"\n' + expert + "[mix]\nmu = 0.2\n").warnings
-    assert "has not both" in warning.problem
-    assert loaded(TERMS + expert + "[mix]\nmu = 0.2\n").warnings == ()
+@pytest.mark.parametrize(
+    ("text", "key", "says", "fix"),
+    [
+        (
+            TERMS + '[mix]\nschedule = "chord"\nmu = 0.2\n',
+            "[mix] mu",
+            'schedule = "chord" does not read it',
+            "remove one",
+        ),
+        (TERMS + "[mix]\nmu = 0.2\npeak = 0.3\n", "[mix] peak", 'schedule = "constant" does not read it', "remove one"),
+        (
+            '[[loss]]\nname = "sft"\n[mix]\nmu = 0.2\n',
+            "[mix] mu",
+            "nothing in this run reads it",
+            "and of an expert would",
+        ),
+    ],
+)
+def test_keys_of_mix_that_nothing_reads(loaded, text, key, says, fix):
+    found = problem(loaded, text + '[expert]\npath = "expert.jsonl"\n')
+    assert (found.key, found.problem) == (key, says)
+    assert fix in found.fix
 
 
 def test_explain_shows_the_split_and_where_mu_comes_from(loaded):

@@ -98,9 +98,13 @@ def test_a_missing_package_names_the_extra(loaded, monkeypatch, text, package, k
     assert "retrain[grams]" in problem.fix
 
 
-def test_keys_that_the_detector_does_not_read_are_a_warning(loaded, tmp_path):
-    (warning,) = loaded("[planning]\nmargin = 0.5").warnings
-    assert warning.key == "[planning] margin"
+def test_keys_that_the_detector_does_not_read_are_refused(loaded, tmp_path):
+    def refused(text):
+        with pytest.raises(ConfigError, match="does not read it") as caught:
+            loaded(f'[algorithm]\ntransform_mode = "hicra"\n{text}')
+        return [(one.line, one.key, one.problem) for one in caught.value.problems]
+
+    assert refused("[planning]\nmargin = 0.5") == [(4, "[planning] margin", 'detector = "grams" does not read it')]
     (tmp_path / "own_planning_file.py").write_text("def fn(texts):\n    return [[] for _ in texts]\n")
     text = '[planning]\ndetector = "own_planning_file.fn"\nwindow = 2\n[hicra]\nstrategic_grams = ["a b"]'
-    assert [w.key for w in loaded(text).warnings] == ["[planning] window", "[hicra] strategic_grams"]
+    assert [row[:2] for row in refused(text)] == [(5, "[planning] window"), (7, "[hicra] strategic_grams")]

@@ -76,11 +76,19 @@ def test_a_mistyped_key_is_refused(tmp_path, key):
     assert key in problem
 
 
-def test_addresses_of_servers_that_nobody_asks_are_a_warning(tmp_path, monkeypatch):
+def test_addresses_of_servers_that_nobody_asks_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     lines = ('[rollout]\nengine = "vllm"', "[vllm]", 'urls = ["http://127.0.0.1:8000"]')
-    [warning] = problems(tmp_path, *lines).warnings
-    assert 'use engine = "vllm-server"' in str(warning)
+    [problem] = problems(tmp_path, *lines)
+    assert problem.startswith(f"{tmp_path}/run.toml:4:1: [vllm] urls: nothing in this run reads it")
+    assert 'engine "vllm-server" would' in problem
+
+
+def test_what_serve_reads_may_stand_in_the_file_of_the_run(tmp_path):
+    table = ("[vllm]", 'urls = ["http://127.0.0.1:8000"]')
+    assert problems(tmp_path, SERVER, *table, "gpu_memory_utilization = 0.9", "max_model_len = 512").warnings == ()
+    [problem] = problems(tmp_path, SERVER, *table, "sleep = true")
+    assert "[vllm] sleep: nothing in this run reads it" in problem
 
 
 def test_an_adapter_by_itself_needs_adapters(tmp_path):

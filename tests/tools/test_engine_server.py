@@ -8,7 +8,8 @@ import tempfile
 
 import pytest
 
-from retrain.config.load import load
+from retrain.config.document import read
+from retrain.config.load import validate
 from retrain.errors import EngineError
 from retrain.tools import engine_server as module
 from retrain.tools.engine_server import free_port, serve
@@ -24,7 +25,7 @@ def started(monkeypatch, tmp_path):
     def go(text, host="127.0.0.1"):
         file = tmp_path / "run.toml"
         file.write_text(text)
-        serve(load(file, ()), host, None, print)
+        serve(validate(read(file)), host, None, print)
         return calls[-1]
 
     return go

@@ -25,7 +25,20 @@ if TYPE_CHECKING:
 WordRange = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 
 
-@signal("planning_mask", table="planning", stored="planning")
+_WITH_GRAMS = ("detector", ("grams", "semantic"))
+_SEMANTIC = ("detector", ("semantic",))
+
+
+@signal(
+    "planning_mask",
+    table="planning",
+    stored="planning",
+    needed_by='a transform such as "hicra", or [logging] observe,',
+    when={
+        **dict.fromkeys(("strategic_grams", "strategic_grams_path", "sg_n_range"), _WITH_GRAMS),
+        **dict.fromkeys(("embedder", "window", "margin"), _SEMANTIC),
+    },
+)
 class PlanningMask:
     """1 on response tokens that overlap planning in the decoded text, 0 elsewhere.
 

@@ -21,7 +21,9 @@ from retrain.config.binder import Binder
 from retrain.config.document import Document, canonical, read
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.mistakes import catalog, collect
+from retrain.config.positions import Path as Key
 from retrain.config.resolve import Slot
+from retrain.config.unread import judged
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.registry import Bound
 
@@ -76,11 +78,19 @@ class LoadedCampaign:
         return sorted({stage.writes for graph in graphs for stage in graph if "stored" in stage.bound.component.traits})
 
     def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
-        """The whole configuration of one run, as a TOML document."""
+        """The whole configuration of one run, as a TOML document; what only other conditions read is left out."""
         folder = str(self.directory / "cells" / condition.folder)
         data = _with_seed(condition, self.name, seed, folder)
-        if observed := self.observed:
+        observed = self.observed
+        if observed:
             data["logging"]["observe"] = sorted({*data["logging"].get("observe", ()), *observed})
+        shared = {registry.find("signal", name).table for name in observed}
+        config = next(config for other, config in zip(self.conditions, self.configs, strict=True) if other is condition)
+        for *around, key in (path for path in config.unread if path[0] not in shared):
+            table: Any = data
+            for part in around:
+                table = table[part]
+            del table[key]
         return data
 
     def cell_toml(self, condition: Condition, seed: int) -> str:
@@ -117,6 +127,7 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     _check_labels(found, settings, source)
     refused = {text: problem for text in overrides if (problem := _refusal(text, found))}
     problems, notes, configs = [*source.problems, *refused.values()], list[str](), list[LoadedConfig]()
+    odd: list[ConfigProblem] = []
     for condition in found:
         for text in overrides:
             if text not in own and text not in refused:
@@ -128,9 +139,12 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
             notes += getattr(error, "__notes__", ())
     if len(configs) == len(found):
         problems += _duplicates(found, configs, source)
+        alone = (lambda: load_campaign(file, own)) if len(overrides) > len(own) else None
+        mistakes, odd = judged(_unread(configs), alone)
+        problems += mistakes
     _stop(problems, notes)
     assert executor is not None, "a mistake in it was raised"
-    warnings = tuple(dict.fromkeys(warning for config in configs for warning in config.warnings))
+    warnings = tuple(dict.fromkeys([*(warning for config in configs for warning in config.warnings), *odd]))
     return LoadedCampaign(str(file), source.text, settings, executor, tuple(found), tuple(configs), warnings)
 
 
@@ -230,6 +244,16 @@ def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | Non
 def tracker_tables() -> list[str]:
     """Tables of all registered trackers: they say where metrics go, and change nothing that is measured."""
     return [tracker.table for tracker in registry.components("tracker")]
+
+
+def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
+    """Keys that no run reads: what the base says may be for some conditions alone, what a condition says is its own."""
+    return [
+        (path, problem)
+        for config in configs
+        for path, problem in config.unread.items()
+        if all(path in other.unread for other in configs if other.places.get(path) == config.places.get(path))
+    ]
 
 
 def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], source: Document) -> list[ConfigProblem]:

@@ -39,7 +39,11 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-@engine("vllm-server", table="vllm", concurrent=True, elsewhere=True)
+_SERVE = ("gpu_memory_utilization", "kv_cache_mb", "max_model_len", "tensor_parallel_size", "enforce_eager")
+"""Keys of [vllm] that `retrain serve` reads to start a server, and the run does not."""
+
+
+@engine("vllm-server", table="vllm", concurrent=True, elsewhere=True, also=(*_SERVE, "quantization"))
 class VllmServerEngine(Sampler):
     """Samples from vLLM servers, which take new weights from a file or from the trainer's GPU.
 

@@ -360,3 +360,62 @@ def test_a_plug_in_that_cannot_be_imported_shows_its_traceback(campaign, tmp_pat
     with pytest.raises(ConfigError, match=r"sweep\.toml:2:.*RuntimeError: on import") as caught:
         campaign('[[campaign.conditions]]\nadvantage_mode = "broken_plugin.mine"\n')
     assert "RuntimeError: on import" in "\n".join(caught.value.__notes__)
+
+
+SHARED = """
+[campaign]
+name = "shared"
+seeds = 2
+[[campaign.conditions]]
+label = "plain"
+[[campaign.conditions]]
+label = "prime"
+transform_mode = ["process_rloo"]
+[prime]
+beta = 0.1
+gamma = 0.9
+"""
+
+
+def test_what_one_condition_reads_may_stand_in_the_base_and_is_left_out_of_the_others_runs(campaign, tmp_path):
+    loaded = campaign(SHARED)
+    assert loaded.warnings == ()
+    plain, prime = loaded.conditions
+    assert not loaded.cell_config(plain, 0)["prime"]
+    assert loaded.cell_config(prime, 0)["prime"] == {"beta": 0.1, "gamma": 0.9}
+    for condition in loaded.conditions:
+        (tmp_path / "cell.toml").write_text(loaded.cell_toml(condition, 1))
+        assert load(tmp_path / "cell.toml").unread == {}
+
+
+def test_what_every_run_observes_is_read_by_every_run(campaign):
+    loaded = campaign(
+        SHARED.replace('["process_rloo"]', '"hicra"').partition("[prime]")[0] + "[hicra]\nsg_n_range = [2, 3]\n"
+    )
+    assert [loaded.cell_config(one, 0)["planning"] for one in loaded.conditions] == [{"sg_n_range": [2, 3]}] * 2
+
+
+def test_what_no_condition_reads_is_refused_where_it_stands(problems):
+    assert problems(SHARED + "[dca]\nbeta = 0.1\n") == [
+        '14:1 [dca] beta: nothing in this run reads it; advantage "dca_grpo" or "dca" or "dca_rloo" would: use that, '
+        "or remove the key"
+    ]
+
+
+def test_what_a_condition_says_must_be_read_by_itself(problems):
+    text = SHARED.replace('label = "plain"', 'label = "plain"\n"prime.norm" = "none"')
+    (problem,) = problems(text)
+    assert problem.startswith("7:1 [[campaign.conditions]] prime.norm: nothing in this run reads it; ")
+
+
+def test_a_value_of_an_axis_must_be_read_by_some_condition(campaign, problems):
+    grid = '[campaign.grid]\n"{}" = [0.1, 0.2]\n'
+    assert len(campaign(SHARED.replace("beta = 0.1\n", "") + grid.format("prime.beta")).conditions) == 4
+    assert [problem.split(":")[0] for problem in problems(SHARED + grid.format("dca.beta"))] == ["14", "14"]
+
+
+def test_an_override_of_a_campaign_must_be_read_and_may_put_readers_out_of_use(campaign, problems):
+    (problem,) = problems(SHARED, "dca.beta=0.1")
+    assert problem.startswith("0:0 [dca] beta: nothing in this run reads it; ")
+    text = SHARED + '[task]\nname = "jsonl"\n[jsonl]\npath = "problems.jsonl"\n'
+    assert campaign(text, "task.name=addition").warnings == ()
