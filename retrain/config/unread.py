@@ -69,6 +69,7 @@ def judged(
         except ConfigError as error:
             alone = {(one.file, one.line, one.column) for one in error.problems}
         unread = [(at, one) for at, one in unread if not one.line or (one.file, one.line, one.column) in alone]
+    unread = sorted(unread, key=lambda row: (row[1].line, row[1].column))
     odd = [one for path, one in unread if one.problem == _NOTHING and _is_shown(path)]
     return [one for _, one in unread if one not in odd], odd
 

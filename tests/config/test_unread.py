@@ -117,8 +117,10 @@ def test_what_something_reads_is_in_order(loaded, text):
 
 
 def test_every_key_is_named_at_once(loaded):
-    text = '[prime]\nbeta = 0.1\ngamma = 0.9\n[algorithm]\nadvantage_mode = "maxrl"\n[maxrl]\neps = 1e-3\n[rloo]\n'
-    assert [problem[:13] for problem in refused(loaded, text)] == ["run.toml:2:1:", "run.toml:3:1:"]
+    algorithm = '[algorithm]\nadvantage_mode = "maxrl"\nparams = {x = 1}\n'
+    text = f"[prime]\nbeta = 0.1\n[maxrl]\neps = 1e-3\n{algorithm}[dca]\nbeta = 0.0\n"
+    places = [problem.split(": ")[0] for problem in refused(loaded, text)]
+    assert places == ["run.toml:2:1", "run.toml:7:11", "run.toml:9:1"]
 
 
 def test_an_override_that_nothing_reads(loaded):
