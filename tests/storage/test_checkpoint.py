@@ -377,7 +377,9 @@ def test_readers_beside_a_writer_read_whole_checkpoints_and_change_nothing(tmp_p
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(keep)])
     reads = 0
     while writer.poll() is None:
-        path, state = newest(tmp_path, pytest.fail, own=False)
+        found = newest(tmp_path, pytest.fail, own=False)
+        assert found is not None
+        path, state = found
         assert torch.all(state["policy"]["w"] == float(step_of(path)))
         reads += 1
     assert writer.returncode == 0
