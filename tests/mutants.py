@@ -129,13 +129,13 @@ MUTANTS = [
     ),
     Mutant(
         "positions run on over packed rows",
-        "training/model/packing.py",
+        "training/model/forward.py",
         [("return cls(kept, columns[kept][None],", "return cls(kept, torch.arange(int(kept.sum()))[None],")],
         ["training/model/test_packing.py"],
     ),
     Mutant(
         "a micro-batch counted by its shortest row",
-        "training/model/packing.py",
+        "training/model/forward.py",
         [("* lengths[parts[-1][0]] > budget", "* lengths[row] > budget")],
         ["training/model/test_packing.py"],
     ),

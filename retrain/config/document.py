@@ -35,6 +35,8 @@ _BEYOND = (ValueError, RecursionError)
 """What Python raises for integers of thousands of digits, and tomli for nesting and keys of hundreds of levels."""
 _MOST = 100
 """Mistakes that are listed: a file with more of them is not a configuration."""
+_DEEPEST = 32
+"""Parts of an overridden key: no configuration is nested deeper."""
 _SHORTER = "shorten the number, the key or the nesting"
 
 
@@ -108,7 +110,12 @@ class Document:
         value = _value(typed.strip())
         secret = any(literal_secrets({part: value}) for part in name.strip().split("."))
         flag = f"--set {name}={HIDDEN}" if secret else f"--set {text}"
-        problem = _set(self.data, ALIASES.get(path, path), value) if equals else "there is no value"
+        if not equals:
+            problem = "there is no value"
+        elif len(path) > _DEEPEST:
+            problem = f"the key has {len(path)} parts"
+        else:
+            problem = _set(self.data, ALIASES.get(path, path), value)
         if problem:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))

@@ -104,7 +104,10 @@ def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: in
 
 def _rescue(parts: Parts, collector: Collector, done: int) -> str:
     """Save the state after `done` steps and say where a resumed run goes on; what forbids it hides no other error."""
-    recorded = read_rows(parts.directory.path / "metrics.jsonl")
+    try:
+        recorded = read_rows(parts.directory.path / "metrics.jsonl")
+    except RetrainError:
+        recorded = []
     if not recorded or recorded[-1]["step"] != done - 1:
         return f"step {done} is not saved, for its metrics could not be: --resume auto goes on before it"
     try:

@@ -33,7 +33,7 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
         yield stage
         if durable:
             sync(stage)
-        if path.is_dir() and not path.is_symlink():
+        if stage.is_dir() and path.is_dir() and not path.is_symlink():  # a file never takes the place of a folder
             remove(old)
             path.rename(old)
         stage.replace(path)

@@ -12,15 +12,17 @@ from pathlib import Path
 from tests.waiting import PATIENCE_S
 
 PLUGIN = """
-import json, os, signal, sys, time
+import ctypes, json, os, signal, sys, time
 from pathlib import Path
+
+end = ctypes.CDLL(None)._exit  # os._exit is refused while a plug-in is imported
 
 def advantage(rewards):
     return rewards
 
 if "train" in sys.argv:  # not where somebody else only checks the configuration
     run = Path(sys.argv[sys.argv.index("train") + 1]).parent
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+    signal.signal(signal.SIGTERM, lambda *_: end(75))
     with open("ran.txt", "a") as file:
         file.write(f"{run.parent.name}/{run.name}\\n")
     codes = json.loads(Path("codes.json").read_text()).get(run.parent.name, [0])
@@ -31,7 +33,7 @@ if "train" in sys.argv:  # not where somebody else only checks the configuration
     print(f"ends with {code}", flush=True)
     if code < 0:
         os.kill(os.getpid(), -code)
-    os._exit(code)
+    end(code)
 """
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -89,7 +89,8 @@ def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
     assert long.exit_code == 3
     assert "solutions.jsonl:1: " in long.stderr
     assert "the model takes" in long.stderr
-    write(folder, [{"messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "x"}]}])
+    roles = ("system", "user", "assistant")
+    write(folder, [{"messages": [{"role": role, "content": "1?"} for role in roles]}])
     chat = cli("prm", "score", prm, "solutions.jsonl")
     assert chat.exit_code == 3
     assert "chat template" in chat.stderr

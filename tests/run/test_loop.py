@@ -32,7 +32,7 @@ def test_a_run_writes_every_row_and_a_model_that_loads(train):
 
 
 def test_stored_rollouts_carry_the_credit_of_every_token(train):
-    run = train()
+    run = train('logging.observe=["planning_mask"]')
     files = sorted((run / "rollouts").iterdir())
     assert [file.name for file in files] == ["step-000000.jsonl.gz", "step-000002.jsonl.gz"]
     stored = [json.loads(line) for line in gzip.decompress(files[0].read_bytes()).splitlines()]

@@ -86,12 +86,12 @@ def test_k_above_n_names_every_row_that_has_too_few(tmp_path):
 BAD = {
     '{"predictions": ["1"], "lengths": [1]}': 'no field "ground_truth" or "answer"',
     '{"lengths": [1], "answer": "1"}': 'no field "predictions"',
-    '{"predictions": [], "lengths": [], "answer": "1"}': "empty",
+    '{"predictions": [], "lengths": [], "answer": "1"}': "at least 1 item",
     '{"predictions": ["1", 2], "lengths": [1, 1], "answer": "1"}': "predictions[1]: expected text, got int",
     '{"predictions": ["1", "2"], "lengths": 1, "answer": "1"}': "1 lengths for 2 predictions",
-    '{"predictions": ["1"], "lengths": [true], "answer": "1"}': "lengths[0]: expected a count of tokens, got bool",
-    '{"predictions": ["1"], "lengths": [-1], "answer": "1"}': "-1 is no count",
-    '{"predictions": ["1"], "lengths": [1], "answer": ["1"]}': "answer: expected text or a number, got list",
+    '{"predictions": ["1"], "lengths": [true], "answer": "1"}': "lengths[0]: expected an integer, got bool",
+    '{"predictions": ["1"], "lengths": [-1], "answer": "1"}': "expected a number that is not negative",
+    '{"predictions": ["1"], "lengths": [1], "answer": ["1"]}': "answer: expected text, got list",
     "[1, 2]": "expected an object",
     "{": "not JSON",
 }
