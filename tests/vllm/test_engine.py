@@ -260,7 +260,7 @@ def test_a_reload_that_fails_again_is_an_error_and_nothing_is_sampled_before_one
 def test_what_vllm_would_shorten_or_change_is_refused(pair):
     _, engine = pair
     assert "512 tokens" in engine.describe()
-    with pytest.raises(EngineError, match="needs 513 tokens"):
+    with pytest.raises(EngineError, match="need 513 positions"):
         sample(engine, [[5] * 501], SAMPLING)
     with pytest.raises(EngineError, match="no tokens"):
         sample(engine, [[]], SAMPLING)
