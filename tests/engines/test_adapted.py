@@ -8,37 +8,12 @@ from retrain.engines import GenerateEngine, TorchEngine
 from retrain.engines.embedded.general import AddedBeside
 from retrain.types import LowRank
 from tests.engines.models import Asked, sample, scored
-from tests.training.small_models import exact_updates, train_adapter
+from tests.engines.sampled_matrices import fused_matrix, module_matrix, worst
+from tests.training.small_models import train_adapter
 
 pytest.importorskip("peft")
 
-FUSED = {"q_proj": ("qkv", 0, 32), "k_proj": ("qkv", 32, 48), "v_proj": ("qkv", 48, 64), "o_proj": ("out", 0, 32),
-         "gate_proj": ("gate_up", 0, 48), "up_proj": ("gate_up", 48, 96), "down_proj": ("down", 0, 32)}  # fmt: skip
 SAMPLING = Asked(group_size=4, max_tokens=12, seed=4)
-
-
-def fused_matrix(decoder, name):
-    """What the fused decoder multiplies by where the model has this matrix: its products with unit vectors."""
-    field, first, last = FUSED[name.split(".")[-2]]
-    linear = getattr(decoder._layers[int(name.split(".")[2])], field)
-    return decoder._linear(torch.eye(linear.weight.shape[1]), linear).double().T[first:last]
-
-
-def module_matrix(model, name):
-    """The same of a transformers model."""
-    layer = model.get_submodule(name.removesuffix(".weight"))
-    transposed = type(layer).__name__ == "Conv1D"
-    products = layer(torch.eye(layer.weight.shape[0 if transposed else 1])).double()
-    products = products if layer.bias is None else products - layer.bias.double()
-    return products if transposed else products.T
-
-
-def worst(policy, matrix):
-    """The largest ||sampled - (W + BA)|| / ||BA|| of any adapted matrix."""
-    base = policy.base_weights()
-    updates = exact_updates(policy)
-    assert updates
-    return max((matrix(n) - base[n].double() - update).norm() / update.norm() for n, update in updates.items())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -49,7 +24,7 @@ def test_every_engine_samples_base_plus_update(lr, dtype):
     generate = GenerateEngine(policy.adapter)
     for engine in (fused, general, generate):
         engine.load_weights(policy.weights(), 1)
-    assert worst(policy, lambda name: fused_matrix(fused._decoder, name)) < 1e-3
+    assert worst(policy, lambda name: fused_matrix(fused, policy, name)) < 1e-3
     assert worst(policy, lambda name: module_matrix(vars(general._decoder)["_model"], name)) < 1e-3
     assert worst(policy, lambda name: module_matrix(generate._model, name)) < 1e-3
     # The update waits for `load_weights`, and the next one replaces it.
@@ -59,7 +34,7 @@ def test_every_engine_samples_base_plus_update(lr, dtype):
     assert [sample(engine, [[5, 9]], SAMPLING) for engine in (fused, general, generate)] == before
     for engine in (fused, general, generate):
         engine.load_weights(policy.weights(), 2)
-    assert worst(policy, lambda name: fused_matrix(fused._decoder, name)) < 1e-3
+    assert worst(policy, lambda name: fused_matrix(fused, policy, name)) < 1e-3
     assert worst(policy, lambda name: module_matrix(vars(general._decoder)["_model"], name)) < 1e-3
 
 

@@ -1,0 +1,62 @@
+"""Runs with LoRA: what is sampled, evaluated and exported is the base plus the whole update, in any precision."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from retrain.cli.main import app
+from retrain.run.evaluate import evaluate
+from retrain.run.reopen import reopen
+from tests.engines.sampled_matrices import fused_matrix, worst
+from tests.small_runs import rows
+
+pytest.importorskip("peft")
+
+
+def opened(target):
+    return reopen(target, (), lambda event, details: None)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("lr", ["1e-5", "1e-3"])
+def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr, dtype):
+    options = (f"model.dtype={dtype}", f"torch.dtype={dtype}", "model.lora={r=4}", f"training.lr={lr}")
+    run = train(*options, "training.max_steps=8", "checkpoint.every=8", "eval.every=8")
+    last = rows(run / "eval.jsonl")[-1]
+    for target in (run, run / "checkpoints" / "step-000008"):
+        parts = opened(target)
+        try:
+            assert worst(parts.policy, partial(fused_matrix, parts.sampler, parts.policy)) < 1e-3
+            assert evaluate(parts, 8) == last, "in the run, and after it"
+        finally:
+            parts.close()
+        out = tmp_path / target.name
+        assert CliRunner().invoke(app, ["export", str(target), str(out)]).exit_code == 0
+        for folder in (out, run / "model"):
+            merged = load_file(folder / "model.safetensors")
+            assert {value.dtype for value in merged.values()} == {torch.float32}
+            assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+            assert worst(parts.policy, merged.__getitem__) < 1e-3
+
+
+def test_a_tiny_rate_learns_alike_in_either_precision(train, tmp_path, monkeypatch):
+    """Rewarded for short completions. One base for both: its weights are bfloat16 numbers."""
+    (tmp_path / "short_reward.py").write_text("def short(length, max_tokens):\n    return 1.0 - length / max_tokens\n")
+    monkeypatch.chdir(tmp_path)
+    base = train("model.dtype=bfloat16", "model.lora={r=4}", "training.max_steps=1", name="base") / "model" / "base"
+
+    def curve(dtype):
+        run = train(
+            f'model.path="{base}"', f"model.dtype={dtype}", f"torch.dtype={dtype}", "model.lora={r=16,alpha=2048.0}",
+            "training.lr=1e-5", "training.max_steps=20", "training.batch_size=8", "warmup.steps=0", "eval.problems=0",
+            'rewards=[{name="short_reward.short"}]', "rollout.parity_every=1", name=dtype,
+        )  # fmt: skip
+        return torch.tensor([row["reward/mean"] for row in rows(run / "metrics.jsonl")])
+
+    half, whole = curve("bfloat16"), curve("float32")
+    assert min(half[-5:].mean() - half[:5].mean(), whole[-5:].mean() - whole[:5].mean()) > 0.1
+    assert (half - whole).abs().mean() < 0.05
