@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retrain.config.document import canonical
-from retrain.config.load import LoadedConfig
-from retrain.errors import StorageError
+from retrain.config.document import Document, canonical
+from retrain.config.load import LoadedConfig, validate
+from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.run_parts import Parts
 from retrain.run.stop_signal import Stop
+from retrain.storage import checkpoint
 from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.storage.run_environment import environment
-from retrain.storage.run_files import config_changes, read_rows, understood
+from retrain.storage.run_files import config_changes, flatten, read_rows, understood
 from retrain.system.secret_names import masked
 from retrain.types import Observer, State
 
@@ -47,6 +49,9 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         RetrainError: each way a run can end but well, with its exit code.
     """
     began = time.perf_counter()
+    if resume.path is not None and not checkpoint.is_one(resume.path):
+        fix = "give auto, or runs/NAME/checkpoints/step-000100"
+        raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "there is no such checkpoint", fix)])
     config = loaded.config
     resolved = loaded.resolved()
     path = loaded.directory
@@ -54,7 +59,7 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         previous = directory.previous_config(resume.path)
         started = {"config": resolved, "plugins": source_hashes(bound.component for bound in loaded.components.every())}
         if previous:  # refused before torch is imported, though the checkpoint decides
-            _changes(masked(previous), masked(resolved), resume)
+            _changes(_with_new_keys(previous), masked(resolved), resume)
         from retrain.run.build import build
         from retrain.run.loop import train
 
@@ -83,6 +88,15 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume) -> 
     return config_changes(old, new, [canonical(key) for key in resume.allow_change])
 
 
+def _with_new_keys(old: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an earlier run by dotted key, without secrets; keys that it did not know have their defaults."""
+    known = dict(flatten(masked(old)))
+    document = Document("config.resolved.json", data={key: old[key] for key in old if key != "components"})
+    with suppress(RetrainError):  # a configuration that is refused today has no defaults; its own keys are compared
+        return dict(flatten(masked(validate(document).resolved()))) | known
+    return known
+
+
 def _accept(
     previous: Mapping[str, Any], started: Mapping[str, Any], resume: Resume, observe: Observer, state: State
 ) -> None:
@@ -99,7 +113,7 @@ def _accept(
             "config.resolved.json cannot be read, and the checkpoint does not say what its run was started with; "
             "restore the file from a copy, or start again with --fresh"
         )
-    changes = _changes(masked(known["config"]), masked(started["config"]), resume)
+    changes = _changes(_with_new_keys(known["config"]), masked(started["config"]), resume)
     if "plugins" in known:
         old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
         changes += _changes(old, new, resume)

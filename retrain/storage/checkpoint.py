@@ -154,6 +154,11 @@ def load(path: Path) -> State:
         raise StorageError(f"checkpoint {path}: {STATE_FILE} cannot be read: {error}") from error
 
 
+def is_one(path: Path) -> bool:
+    """Whether there is a directory of this name, and the name is that of a checkpoint."""
+    return path.is_dir() and _STEP.fullmatch(path.name) is not None
+
+
 def step_of(path: Path) -> int:
     """Optimizer steps done at the checkpoint `.../step-000100`."""
     match = _STEP.fullmatch(path.name)

@@ -152,12 +152,7 @@ class RunDirectory:
 
         Raises:
             ConfigError: `path` is a checkpoint of another run, and this directory holds one already.
-            StorageError: there is no `path`.
         """
-        if path is not None and not path.is_dir():
-            raise StorageError(
-                f"--resume: there is no checkpoint {path}; give auto, or runs/NAME/checkpoints/step-000100"
-            )
         if path is None and not self.resuming:
             return {}
         run = self.path.resolve() if path is None else path.resolve().parent.parent

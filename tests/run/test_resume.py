@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from retrain.errors import ConfigError, StorageError
+from retrain.errors import ConfigError
 from retrain.run.session import Resume
+from retrain.storage import checkpoint
 from tests.small_runs import digest, rows
 
 DATA = ("task.name=jsonl", "warmup.steps=0", "eval.problems=0")
@@ -42,11 +43,11 @@ def data(tmp_path):
     return file, f'jsonl.path="{file}"'
 
 
-@pytest.mark.parametrize("where", ["step-000000", "step-000003", "bad-name"])
+@pytest.mark.parametrize("where", ["step-000000", "step-000003", "bad-name", "", "../model", "step-000002/state.json"])
 def test_a_checkpoint_that_is_not_there_leaves_the_run_as_it_was(train, where):
     run = train()
     before = content(run)
-    with pytest.raises(StorageError, match=where):
+    with pytest.raises(ConfigError, match=f"{where}: there is no such checkpoint"):
         train(resume=Resume("auto", run / "checkpoints" / where))
     assert content(run) == before
 
@@ -72,6 +73,34 @@ def test_going_back_drops_the_checkpoints_of_the_course_that_is_left(train, monk
         with pytest.raises(KeyboardInterrupt):
             train("training.lr=0.01", resume=back)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+
+
+def test_a_key_that_is_new_since_the_run_was_started_is_no_change(train, stopped, tmp_path):
+    options = ("algorithm.transform_mode=process_rloo", "prime.lr=1e-3")
+    whole = train(*options, name="whole")
+    stopped(*options, steps=2)
+    forget(tmp_path / "runs" / "run")
+    with pytest.raises(ConfigError, match=r"prime\.delay: .* null -> 1"):
+        train(*options, "prime.delay=1", resume=Resume("auto"))
+    with pytest.raises(ConfigError, match=r"optimizer\.eps: .* 1e-08 -> 1e-06"):
+        train(*options, "optimizer.eps=1e-6", resume=Resume("auto"))
+    said = []
+    run = train(*options, resume=Resume("auto"), observe=lambda event, details: said.append(str(details)))
+    assert not [text for text in said if "resuming with" in text]
+    assert digest(run) == digest(whole)
+
+
+def forget(run):
+    """Make the run one of a version before some keys and before checkpoints held the configuration."""
+    config = json.loads((run / "config.resolved.json").read_text())
+    del config["optimizer"]["eps"], config["logging"]["observe"], config["reward_pool"]["sandbox"]
+    (process,) = config["components"]["transform"]
+    del process["params"]["delay"]
+    (run / "config.resolved.json").write_text(json.dumps(config))
+    (saved,) = (run / "checkpoints").iterdir()
+    state = checkpoint.load(saved)
+    del state["started_with"]
+    checkpoint.save(run / "checkpoints", checkpoint.step_of(saved), state, keep=1)
 
 
 def _interrupted(*_):
