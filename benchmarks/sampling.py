@@ -5,7 +5,8 @@
 Every engine samples the same prompts from the same weights; in a round each engine runs once, and the ratio is taken
 within the round, so that other load on the machine falls on all of them. "full" makes every completion 64 tokens
 long, whatever is sampled: the engines then do the same work. "ragged" has stop ids that end a completion after 31
-tokens on average, which generate cannot use before its longest row has ended.
+tokens on average, which generate cannot use before its longest row has ended. The rows "with LoRA" multiply by the base
+and by an adapter of rank 16 apart, as they do while LoRA is trained; without an adapter they are the rows above.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.engines import GenerateEngine, TorchEngine
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Request, Sampling
 
 PROMPTS, GROUP, TOKENS = 16, 8, 64
@@ -55,6 +58,10 @@ def measure(stops: tuple[int, ...], repeats: int) -> dict[str, list[tuple[float,
         "torch, fused, float32": TorchEngine(trained, dtype="float32"),
         "torch, fused, bfloat16": TorchEngine(trained, dtype="bfloat16"),
     }
+    for dtype in ("float32", "bfloat16"):
+        policy = TorchPolicy(model().to(getattr(torch, dtype)), PolicySettings(lora=LoraSettings()))
+        engines[f"torch, fused, {dtype}, with LoRA"] = adapted = TorchEngine(policy.adapter, dtype=dtype)
+        adapted.load_weights(policy.weights(), 0)
     rounds: dict[str, list[tuple[float, int]]] = {name: [] for name in engines}
     for turn in range(repeats + 1):
         sampling = Sampling(stop_ids=stops, seed=turn)
@@ -72,11 +79,11 @@ def report(title: str, rounds: dict[str, list[tuple[float, int]]]) -> None:
     """One line per engine; the ratios are to both baselines, above 1 is faster."""
     exact, half = (rounds[f"transformers generate, {dtype}"] for dtype in ("float32", "bfloat16"))
     print(f"\n{title}: {PROMPTS} prompts x {GROUP} completions x <= {TOKENS} tokens, medians of {len(exact)} rounds")
-    print(f"{'engine':34}{'CPU s':>8}{'tokens':>8}{'tokens/s':>10}{'x float32':>11}{'x bfloat16':>12}")
+    print(f"{'engine':36}{'CPU s':>8}{'tokens':>8}{'tokens/s':>10}{'x float32':>11}{'x bfloat16':>12}")
     for name, row in rounds.items():
         seconds, tokens = median(time for time, _ in row), median(count for _, count in row)
         ratios = [median(b[0] / r[0] for b, r in zip(base, row, strict=True)) for base in (exact, half)]
-        print(f"{name:34}{seconds:8.3f}{tokens:8.0f}{tokens / seconds:10.0f}{ratios[0]:11.2f}{ratios[1]:12.2f}")
+        print(f"{name:36}{seconds:8.3f}{tokens:8.0f}{tokens / seconds:10.0f}{ratios[0]:11.2f}{ratios[1]:12.2f}")
 
 
 def main() -> None:
