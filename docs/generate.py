@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,24 +83,16 @@ def table(part: Component) -> str:
 
 
 def meanings_of(target: Any) -> dict[str, str]:
-    """What the docstrings of a function, or of a class and its bases, say of each parameter.
-
-    "see `X`" stands for what the class X of the same module says under `Attributes:`.
-    """
+    """What the docstrings of a function, or of a class and its bases, say of each parameter."""
     found: dict[str, str] = {}
     for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else (target,):
-        for name, meaning in arguments(owner.__doc__ or "").items():
-            other = re.fullmatch(r"See `(\w+)`\.?", meaning)
-            if other:
-                described = vars(sys.modules[owner.__module__])[other[1]].__doc__
-                meaning = arguments(described, "Attributes").get(name, "")
-            found[name] = meaning
+        found |= arguments(owner.__doc__ or "")
     return found
 
 
-def arguments(docstring: str, title: str = "Args") -> dict[str, str]:
+def arguments(docstring: str) -> dict[str, str]:
     """What `Args:` says of each name; one line may hold `a: ...; b: ...`, and `a, b: ...` names two."""
-    block = re.search(rf"{title}:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(docstring), re.DOTALL)
+    block = re.search(r"Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(docstring), re.DOTALL)
     entries = re.split(r"(?:^ {4}|; |\. )(?=\w+(?:, \w+)*: )", block[1] if block else "", flags=re.MULTILINE)
     found: dict[str, str] = {}
     for entry in entries:
@@ -114,7 +105,8 @@ def rows(definition: Mapping[str, Any]) -> str:
     """One row for each key of an object schema."""
     required = set(definition.get("required", ()))
     lines: list[str] = []
-    for key, entry in definition.get("properties", {}).items():
+    entries: Mapping[str, Any] = definition.get("properties", {})
+    for key, entry in sorted(entries.items(), key=lambda item: item[0] not in required):
         default = "required" if key in required else f"`{toml(entry.get('default'))}`"
         meaning = " ".join(str(entry.get("description", "")).split())
         lines.append(f"| `{key}` | {escape(kind(entry))} | {escape(default)} | {escape(meaning)} |")

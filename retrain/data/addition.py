@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from random import Random
 from typing import Annotated
 
@@ -23,11 +23,11 @@ HELDOUT_SHARE = 8
 """One unordered pair of summands in this many is held out."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Habits:
     """Probabilities of what the demonstrator does.
 
-    Attributes:
+    Args:
         p_quick: answers at once instead of column by column.
         q_carry: remembers the carries when answering at once.
         p_slip: gets a column wrong.
@@ -35,15 +35,16 @@ class Habits:
         p_check: verifies a right column, per problem.
     """
 
-    p_quick: float = 0.45
-    q_carry: float = 0.2
-    p_slip: float = 0.12
-    p_redo: float = 0.4
-    p_check: float = 0.15
+    p_quick: Probability = 0.45
+    q_carry: Probability = 0.2
+    p_slip: Probability = 0.12
+    p_redo: Probability = 0.4
+    p_check: Probability = 0.15
 
 
 @task("addition")
-class Addition(Task):
+@dataclass(frozen=True)
+class Addition(Habits, Task):
     """Sums `a+b?` of two numbers with the same count of digits; the answer follows a final `so`.
 
     Whether a problem is held out is a hash of its unordered pair of summands, so training and held-out
@@ -54,25 +55,17 @@ class Addition(Task):
     Args:
         seed: of the training problems and of every demonstration.
         min_digits, max_digits: the count of digits is uniform between them, both included.
-        p_quick, q_carry, p_slip, p_redo, p_check: see `Habits`.
     """
 
-    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
-        self,
-        seed: int,
-        *,
-        min_digits: Digits = 2,
-        max_digits: Digits = 3,
-        p_quick: Probability = 0.45,
-        q_carry: Probability = 0.2,
-        p_slip: Probability = 0.12,
-        p_redo: Probability = 0.4,
-        p_check: Probability = 0.15,
-    ) -> None:
-        if min_digits > max_digits:
-            raise DataError(f"[addition] min_digits = {min_digits} is above max_digits = {max_digits}; swap them")
-        self.seed, self.min_digits, self.max_digits = seed, min_digits, max_digits
-        self.habits = Habits(p_quick, q_carry, p_slip, p_redo, p_check)
+    seed: int
+    _: KW_ONLY
+    min_digits: Digits = 2
+    max_digits: Digits = 3
+
+    def __post_init__(self) -> None:
+        low, high = self.min_digits, self.max_digits
+        if low > high:
+            raise DataError(f"[addition] min_digits = {low} is above max_digits = {high}; swap them")
 
     def problem(self, index: int) -> Problem:
         """Training problem number `index`."""
@@ -96,7 +89,8 @@ class Addition(Task):
 
     def fingerprint(self) -> str:
         """Hash of everything that decides what the problems are, the seed aside."""
-        settings = {"task": "addition", "digits": [self.min_digits, self.max_digits], **asdict(self.habits)}
+        habits = {habit.name: getattr(self, habit.name) for habit in fields(Habits)}
+        settings = {"task": "addition", "digits": [self.min_digits, self.max_digits], **habits}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def _draw(self, rng: Random) -> tuple[int, int]:
@@ -105,7 +99,7 @@ class Addition(Task):
         return rng.randint(low, high), rng.randint(low, high)
 
     def _problem(self, a: int, b: int, rng: Random) -> Problem:
-        solution = demonstrate(a, b, rng, self.habits)
+        solution = demonstrate(a, b, rng, self)
         return Problem(id=f"{a}+{b}", prompt=f"{a}+{b}?\n", answer=str(a + b), solution=solution)
 
 

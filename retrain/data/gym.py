@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.metadata
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
 from retrain.data.rows import digest_of
-from retrain.errors import ComponentError, MissingExtraError
+from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
 from retrain.registry import reward, task
+from retrain.system.extras import library
 from retrain.types import Problem
 
 Dataset = Literal[
@@ -134,7 +134,7 @@ class GymReward:
     def __init__(self, *, partial: bool = False) -> None:
         self.partial = partial
         self._scorers: dict[str, Any] = {}
-        _library()
+        library("reasoning_gym", "gym")  # its import takes seconds, more than the deadline of a call may be
 
     def __call__(self, completion: str, problem: Mapping[str, Any]) -> float:
         extra = cast("Mapping[str, Any]", problem["extra"])
@@ -153,15 +153,8 @@ class GymReward:
 def _create(name: str, config: Mapping[str, Any]) -> Any:
     if name not in get_args(Dataset):
         raise ComponentError(f'[gym] name = "{name}" is not allowed', f"choose among: {', '.join(get_args(Dataset))}")
-    library = _library()
+    gym = library("reasoning_gym", "gym")
     try:
-        return library.create_dataset(name, seed=0, size=_NUMBERS, **config)
+        return gym.create_dataset(name, seed=0, size=_NUMBERS, **config)
     except (TypeError, AssertionError, ValueError) as error:
         raise ComponentError(f"[gym] {name} refuses its config: {error}", "see the library for its settings") from error
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("reasoning_gym")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("reasoning-gym", "gym") from error

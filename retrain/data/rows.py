@@ -1,15 +1,15 @@
 """Rows of a file or data set become problems: checked, split, and served in a seeded order."""
 
-from __future__ import annotations
+# No postponed annotations here: those of `RowTask` are read in the modules of its subclasses.
 
 import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_model
 
@@ -23,49 +23,72 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
 """Trait `when` of a task that reads rows."""
 
-OnBadRow = Literal["error", "skip"]
-
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Reading:
     """How rows are read.
 
-    Attributes:
+    Args:
         prompt_field: column with the prompt, as text or as a list of chat messages (role, content); where rows
-            have no `prompt`, `messages` serves.
+            have no `prompt`, `messages` is read instead.
         answer_field: column with the answer, text.
         solution_field: column with a worked solution; a row may lack it.
-        id_field: column with a unique text or integer; rows that lack it are called by their place.
+        id_field: column with a unique text or integer; a row that lacks it is named by its place.
         on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction.
-        max_bad_fraction: share of bad rows that "skip" puts up with.
+        max_bad_fraction: largest share of bad rows that "skip" accepts.
     """
 
     prompt_field: str = "prompt"
     answer_field: str = "answer"
     solution_field: str = "solution"
     id_field: str = "id"
-    # None refuses as "error" does, where the user has no such key.
-    on_bad_row: OnBadRow | None = "error"
-    max_bad_fraction: float = 0.01
+    on_bad_row: Literal["error", "skip"] = "error"
+    max_bad_fraction: Fraction = 0.01
+    fix: ClassVar[str] = "mend or remove them"
 
 
-@dataclass(frozen=True)
-class RowTask(Task):
-    """Problems in memory: training endless, each epoch in an order of its own; held-out fixed.
+@dataclass
+class RowTask(Reading, Task):
+    """Problems in memory: training problems without end, each epoch in its own order; held-out problems fixed.
 
+    A subclass adds keyword-only fields that say where the rows are; all fields together are its TOML table.
+
+    Args:
+        seed: of the order of every epoch.
+        heldout_fraction: share of the training rows to hold out where the held-out rows have no other source.
+        shuffle: a new order for every epoch; False keeps the order of the source.
     Attributes:
-        seed: of the order of every epoch; shuffle: False keeps the order of the source.
         train, held: the two sides of the split.
         digest: of the settings and contents that made them.
     """
 
     seed: int
-    train: Sequence[Problem]
-    held: Sequence[Problem]
-    digest: str
+    train: Sequence[Problem] = field(init=False, repr=False)
+    held: Sequence[Problem] = field(init=False, repr=False)
+    digest: str = field(init=False)
+    _: KW_ONLY
+    heldout_fraction: Fraction = 0.1
     shuffle: bool = True
+    fix: ClassVar[str] = 'mend them, or leave them out with on_bad_row = "skip"'
+
+    def divide(self, rows: Rows, name: str, heldout: tuple[Rows, str] | None) -> None:
+        """Read the problems of both sides. Names are those of the sources, for errors.
+
+        Args:
+            heldout: None holds out a fraction of `rows`; otherwise a training row with one of its prompts is bad.
+        """
+        if heldout is None:
+            self.train, self.held = split(read_problems(rows, name, self), self.heldout_fraction, name)
+        else:
+            self.held = in_hash_order(read_problems(*heldout, self))
+            self.train = read_problems(rows, name, self, frozenset(map(prompt_hash, self.held)))
+
+    def sign(self, kind: str, contents: Sequence[Any]) -> None:
+        """Set the digest: of the task's kind, of how rows are read, and of what identifies their contents."""
+        reading = {one.name: getattr(self, one.name) for one in fields(Reading)}
+        self.digest = digest_of(kind, reading, self.shuffle, contents)
 
     def problem(self, index: int) -> Problem:
         """Training problem number `index`; after the last problem the next epoch begins."""
@@ -129,7 +152,7 @@ def split(problems: Sequence[Problem], fraction: float, name: str) -> tuple[list
 
 
 def in_hash_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Sorted by a hash of the prompt: the first few are a fair sample of all, the same in every run."""
+    """Sorted by a hash of the prompt: the first few are a fair sample of all, and the same in every run."""
     return sorted(problems, key=prompt_hash)
 
 
@@ -149,35 +172,32 @@ def _judge(bad: list[str], good: int, name: str, reading: Reading) -> None:
         raise DataError(f"{name}: no rows; it needs at least one")
     allowed = reading.max_bad_fraction * total if reading.on_bad_row == "skip" else 0
     if len(bad) > allowed or not good:
-        most = f"max_bad_fraction = {reading.max_bad_fraction:g}"
-        fixes = {
-            "skip": f"more than {most} of {total:,} rows; mend them or raise it",
-            "error": 'mend them, or leave them out with on_bad_row = "skip"',
-            None: "mend or remove them",
-        }
-        raise refusal(bad, f"{name}: {len(bad):,} bad rows: {fixes[reading.on_bad_row]}")
+        limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; mend them or raise it"
+        fix = limit if reading.on_bad_row == "skip" else reading.fix
+        raise refusal(bad, f"{name}: {len(bad):,} bad rows: {fix}")
     if bad:
         _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
 
 
 def _problem(row: Any, place: str, reading: Reading) -> Problem:
-    if isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row:
-        reading = replace(reading, prompt_field="messages")
-    found = checked(_schema(reading), row)
+    prompt = reading.prompt_field
+    if isinstance(row, dict) and prompt == "prompt" and "prompt" not in row and "messages" in row:
+        prompt = "messages"
+    found = checked(_schema(prompt, reading.answer_field, reading.solution_field, reading.id_field), row)
     id_ = place if found.id is None else str(found.id)
     return Problem(id_, found.prompt, found.answer, found.solution, extra=found.model_extra)
 
 
 @lru_cache(maxsize=16)
-def _schema(reading: Reading) -> TypeAdapter[Any]:
-    """A row under the names of its columns; it keeps whatever else it holds."""
+def _schema(prompt: str, answer: str, solution: str, id_: str) -> TypeAdapter[Any]:
+    """A row with columns of these names; it keeps whatever else it holds."""
     row: Any = create_model(
         "Row",
         __config__=ConfigDict(strict=True, extra="allow"),
-        prompt=(Annotated[Prompt, AfterValidator(_answerable)], Field(alias=reading.prompt_field)),
-        answer=(str, Field(alias=reading.answer_field)),
-        solution=(str | None, Field(None, alias=reading.solution_field)),
-        id=(str | int | None, Field(None, alias=reading.id_field)),
+        prompt=(Annotated[Prompt, AfterValidator(_answerable)], Field(alias=prompt)),
+        answer=(str, Field(alias=answer)),
+        solution=(str | None, Field(None, alias=solution)),
+        id=(str | int | None, Field(None, alias=id_)),
     )
     return TypeAdapter(row)
 

@@ -2,12 +2,11 @@ r"""Whether the answer in the last \boxed{...} is the right one, up to how mathe
 
 from __future__ import annotations
 
-import importlib
 import re
-from typing import Any, Literal
+from typing import Literal
 
-from retrain.errors import MissingExtraError
 from retrain.registry import reward
+from retrain.system.extras import library
 
 _BOX = "\\boxed{"
 _LONGEST = 500
@@ -71,11 +70,11 @@ def symbolic_equal(found: str, answer: str) -> bool:
         return False
     if bool(_RELATION.search(found)) != bool(_RELATION.search(answer)) or ("%" in found) != ("%" in answer):
         return False
-    library = _math_verify()
+    verifier = library("math_verify", "math")
     # Its extractor of plain expressions evaluates them as Python, so only the LaTeX grammar is used.
-    grammar = [library.LatexExtractionConfig()]
-    parsed = [library.parse(f"{_BOX}{text}}}", grammar, parsing_timeout=None) for text in (answer, found)]
-    return bool(library.verify(parsed[0], parsed[1], timeout_seconds=None))
+    grammar = [verifier.LatexExtractionConfig()]
+    parsed = [verifier.parse(f"{_BOX}{text}}}", grammar, parsing_timeout=None) for text in (answer, found)]
+    return bool(verifier.verify(parsed[0], parsed[1], timeout_seconds=None))
 
 
 def simple_equal(found: str, answer: str) -> bool:
@@ -98,10 +97,3 @@ def _normal_form(text: str) -> str:
     boxed = last_box(text)
     text = re.sub(r"[\s,$]", "", text if boxed is None else boxed)
     return text.removesuffix(".0")
-
-
-def _math_verify() -> Any:
-    try:
-        return importlib.import_module("math_verify")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("math-verify", "math") from error

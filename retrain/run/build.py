@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from retrain import registry
-from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
 from retrain.config.overlap_checks import check_engine
-from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
-from retrain.data.expert_file import read_experts
+from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions
-from retrain.errors import ComponentError, RetrainError
+from retrain.errors import ComponentError, DataError, RetrainError
 from retrain.functional.devices import matmul_dtype
-from retrain.protocols import Policy, Sampler, Task
+from retrain.protocols import Sampler, Task
 from retrain.registry import Bound
 from retrain.rewards.pool import RewardPool
-from retrain.run.expert_rows import build_experts
-from retrain.run.run_parts import Parts, Trained
+from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
 from retrain.tracking.tracker_guard import Guard
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.warmup import WarmupSettings, warm_start
-from retrain.types import Layout, Observer
+from retrain.types import Layout, Observer, Problem
 
 _VOCABULARY_PROBLEMS = 2000
 """Problems whose texts a built-in model's tokenizer is made from."""
@@ -49,10 +45,10 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     task: Task = components.one("task").build({"seed": config.training.seed})
     prompts, expert_rows = loaded.division
     said = read_experts(str(config.expert.path)) if expert_rows else []
-    trained, engine, resources = _trained(loaded, directory, observe)
+    trained = build_trained(loaded, directory, observe)
     model = trained.loaded
-    experts = build_experts(config, model, said, expert_rows, observe) if said else None
-    sampler: Sampler = engine.build(resources)
+    experts = _experts(config, model, said, expert_rows, observe) if said else None
+    sampler: Sampler = trained.engine.build(trained.resources)
     observe("message", {"text": sampler.describe(), "level": "info"})
     if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
@@ -67,46 +63,69 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         room=positions(model.model) - max_tokens,
         prompts=prompts,
         experts=experts,
-        trackers=trackers(components.all("tracker"), resources, observe),
+        trackers=_trackers(components.all("tracker"), trained.resources, observe),
     )
 
 
 def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:
-    """Build the model and everything that training changes; nothing that samples, scores or is reported to."""
-    return _trained(loaded, directory, observe)[0]
-
-
-def _trained(
-    loaded: LoadedConfig, directory: RunDirectory, observe: Observer
-) -> tuple[Trained, Bound, Mapping[str, Any]]:
-    """What is trained, the engine that is to sample, and the parts of the run that components may ask for."""
-    config = loaded.config
+    """Build the model and everything that training changes; nothing that samples, scores or reports."""
+    config, components = loaded.config, loaded.components
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
     device = choose_device(config.training.device)
     model = initial_model(loaded, device, observe)
-    policy = TorchPolicy(model.model, policy_settings(config, device))
-    engine = choose(loaded, policy.model)
+    policy = TorchPolicy(model.model, _policy_settings(config, device))
+    engine = components.optional("engine") or components.named("engine", choose_engine(policy.model)[0])
+    assert engine is not None
     if config.rollout.overlap:
         check_engine(engine.component)
-    exact = engine.component.traits.get("exact", False) and not config.rollout.overlap
-    pipeline, objective = credit(loaded, exact=exact)
-    resources = resources_of(config, model, policy, directory)
+    # A batch that was sampled a step ahead is stale even where the engine computes the trainer's own log-probs.
+    objective = components.objective(exact=engine.component.traits.get("exact", False) and not config.rollout.overlap)
+    pipeline = Pipeline.resolve(components.stages(objective.signals), components.signal)
+    resources = {
+        "policy": policy,
+        "model": policy.adapter or policy.model,  # with adapters its own weights are not what is sampled
+        "model_path": config.model.path,
+        "tokenizer": model.tokenizer,
+        "device": policy.device,
+        "run_dir": directory.path,
+    } | config.resources
     pipeline.build(resources)
-    trained = Trained(
+    return Trained(
         config=config,
         loaded=model,
         policy=policy,
+        engine=engine,
+        resources=resources,
         pipeline=pipeline,
         objective=objective,
         directory=directory,
         observe=observe,
     )
-    return trained, engine, resources
 
 
-def trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer) -> list[Guard]:
-    """The sinks of metrics that can be built; what keeps another from it is told, and training goes on without it."""
+def _experts(config: Config, model: Loaded, problems: Sequence[Problem], per_step: int, observe: Observer) -> Experts:
+    """Tokenize what the expert says; rows that are longer than the model's context are left out and counted.
+
+    Raises:
+        DataError: a row cannot be rendered, or none fits the model.
+    """
+    settings, limit = config.expert, positions(model.model)
+    every = [model.chat.conversation(problem, all_turns=settings.all_assistant_turns) for problem in problems]
+    rows = [row for row in every if len(row.ids) <= limit]
+    if len(rows) < len(every):
+        text = (
+            f"{settings.path}: {len(every) - len(rows)} of {len(every)} rows are longer than the model's {limit} tokens"
+        )
+        if not rows:
+            raise DataError(f"{text}; shorten them, or train a model with a longer context")
+        observe("message", {"text": f"{text}; they are left out", "level": "warning"})
+    keys = [row.prompt_ids for row in rows] if settings.same_prompts else []
+    return Experts(per_step, ExpertBuffer(rows, config.training.seed, keys), fingerprint(problems))
+
+
+def _trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer) -> list[Guard]:
+    """The trackers that can be built. A warning says why another one cannot; the run trains without it."""
     built: list[Guard] = []
     for tracker in bound:
         try:
@@ -128,7 +147,7 @@ def choose_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def model_dtype(config: Config, device: torch.device) -> Any:
+def _dtype(config: Config, device: torch.device) -> Any:
     """The name of the dtype that `[model] dtype` means on this device."""
     if config.model.dtype != "auto":
         return config.model.dtype
@@ -143,19 +162,13 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
     """
     config = loaded.config
     # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
-    model, teacher = untrained_model(loaded, model_dtype(config, device) if config.model.lora else "float32")
+    model, teacher = untrained_model(loaded, _dtype(config, device) if config.model.lora else "float32")
     model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:
         warmup = config.warmup
-        settings = WarmupSettings(
-            steps=warmup.steps,
-            batch_size=warmup.batch_size,
-            lr=warmup.lr,
-            warmup_steps=warmup.warmup_steps,
-            dtype=model_dtype(config, device),
-            seed=warmup.seed,
-        )
-        problems = list(_Problems(teacher, min(warmup.problems, warmup.steps * warmup.batch_size)))
+        dtype = _dtype(config, device)
+        settings = WarmupSettings(**warmup.model_dump(exclude={"problems", "cache"}), dtype=dtype)
+        problems = [teacher.problem(i) for i in range(min(warmup.problems, warmup.steps * warmup.batch_size))]
         observe("phase", {"name": "warm start"})
         if warm_start(model, problems, settings, observe, cache=warmup.cache):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
@@ -170,72 +183,24 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loade
         revision=model.revision,
         dtype=dtype,
         trust_remote_code=model.trust_remote_code,
-        problems=_Problems(teacher, _VOCABULARY_PROBLEMS),
+        problems=map(teacher.problem, range(_VOCABULARY_PROBLEMS)),
     )
     return replace(made, mode=model.chat), teacher
 
 
-class _Problems:
-    """The first `count` training problems, made when asked for."""
-
-    def __init__(self, task: Task, count: int) -> None:
-        self._task, self._count = task, count
-
-    def __iter__(self) -> Any:
-        return (self._task.problem(index) for index in range(self._count))
-
-
-def policy_settings(config: Config, device: torch.device) -> PolicySettings:
-    """How the policy is trained, from the sections that say so."""
-    optimizer, training, lora = config.optimizer, config.training, config.model.lora
+def _policy_settings(config: Config, device: torch.device) -> PolicySettings:
+    """How the policy is trained, from the sections that decide it."""
+    training, lora = config.training, config.model.lora
+    optimizer = config.optimizer.model_dump()
     return PolicySettings(
-        temperature=training.temperature,
-        micro_batch_tokens=training.micro_batch_tokens,
-        optimizer=optimizer.name,
-        lr=optimizer.lr,
-        betas=optimizer.betas,
-        weight_decay=optimizer.weight_decay,
-        eps=optimizer.eps,
-        warmup_steps=optimizer.warmup_steps,
-        schedule=optimizer.schedule,
+        **training.model_dump(include={"temperature", "micro_batch_tokens", "epochs", "minibatches"}),
+        optimizer=optimizer.pop("name"),
+        **optimizer,
         total_steps=training.max_steps * training.epochs * training.minibatches,
-        max_grad_norm=optimizer.max_grad_norm,
-        dtype=model_dtype(config, device),
+        dtype=_dtype(config, device),
         gradient_checkpointing=config.model.gradient_checkpointing,
-        epochs=training.epochs,
-        minibatches=training.minibatches,
         lora=LoraSettings(**lora.model_dump(), seed=training.seed) if lora else None,
     )
-
-
-def resources_of(config: Config, model: Loaded, policy: Policy, directory: RunDirectory) -> dict[str, Any]:
-    """The parts of the run that a component may ask for, by name."""
-    return {
-        "policy": policy,
-        "model": policy.adapter or policy.model,  # with adapters its own weights are not what is sampled
-        "model_path": config.model.path,
-        "tokenizer": model.tokenizer,
-        "device": policy.device,
-        "run_dir": directory.path,
-    } | config.resources
-
-
-def choose(loaded: LoadedConfig, model: Any) -> Bound:
-    """The engine that the configuration names, or the one that suits the model."""
-    named = loaded.components.optional("engine")
-    if named is not None:
-        return named
-    assert loaded.config.rollout.engine == AUTO
-    name, _ = choose_engine(model)
-    bound = loaded.components.named("engine", name)
-    return bound or registry.find("engine", name).bind()
-
-
-def credit(loaded: LoadedConfig, exact: bool) -> tuple[Pipeline, Objective]:
-    """The credit pipeline and the objective, with the signals that each of them reads."""
-    components = loaded.components
-    objective = components.objective(exact)
-    return Pipeline.resolve(components.stages(objective.signals), components.signal), objective
 
 
 def reward_pool(loaded: LoadedConfig) -> RewardPool:

@@ -94,8 +94,9 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:
-        experts = parts.experts.draw({one.group: one.prompt_ids for one in rollouts}.values())
-        metrics |= parts.experts.metrics()
+        prompts = {one.group: one.prompt_ids for one in rollouts}.values()
+        experts = parts.experts.buffer.take(parts.experts.per_step, prompts)
+        metrics["expert/epoch"] = float(parts.experts.buffer.epoch)
     batch = parts.layout.batch(kept, step, experts) if kept or experts else None
     credited = [part.batch for part in rounds if part.batch is not None and len(part.kept)]
     return Collection(

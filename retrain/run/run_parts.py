@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.protocols import Part, Policy, Sampler, Task, Tracker
-from retrain.types import Layout, Observer, State
+from retrain.types import ExpertRow, Layout, Observer, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.objective import Objective
     from retrain.algorithms.graph.pipeline import Pipeline
     from retrain.config.schema import Config
+    from retrain.data.expert_file import ExpertBuffer
+    from retrain.registry import Bound
     from retrain.rewards.pool import RewardPool
-    from retrain.run.expert_rows import Experts
     from retrain.storage.run_directory import RunDirectory
     from retrain.training.chat import Chat
     from retrain.training.model.loading import Loaded
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
 
 def silent(event: str, details: Any) -> None:
     """An observer for runs that nobody watches."""
+
+
+class Experts(NamedTuple):
+    """Where the expert rows of a step come from.
+
+    Attributes:
+        per_step: how many a step trains on.
+        buffer: the rows in their order.
+        data: hash of what the expert says.
+    """
+
+    per_step: int
+    buffer: ExpertBuffer[ExpertRow]
+    data: str
 
 
 @dataclass(kw_only=True)
@@ -34,6 +49,8 @@ class Trained:
         config: the resolved configuration.
         loaded: model and tokenizer with the ids that end a completion.
         policy: what is trained.
+        engine: what samples from it.
+        resources: the parts of the run that a component may ask for, by name.
         pipeline: credit, from rewards to advantages per token.
         objective: what the update minimizes.
         directory: where everything is written.
@@ -45,6 +62,8 @@ class Trained:
     config: Config
     loaded: Loaded
     policy: Policy
+    engine: Bound
+    resources: Mapping[str, Any]
     pipeline: Pipeline
     objective: Objective
     directory: RunDirectory
@@ -59,7 +78,7 @@ class Trained:
             self.restore_part(name, part, state["signals"].get(name))
         self.steps = int(state["loop"]["step"])
 
-    def restore_part(self, name: str, part: Part | Experts, saved: State | None) -> None:
+    def restore_part(self, name: str, part: Part | ExpertBuffer[ExpertRow], saved: State | None) -> None:
         """Give a part its saved state, or say that there is none."""
         if saved is not None:
             part.load_state_dict(saved)
@@ -102,7 +121,7 @@ class Parts(Trained):
         There is no generator state in it: every random stream derives from the seed and the step.
         """
         signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
-        experts = self.experts.state_dict() if self.experts is not None else {}
+        experts = self.experts.buffer.state_dict() if self.experts is not None else {}
         loop = {"step": step, "cursor": cursor, "data": self.data, "experts": experts}
         return {"policy": self.policy.state_dict(), "signals": signals, "loop": loop}
 
@@ -116,7 +135,7 @@ class Parts(Trained):
         """Restore the parts; returns (step, cursor)."""
         self.restore(state)
         if self.experts is not None:
-            self.restore_part("the expert's rows", self.experts, state["loop"]["experts"] or None)
+            self.restore_part("the expert's rows", self.experts.buffer, state["loop"]["experts"] or None)
         return self.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:

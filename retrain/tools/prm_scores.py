@@ -23,7 +23,7 @@ from retrain.training.settings import PolicySettings
 from retrain.training.warmup import demonstrations
 from retrain.types import ExpertRow, Layout, Metrics, Problem
 
-_READING = Reading(answer_field="solution", id_field="", on_bad_row=None)
+_READING = Reading(answer_field="solution", id_field="")
 _POSITIVE = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
