@@ -70,6 +70,7 @@ CASES: dict[int, Case] = {
               f"{SIGKILL}::test_the_state_of_every_method_survives_kills"),
     12: _case("resume with another configuration, data or plug-in", "refused with both values; --allow-change logs it",
               f"{LOOP}::test_resuming_with_another_configuration_is_refused_unless_allowed",
+              "run/test_resume.py::test_other_code_of_a_plugin_is_refused_unless_allowed",
               "run/test_resume.py::test_other_problems_under_the_same_path_are_refused_unless_allowed"),
     14: _case("second process on a run directory", "owner named; a dead owner is replaced",
               f"{DIRECTORY}::test_a_second_process_is_refused_by_name_and_a_dead_one_is_replaced",
@@ -160,8 +161,8 @@ def main(wanted: list[int]) -> int:
     tests = sorted({f"tests/{test}" for number in wanted for test in CASES[number].tests})
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "", "-p", "no:cacheprovider", f"--junit-xml={report}", *tests]
-        subprocess.run(command, cwd=ROOT, check=False)
+        options = ["-m", "", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        subprocess.run([sys.executable, "-m", "pytest", *options, *tests], cwd=ROOT, check=False)
         outcomes = read(report)
     bad = 0
     print(f"\n{'case':>4}  {'result':<7} {'tests':>5} {'seconds':>8}  fault -> what must happen")

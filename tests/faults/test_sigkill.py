@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -17,6 +16,7 @@ import retrain.run.build  # noqa: F401 - with torch, before the processes are fo
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from retrain.storage import checkpoint
+from tests.faults.forks import finish, forked
 from tests.faults.gate import gated
 from tests.small_runs import TOML, digest, rows
 from tests.waiting import PATIENCE_S, alive, ends, until
@@ -118,13 +118,6 @@ def exported(folder):
     return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def forked(folder, name, options, *fatal):
-    """The run in a process of its own, which finds torch imported: that would take longer than the steps."""
-    process = multiprocessing.get_context("fork").Process(target=_train, args=(folder, name, options, *fatal))
-    process.start()
-    return process
-
-
 def _train(folder, name, options, fatal=None, seconds=0.0):
     """Train; a process that is killed some seconds after its fatal step has been told ends itself."""
 
@@ -142,16 +135,11 @@ def _train(folder, name, options, fatal=None, seconds=0.0):
         run(load("run.toml", [f"logging.name={name}", *options]), Resume("auto"), observe)
 
 
-def finish(process):
-    process.join(timeout=PATIENCE_S)
-    assert process.exitcode == 0
-
-
 def kill_in_steps(folder, name, options, rng):
     """Start the run and kill it once it has gone some steps further, at a random moment of the next; steps done."""
     metrics = folder / "runs" / name / "metrics.jsonl"
     goal = min(steps_of(metrics) + rng.randint(1, 2), STEPS - 1)
-    process = forked(folder, name, options, goal, rng.uniform(0.0, 0.1))
+    process = forked(_train, folder, name, options, goal, rng.uniform(0.0, 0.1))
     process.join(timeout=PATIENCE_S)
     assert process.exitcode in (-signal.SIGKILL, 0)
     return steps_of(metrics)
@@ -171,11 +159,11 @@ def test_the_state_of_every_method_survives_kills(tmp_path, method):
     (tmp_path / "run.toml").write_text('[training]\ngroup_size = 4\n[[rewards]]\nname = "by_chance.chance"\n')
     options = (*SMALL, f"training.max_steps={STEPS}", *METHODS[method])
     whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    finish(forked(tmp_path, "killed", options))
+    finish(forked(_train, tmp_path, "killed", options))
     killed.rename(whole)  # one name for both: a checkpoint keeps the configuration, and the name is part of it
     rng = random.Random(method)
     moments = [kill_in_steps(tmp_path, "killed", options, rng) for _ in range(KILLS_EACH)]
-    finish(forked(tmp_path, "killed", options))
+    finish(forked(_train, tmp_path, "killed", options))
     print(f"{method}: killed after steps {moments}")
     assert "resumed after step" in (tmp_path / "killed.log").read_text()
     assert rows(killed / "metrics.jsonl") == rows(whole / "metrics.jsonl")

@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -225,11 +224,6 @@ def test_without_rl_steps_the_warm_started_model_is_evaluated_and_saved(train):
     assert [row["step"] for row in rows(run / "eval.jsonl")] == [0]
     assert (run / "model" / "model.safetensors").is_file()
     assert not (run / "metrics.jsonl").exists()
-
-
-def test_a_missing_checkpoint_path_is_a_configuration_error(train):
-    with pytest.raises(ConfigError, match="holds no run to resume"):
-        train(resume=Resume("resume", Path("nowhere/checkpoints/step-000001")))
 
 
 TRACKERS = """

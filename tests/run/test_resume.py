@@ -103,6 +103,25 @@ def forget(run):
     checkpoint.save(run / "checkpoints", checkpoint.step_of(saved), state, keep=1)
 
 
+def test_other_code_of_a_plugin_is_refused_unless_allowed(train, stopped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "divisor.py").write_text("BY = 2\n")
+    (tmp_path / "parity_reward.py").write_text(
+        "from divisor import BY\n\ndef even(completion):\n    return float(len(completion) % BY == 0)\n"
+    )
+    reward = 'rewards=[{name = "parity_reward.even"}]'
+    stopped(reward, steps=2)
+    before = content(tmp_path / "runs" / "run")
+    (tmp_path / "divisor.py").write_text("BY = 3\n")
+    with pytest.raises(ConfigError, match=r'plugins\.divisor: differs .*"\w+" -> "\w+"; --allow-change plugins'):
+        train(reward, resume=Resume("auto"))
+    assert content(tmp_path / "runs" / "run") == before
+    said = []
+    allowed = Resume("auto", allow_change=["plugins"])
+    train(reward, resume=allowed, observe=lambda event, details: said.append(str(details)))
+    assert any("resuming with plugins.divisor" in text for text in said)
+
+
 def _interrupted(*_):
     raise KeyboardInterrupt
 
