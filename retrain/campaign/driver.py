@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign
-from retrain.campaign.work.campaign_directory import CampaignDirectory, Job, create
-from retrain.campaign.work.run_process import start, warm_start_command
+from retrain.campaign.plan.plan_file import Job
+from retrain.campaign.work import run_process
+from retrain.campaign.work.campaign_directory import CampaignDirectory, create
 from retrain.run.stop_signal import Stop
-from retrain.system.process import end
 from retrain.types import Observer
 
 
@@ -20,12 +20,12 @@ def run_campaign(
     """Execute what is left to do of a campaign; finished runs are skipped.
 
     Args:
-        observe: see `retrain.campaign.work.campaign_worker.Worker`; "message" and "campaign" (its path) besides.
+        observe: see `retrain.campaign.work.campaign_worker.Worker`; also "message" and "campaign" (its path).
         fresh: delete an earlier campaign of that name first.
-        retry_failed: failed runs are taken up again.
+        retry_failed: run failed runs again, from their checkpoints.
     Raises:
         ConfigError, StorageError: the directory cannot be used.
-        Preempted, KeyboardInterrupt: stopped; the same command goes on.
+        Preempted, KeyboardInterrupt: stopped; the same command continues.
     """
     campaign = create(loaded, fresh)
     if retry_failed:
@@ -50,21 +50,16 @@ def failed(campaign: CampaignDirectory) -> bool:
 def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequence[Job], observe: Observer) -> None:
     """Compute each warm start that the jobs share, once, into the cache.
 
-    It is none of a run's business if this fails: the run says why itself.
+    If this fails, the runs fail as well, and say why.
     """
     for index, job in enumerate(_distinct(loaded, jobs)):
         observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})
-        log = campaign.path / f"warmstart-{index}.log"
         with Stop():
-            process = start(warm_start_command(campaign.run(job)), log, {})
-            try:
-                process.wait()
-            finally:
-                end(process)
+            run_process.warm_start(campaign.run(job), campaign.path / f"warmstart-{index}.log")
 
 
 def _distinct(loaded: LoadedCampaign, jobs: Sequence[Job]) -> list[Job]:
-    """One job for each warm start that there is to compute."""
+    """One job for each different warm start."""
     found: dict[str, Job] = {}
     configs = {condition.label: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
     for job in jobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import variance
@@ -14,13 +14,15 @@ from typing import Any
 import tomli_w
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign
+from retrain.campaign.plan.plan_file import PLAN
+from retrain.campaign.verdict.analysis import accuracy, differences
 from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.verdict.statistics import detectable_effect, smallest_p
 from retrain.campaign.work.campaign_worker import machine_slots
-from retrain.campaign.work.run_process import reason, start, train_command, warm_start_command
+from retrain.campaign.work.run_process import finish, reason, train_command, warm_start
 from retrain.errors import RetrainError
 from retrain.report.page import duration
 from retrain.storage.run_files import read_rows
-from retrain.system.process import end
 from retrain.system.secret_names import masked
 
 _PROBE_STEPS = 2
@@ -36,7 +38,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     """
     seeds, config = loaded.settings.seed_list, loaded.configs[0].config
     runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots))
-    spent, accuracy = _probe(loaded) if probe else ({}, None)
+    spent, reached = _probe(loaded) if probe else ({}, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
@@ -46,7 +48,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
         "evaluation": f"{config.eval.problems} held-out problems every {config.eval.every} steps",
         "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
-        "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha, spread(loaded, accuracy)),
+        "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha, spread(loaded, reached)),
     }
     return facts | ({"time": _time(loaded, spent, math.ceil(runs / slots))} if probe else {})
 
@@ -59,50 +61,44 @@ class Spread:
     source: str
 
 
-def spread(loaded: LoadedCampaign, accuracy: float | None = None) -> Spread | None:
+def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | None:
     """Measured in the campaign's finished runs; without two pairs of them, what the held-out problems alone give.
 
     sd = sqrt(2 p (1 - p) / problems), the binomial error of two evaluations; None if nothing is evaluated.
 
     Args:
-        accuracy: p of the probe; without one, or at 0 or 1, p = 0.5, with which the error is greatest.
+        reached: accuracy p of the probe; without one, or at 0 or 1, p = 0.5, with which the error is greatest.
     """
     if measured := _measured(loaded):
         return measured
     problems = loaded.configs[0].config.eval.problems
     if not problems:
         return None
-    known = accuracy is not None and 0 < accuracy < 1
-    rate = accuracy if known and accuracy is not None else 0.5
-    origin = "the probe's" if known else "the worst"
+    rate, origin = (reached, "the probe's") if reached is not None and 0 < reached < 1 else (0.5, "the worst")
     source = f"assumed: the binomial error of two evaluations of {problems} problems at {origin} accuracy {rate:.2g}"
     return Spread(math.sqrt(2 * rate * (1 - rate) / problems), f"{source}; seeds that differ in more add to it")
 
 
 def _measured(loaded: LoadedCampaign) -> Spread | None:
     """Pooled over the comparisons that have two complete pairs or more."""
-    if not (loaded.directory / "plan.json").exists():
+    if not (loaded.directory / PLAN).exists():
         return None
     results = read_campaign(loaded.directory)
     against = [(label, results.baseline) for label in results.conditions if label != results.baseline]
-    squares, freedom, pairs = 0.0, 0, 0
-    for condition, other in results.ladder or against:
-        left, right = results.done(condition), results.done(other)
-        both = [(left[seed].accuracy, right[seed].accuracy) for seed in left if seed in right]
-        differences = [a - b for a, b in both if a is not None and b is not None]
-        if len(differences) > 1:
-            squares += variance(differences) * (len(differences) - 1)
-            freedom, pairs = freedom + len(differences) - 1, pairs + len(differences)
+    found = [differences(results.pairs(*pair), accuracy) for pair in results.ladder or against]
+    found = [values for values in found if len(values) > 1]
+    squares = sum(variance(values) * (len(values) - 1) for values in found)
+    pairs = sum(map(len, found))
     # Differences that are all equal are too few to have a spread.
-    return Spread(math.sqrt(squares / freedom), f"measured in {pairs} pairs of finished runs") if squares else None
+    if not squares:
+        return None
+    return Spread(math.sqrt(squares / (pairs - len(found))), f"measured in {pairs} pairs of finished runs")
 
 
 def power(seeds: int, conditions: int, alpha: float, known: Spread | None) -> list[str]:
     """What so many paired seeds can tell, in sentences."""
-    from retrain.campaign.verdict.statistics import detectable_effect, smallest_p
-
     least, comparisons = smallest_p(seeds), max(1, conditions - 1)
-    lines = [f"with {seeds} paired seeds the smallest p-value that there is is {least:.4g}"]
+    lines = [f"with {seeds} paired seeds the smallest possible p-value is {least:.4g}"]
     if least > alpha / comparisons:
         needed = math.ceil(1 - math.log2(alpha / comparisons))
         above = f"that is above {alpha:g} / {comparisons} comparisons: no difference can be significant"
@@ -139,9 +135,9 @@ def _probe(loaded: LoadedCampaign) -> tuple[dict[str, float], float | None]:
         config["training"]["max_steps"] = _PROBE_STEPS
         config["logging"] |= {"dir": name, "name": run.name, "trackers": []}
         (run / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-        # The campaign would compute the warm start as well; from now on it is in the cache.
-        warm = _timed(warm_start_command(run), run)
-        wall = _timed(train_command(run), run)
+        # Not a waste: the campaign finds the warm start in the cache.
+        warm = _timed(run, warm_start)
+        wall = _timed(run, lambda run, log: finish(train_command(run), log))
         metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
@@ -154,17 +150,12 @@ def _probe(loaded: LoadedCampaign) -> tuple[dict[str, float], float | None]:
     return seconds, float(evals[-1]["accuracy"]) if evals else None
 
 
-def _timed(command: list[str], run: Path) -> float:
+def _timed(run: Path, go: Callable[[Path, Path], int]) -> float:
+    """Seconds that `go` takes with the run and its log."""
     began, log = time.monotonic(), run / "log.txt"
-    process = start(command, log, {})
-    try:
-        code = process.wait()
-    finally:
-        end(process)
-    if code:
-        error = RetrainError(
-            f"the probe failed: {reason(run, code)}\n{log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
-        )
+    if code := go(run, log):
+        text = log.read_text(encoding="utf-8", errors="replace")
+        error = RetrainError(f"the probe failed: {reason(run, code)}\n{text[-2000:]}")
         error.exit_code = code if code > 0 else 128 - code
         raise error
     return time.monotonic() - began

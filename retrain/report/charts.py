@@ -31,9 +31,9 @@ class Axes:
     percent: bool = False
     label: str = "step"
 
-    def place(self, point: Point) -> str:
-        """`X,Y` in the drawing."""
-        return f"{self.across(point[0]):.1f},{self.up(point[1]):.1f}"
+    def place(self, x: float, y: float) -> Point:
+        """Position of a point in the drawing."""
+        return self.across(x), self.up(y)
 
     def across(self, value: float) -> float:
         """Horizontal position of an x value."""
@@ -48,16 +48,13 @@ class Axes:
         base, parts = HEIGHT - _BOTTOM, list[str]()
         for tick in ticks(*self.y):
             y = self.up(tick)
-            label = f"{100 * tick:g}%" if self.percent else number(tick)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="tick end" x="{_LEFT - 6}" y="{y + 3.5:.1f}">{label}</text>')
+            parts.append(line("grid", (_LEFT, y), (WIDTH - _RIGHT, y)))
+            parts.append(label("end", (_LEFT - 6, y + 3.5), f"{100 * tick:g}%" if self.percent else number(tick)))
         for tick in ticks(*self.x, count=6):
             x = self.across(tick)
-            parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
-            parts.append(f'<text class="tick middle" x="{x:.1f}" y="{base + 16}">{number(tick)}</text>')
-        parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
-        parts.append(f'<text class="tick end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}">{self.label}</text>')
-        return "".join(parts)
+            parts.append(line("axis", (x, base), (x, base + 4)) + label("middle", (x, base + 16), number(tick)))
+        parts.append(line("axis", (_LEFT, base), (WIDTH - _RIGHT, base)))
+        return "".join([*parts, label("end", (WIDTH - _RIGHT, HEIGHT - 3), self.label)])
 
 
 def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | None = None) -> str:
@@ -83,17 +80,10 @@ def interval_chart(rows: Sequence[tuple[float, float, float, float]], x: Range |
         return ""
     axes = Axes(x or span([row[0] for row in rows]), (0.0, min(1.0, 1.1 * max(row[3] for row in rows)) or 1.0), True)
     upper, lower = [(x, high) for x, _, _, high in rows], [(x, low) for x, _, low, _ in rows]
-    outline = " ".join(axes.place(point) for point in (*upper, *reversed(lower)))
-    bars = "".join(
-        f'<line class="bar" x1="{axes.across(x):.1f}" x2="{axes.across(x):.1f}" '
-        f'y1="{axes.up(low):.1f}" y2="{axes.up(high):.1f}"/>'
-        for x, _, low, high in rows
-    )
-    dots = "".join(
-        f'<circle class="dot" cx="{axes.across(x):.1f}" cy="{axes.up(y):.1f}" r="3"/>' for x, y, _, _ in rows
-    )
-    line = polyline(axes, [(x, y) for x, y, _, _ in rows], "mean")
-    return svg(f'{axes.draw()}<polygon class="band" points="{outline}"/>{bars}{line}{dots}')
+    bars = "".join(line("bar", axes.place(x, low), axes.place(x, high)) for x, _, low, high in rows)
+    dots = "".join(dot("dot", axes.place(x, y), 3) for x, y, _, _ in rows)
+    curve = polyline(axes, [(x, y) for x, y, _, _ in rows], "mean")
+    return svg(axes.draw() + area(axes, upper, lower, "band") + bars + curve + dots)
 
 
 def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]], x: Range | None = None) -> str:
@@ -108,10 +98,8 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]],
     axes = Axes(x or span(steps), (0.0, 1.05 * top or 1.0))
     for index, values in enumerate(smooth.values()):
         roof = [below + value for below, value in zip(floor, values, strict=True)]
-        upper = thin(list(zip(steps, roof, strict=True)))
-        lower = thin(list(zip(steps, floor, strict=True)))
-        outline = " ".join(axes.place(point) for point in (*upper, *reversed(lower)))
-        shapes.append(f'<polygon class="layer-{index % 6}" points="{outline}"/>')
+        upper, lower = (thin(list(zip(steps, edge, strict=True))) for edge in (roof, floor))
+        shapes.append(area(axes, upper, lower, f"layer-{index % 6}"))
         floor = roof
     return svg("".join(shapes) + axes.draw())
 
@@ -124,8 +112,32 @@ def svg(content: str) -> str:
 def polyline(axes: Axes, points: Sequence[Point], style: str) -> str:
     """A line through the points; a single point is a dot."""
     if len(points) == 1:
-        return f'<circle class="dot" cx="{axes.across(points[0][0]):.1f}" cy="{axes.up(points[0][1]):.1f}" r="2"/>'
-    return f'<polyline class="{style}" points="{" ".join(axes.place(point) for point in points)}"/>'
+        return dot("dot", axes.place(*points[0]), 2)
+    return f'<polyline class="{style}" points="{_joined(axes, points)}"/>'
+
+
+def area(axes: Axes, upper: Sequence[Point], lower: Sequence[Point], style: str) -> str:
+    """The area between two lines."""
+    return f'<polygon class="{style}" points="{_joined(axes, [*upper, *reversed(lower)])}"/>'
+
+
+def _joined(axes: Axes, points: Sequence[Point]) -> str:
+    return " ".join(f"{axes.across(x):.1f},{axes.up(y):.1f}" for x, y in points)
+
+
+def line(style: str, start: Point, end: Point) -> str:
+    """A straight line between two positions in the drawing."""
+    return f'<line class="{style}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"/>'
+
+
+def dot(style: str, at: Point, radius: float) -> str:
+    """A circle around a position in the drawing."""
+    return f'<circle class="{style}" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{radius:g}"/>'
+
+
+def label(side: str, at: Point, text: str) -> str:
+    """The text of a tick or axis at a position in the drawing, which is its "middle" or "end"."""
+    return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{text}</text>'
 
 
 def runs(points: Sequence[Point]) -> list[list[Point]]:

@@ -6,7 +6,7 @@ the cells of a table are escaped by the macro that writes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,11 @@ class Table(NamedTuple):
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]]) -> Table:
+        """A table from rows that have the same columns, each a mapping of column to text."""
+        return cls([*rows[0]] if rows else [], [[*row.values()] for row in rows])
 
 
 def fill(template: str, **content: Any) -> str:

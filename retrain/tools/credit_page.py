@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retrain.report.charts import Axes, Point, number, polyline, roomy, span, svg
+from retrain.report.charts import Axes, Point, dot, line, number, polyline, roomy, span, svg
 from retrain.report.page import Table, fill, plural
 from retrain.tools.credit_comparison import SUMMARY, Completion, Credit, figure
 
@@ -39,10 +39,9 @@ def _scatter(credit: Credit, completions: Sequence[Completion]) -> str:
         _padded((min(low, 0.0), max(high, 0.0))),
         label="tokens",
     )
-    left, right, level = axes.across(axes.x[0]), axes.across(axes.x[1]), axes.up(0)
-    zero = f'<line class="zero" x1="{left:.1f}" x2="{right:.1f}" y1="{level:.1f}" y2="{level:.1f}"/>'
+    zero = line("zero", axes.place(axes.x[0], 0), axes.place(axes.x[1], 0))
     marks = "".join(
-        _mark(axes.across(one.length), axes.up(value), one.correct)
+        _mark(*axes.place(one.length, value), one.correct)
         for value, one in zip(credit.advantages, completions, strict=True)
     )
     return svg(axes.draw() + zero + _lines(axes, credit, completions) + marks)
@@ -64,7 +63,7 @@ def _padded(limits: tuple[float, float]) -> tuple[float, float]:
 
 def _mark(x: float, y: float, correct: bool) -> str:
     if correct:
-        return f'<circle class="right-dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+        return dot("right-dot", (x, y), 4)
     return f'<path class="wrong-dot" d="M{x - 3.5:.1f},{y - 3.5:.1f} l7,7 m0,-7 l-7,7"/>'
 
 

@@ -20,7 +20,7 @@ def loaded(tmp_path, monkeypatch):
 
 def test_power_says_when_no_outcome_could_be_significant():
     assert power(5, 2, 0.05, None) == [
-        "with 5 paired seeds the smallest p-value that there is is 0.0625",
+        "with 5 paired seeds the smallest possible p-value is 0.0625",
         "that is above 0.05 / 1 comparisons: no difference can be significant; use at least 6 seeds",
     ]
     least, effect = power(8, 5, 0.05, None)

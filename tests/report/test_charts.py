@@ -49,9 +49,9 @@ def test_every_curve_stays_inside_its_drawing(values):
 
 def test_axes_by_hand():
     axes = Axes((0, 10), (0, 1))
-    assert axes.place((0, 0)) == "50.0,196.0"
-    assert axes.place((10, 1)) == "426.0,10.0"
-    assert axes.place((5, 0.5)) == "238.0,103.0"
+    assert axes.place(0, 0) == (50.0, 196.0)
+    assert axes.place(10, 1) == (426.0, 10.0)
+    assert axes.place(5, 0.5) == (238.0, 103.0)
 
 
 def test_what_is_not_finite_is_a_gap():

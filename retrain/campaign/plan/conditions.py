@@ -30,6 +30,9 @@ OWNED: Mapping[str, str] = {
 }
 """Keys that the campaign sets in every run, and what to write instead."""
 
+Change = tuple[Path, Any, Path]
+"""A key of the run, its value, and the place in the campaign file."""
+
 _MODES = ("algorithm.algorithm_mode", "algorithm.advantage_mode", "algorithm.transform_mode")
 _FOLDER = re.compile(r"[^A-Za-z0-9._+=,-]+")
 
@@ -63,20 +66,16 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
     found: list[Condition] = []
     axes = list(_axes(settings, source))
     for label, entry, at, against in _entries(settings):
-        variant, overrides = fork(base), dict[str, Any]()
-        for key, value in entry.items():
-            path = _path(key)
-            lay(variant, path, value, source, (*at, key))
-            _check_owned(path, value, settings, source, (*at, key))
-            overrides |= _flat(path, value)
-        name = label or _label(overrides)
+        own = [(_path(key), value, (*at, key)) for key, value in entry.items()]
+        for change in own:
+            _check_owned(*change, settings, source)
+        name = label or _label(_flat(own))
         for point in itertools.product(*axes):
-            document, chosen = fork(variant), dict(overrides)
-            for path, value, place in point:
+            document = fork(base)
+            for path, value, place in (*own, *point):
                 lay(document, path, value, source, place)
-                chosen |= _flat(path, value)
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
-            found.append(Condition(name + suffix, chosen, document, at, against and against + suffix))
+            found.append(Condition(name + suffix, _flat([*own, *point]), document, at, against and against + suffix))
     return found
 
 
@@ -113,29 +112,39 @@ def _entries(settings: Campaign) -> Iterator[tuple[str | None, Mapping[str, Any]
         yield entry.label, entry.model_extra or {}, ("campaign", "conditions", index), entry.against
 
 
-def _axes(settings: Campaign, source: Document) -> Iterator[list[tuple[Path, Any, Path]]]:
-    """Each axis of the grid as its points: key of the run, value, place in the campaign file."""
+def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
+    """Each axis of the grid as the changes that it chooses from."""
     for at, values in leaves(("campaign", "grid"), settings.grid):
         path = tuple(part for name in at[2:] for part in _path(str(name)))
         if not isinstance(values, list) or not values:
             source.refuse(at, "an axis is a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
             continue
         for index, value in enumerate(values):
-            _check_owned(path, value, settings, source, at)
+            _check_owned(path, value, at, settings, source)
             if value in values[:index]:
                 source.refuse((*at, index), f"{_short(value)} is listed twice", "remove one of the two")
         yield [(path, value, (*at, index)) for index, value in enumerate(values) if value not in values[:index]]
 
 
-def _check_owned(path: Path, value: Any, settings: Campaign, source: Document, at: Path) -> None:
+def _check_owned(path: Path, value: Any, at: Path, settings: Campaign, source: Document) -> None:
     """Refuse what would be overwritten in every run."""
-    owned = {**OWNED, "logging.dir": "set it in [logging], for all runs"}
+    more = {"logging.dir": "set it in [logging], for all runs"}
     if settings.max_steps is not None:
-        owned["training.max_steps"] = "remove it, or [campaign] max_steps"
+        more["training.max_steps"] = "remove it, or [campaign] max_steps"
+    for leaf, fix in owned(path, value, more):
+        source.refuse((*at, *leaf[len(path) :]), "the campaign sets this", fix)
+
+
+def owned(path: Path, value: Any, more: Mapping[str, str] | None = None) -> Iterator[tuple[Path, str]]:
+    """The keys in `value` at `path` that the campaign sets in every run, each with what to write instead.
+
+    Args:
+        more: further keys of this kind with what to write instead.
+    """
     for leaf, _ in leaves(path, value):
-        for key, fix in owned.items():
+        for key, fix in {**OWNED, **(more or {})}.items():
             if within(".".join(map(str, leaf)), key):
-                source.refuse((*at, *leaf[len(path) :]), "the campaign sets this", fix)
+                yield leaf, fix
 
 
 def within(key: str, table: str) -> bool:
@@ -144,7 +153,7 @@ def within(key: str, table: str) -> bool:
 
 
 def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    """What is no table, with the keys that lead to it."""
+    """Every value that is no table, with the keys that lead to it."""
     if not isinstance(value, dict):
         yield path, value
         return
@@ -157,8 +166,10 @@ def _path(key: str) -> Path:
     return ("algorithm", key) if key in Algorithm.model_fields else tuple(key.split("."))
 
 
-def _flat(path: Path, value: Any) -> dict[str, Any]:
-    return {".".join(map(str, leaf)): inner for leaf, inner in leaves(path, value)}
+def _flat(changes: Sequence[Change]) -> dict[str, Any]:
+    """Dotted key -> value."""
+    found = [leaf for path, value, _ in changes for leaf in leaves(path, value)]
+    return {".".join(map(str, path)): value for path, value in found}
 
 
 def _label(overrides: Mapping[str, Any]) -> str:

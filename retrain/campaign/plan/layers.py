@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 from retrain.config.document import ALIASES, Document, show
@@ -10,21 +11,16 @@ from retrain.config.positions import Path
 
 
 def fork(document: Document) -> Document:
-    """A document of its own with the same values and places."""
-    return Document(
-        document.file,
-        document.text,
-        copy.deepcopy(document.data),
-        dict(document.places),
-        list(document.problems),
-        list(document.warnings),
-    )
+    """A copy with the same values and places; a change of either leaves the other as it is."""
+    lists = {"problems": [*document.problems], "warnings": [*document.warnings]}
+    return replace(document, data=copy.deepcopy(document.data), places={**document.places}, **lists)
 
 
 def lay(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
     """Set `value` at `path` as written at `at` in `source`; tables are laid key by key, anything else is replaced."""
     if isinstance(value, dict):
-        _place(document, path, source, at)
+        if at in source.places:
+            document.places.setdefault(path, source.places[at])
         _table(document, path)
         for key, inner in value.items():
             lay(document, (*path, key), inner, source, (*at, key))
@@ -49,8 +45,3 @@ def _table(document: Document, path: Path) -> dict[str, Any] | None:
         if not isinstance(node, dict):
             return None
     return node
-
-
-def _place(document: Document, path: Path, source: Document, at: Path) -> None:
-    if at in source.places:
-        document.places.setdefault(path, source.places[at])

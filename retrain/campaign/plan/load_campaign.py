@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.campaign.plan.conditions import OWNED, Condition, conditions, leaves, rungs, within
+from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
 from retrain.campaign.plan.layers import fork, lay
 from retrain.config.binder import Binder
 from retrain.config.document import Document, canonical, read
@@ -127,22 +127,21 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     _check_labels(found, settings, source)
     refused = {text: problem for text in overrides if (problem := _refusal(text, found))}
     problems, notes, configs = [*source.problems, *refused.values()], list[str](), list[LoadedConfig]()
-    odd: list[ConfigProblem] = []
     for condition in found:
         for text in overrides:
             if text not in own and text not in refused:
                 condition.document.override(text)
+        document = fork(condition.document)
+        document.data = _with_seed(condition, "campaign", settings.seed_list[0], None)
         try:
-            configs.append(_validated(condition, settings))
+            configs.append(validate(document))
         except ConfigError as error:
             problems += error.problems
             notes += getattr(error, "__notes__", ())
-    if len(configs) == len(found):
-        problems += _duplicates(found, configs, source)
-        alone = (lambda: load_campaign(file, own)) if len(overrides) > len(own) else None
-        mistakes, odd = judged(_unread(configs), alone)
-        problems += mistakes
-    _stop(problems, notes)
+    complete = len(configs) == len(found)
+    alone = (lambda: load_campaign(file, own)) if len(overrides) > len(own) else None
+    mistakes, odd = judged(_unread(configs) if complete else [], alone)
+    _stop([*problems, *(_duplicates(found, configs, source) if complete else ()), *mistakes], notes)
     assert executor is not None, "a mistake in it was raised"
     warnings = tuple(dict.fromkeys([*(warning for config in configs for warning in config.warnings), *odd]))
     return LoadedCampaign(str(file), source.text, settings, executor, tuple(found), tuple(configs), warnings)
@@ -167,7 +166,7 @@ def _base(settings: Campaign, source: Document) -> Document:
     base = Document(source.file, source.text) if path is None else read(path)
     if SECTION in base.data:
         source.refuse((SECTION, "base"), f"{path} is a campaign itself", "give the file of a run")
-        del base.data[SECTION]  # it is told once, and not of every condition
+        del base.data[SECTION]  # one error is enough; every condition would repeat it
     tables = {component.table for component in registry.components("executor")}
     for name, value in source.data.items():
         if name != SECTION and name not in tables:
@@ -180,20 +179,16 @@ def _base(settings: Campaign, source: Document) -> Document:
 
 
 def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
-    """Why `--set text` would not do what it says; None if it would."""
+    """Why `--set text` would have no effect; None if it would have one."""
     name = text.partition("=")[0].strip()
-    flag = Document("")
+    flag, key = Document(""), canonical(name)
     flag.override(text)
-    for path, _ in leaves((), flag.data):
-        for owned, fix in OWNED.items():
-            if within(".".join(map(str, path)), owned):
-                return ConfigProblem(f"--set {text}", 0, 0, name, "the campaign sets this", fix)
-    key = canonical(name)
+    for _, fix in owned((), flag.data):
+        return ConfigProblem(f"--set {text}", 0, 0, name, "the campaign sets this", fix)
     for condition in found:
-        for own in map(canonical, condition.overrides):
-            if within(key, own) or within(own, key):
-                what = f"condition {condition.label!r} sets this key"
-                return ConfigProblem(f"--set {text}", 0, 0, name, what, "change it in the file")
+        if any(within(key, own) or within(own, key) for own in map(canonical, condition.overrides)):
+            what = f"condition {condition.label!r} sets this key"
+            return ConfigProblem(f"--set {text}", 0, 0, name, what, "change it in the file")
     return None
 
 
@@ -213,13 +208,6 @@ def _check_labels(found: Sequence[Condition], settings: Campaign, source: Docume
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
             text = f'no other condition is called "{condition.against}"'
             source.refuse((*condition.at, "against"), text, f"labels: {', '.join(labels)}")
-
-
-def _validated(condition: Condition, settings: Campaign) -> LoadedConfig:
-    """The run of a condition with its first seed."""
-    document = fork(condition.document)
-    document.data = _with_seed(condition, "campaign", settings.seed_list[0], None)
-    return validate(document)
 
 
 def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | None) -> dict[str, Any]:

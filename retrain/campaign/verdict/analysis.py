@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median_low
+from functools import partial
+from operator import attrgetter
+from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.functional.seeds import derive_seed
 
 Measure = Callable[[Cell], "float | None"]
+accuracy, _area, _tokens = (attrgetter(name) for name in ("accuracy", "area", "avg_tokens"))
+_mean = partial(np.mean, axis=-1)
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,9 @@ class Estimate:
     value: float
     low: float
     high: float
+
+
+_NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -122,8 +131,9 @@ class Analysis:
 
     @property
     def secondary(self) -> tuple[Comparison, ...]:
-        """The other family."""
-        return self.baseline if self.ladder else ()
+        """The other family, without the comparisons that are in both: a ladder often starts at the baseline."""
+        first = {(one.condition, one.against) for one in self.ladder}
+        return tuple(one for one in self.baseline if first and (one.condition, one.against) not in first)
 
 
 def analyze(results: Results) -> Analysis:
@@ -149,8 +159,7 @@ def summarize(results: Results, condition: str) -> Summary:
     """The condition's estimates over its finished runs."""
     cells = list(results.done(condition).values())
     threshold = results.threshold
-    reached = None if threshold is None else [cell.reached(threshold) for cell in cells]
-    accuracies = _values(cells, _accuracy)
+    accuracies = _values(cells, accuracy)
     return Summary(
         condition=condition,
         done=len(cells),
@@ -159,25 +168,19 @@ def summarize(results: Results, condition: str) -> Summary:
         iqm=_bootstrapped(accuracies, statistics.iqm, condition, "iqm"),
         area=_bootstrapped(_values(cells, _area), _mean, condition, "area"),
         avg_tokens=_bootstrapped(_values(cells, _tokens), _mean, condition, "tokens"),
-        reached=None if reached is None else sum(step is not None for step in reached),
-        to_threshold=_to_threshold(cells, reached or []),
+        reached=None if threshold is None else sum(cell.reached(threshold) is not None for cell in cells),
+        to_threshold={} if threshold is None else _to_threshold(cells, threshold),
         total={what: fmean(cell.total[i] for cell in cells) if cells else math.nan for i, what in enumerate(SPENT)},
     )
 
 
 def _compared(results: Results, pair: tuple[str, str], family: str, size: int) -> Comparison:
     condition, against = pair
-    left, right = results.done(condition), results.done(against)
-    seeds = tuple(seed for seed in results.seeds if seed in left and seed in right)
-    planned = {cell.seed for label in (condition, against) for cell in results.of(label)}
-
-    def paired(measure: Measure) -> list[float]:
-        pairs = [(measure(left[seed]), measure(right[seed])) for seed in seeds]
-        return [a - b for a, b in pairs if a is not None and b is not None]
-
-    differences = paired(_accuracy)
-    own, other = (_values([side[seed] for seed in seeds], _accuracy) for side in (left, right))
-    draw = derive_seed(0, "improvement", condition, against)
+    pairs = results.pairs(condition, against)
+    seeds = tuple(cell.seed for cell, _ in pairs)
+    planned = {cell.seed for label in pair for cell in results.of(label)}
+    paired = differences(pairs, accuracy)
+    own, other = (_values([cells[side] for cells in pairs], accuracy) for side in (0, 1))
     return Comparison(
         condition=condition,
         against=against,
@@ -186,16 +189,20 @@ def _compared(results: Results, pair: tuple[str, str], family: str, size: int) -
         alpha=results.alpha,
         seeds=seeds,
         left_out=tuple(sorted(planned - set(seeds))),
-        difference=_paired_estimate(differences),
-        p=float(statistics.sign_flip(differences, derive_seed(0, "signs", condition, against))),
+        difference=mean_estimate(paired),
+        p=float(statistics.sign_flip(paired, derive_seed(0, "signs", condition, against))),
         exact=len(seeds) <= statistics.EXACT_SEEDS,
-        effect=statistics.effect_size(differences),
-        improvement=Estimate(
-            statistics.probability_of_improvement(own, other), *statistics.improvement_interval(own, other, draw)
-        ),
-        area=_paired_estimate(paired(_area)),
-        avg_tokens=_paired_estimate(paired(_tokens)),
+        effect=statistics.effect_size(paired),
+        improvement=Estimate(*statistics.improvement(own, other, derive_seed(0, "improvement", condition, against))),
+        area=mean_estimate(differences(pairs, _area)),
+        avg_tokens=mean_estimate(differences(pairs, _tokens)),
     )
+
+
+def differences(pairs: Sequence[tuple[Cell, Cell]], measure: Measure) -> list[float]:
+    """Of a measure, in every pair where both cells have it."""
+    measured = [(measure(cell), measure(other)) for cell, other in pairs]
+    return [a - b for a, b in measured if a is not None and b is not None]
 
 
 def _needed(one: Comparison) -> int | None:
@@ -209,59 +216,29 @@ def _needed(one: Comparison) -> int | None:
     return needed if needed is None or one.significant else max(needed, len(one.seeds) + 1)
 
 
-def _to_threshold(cells: Sequence[Cell], reached: Sequence[int | None]) -> dict[str, float]:
-    """Median over runs, the censored ones as infinite."""
-    if not reached:
-        return {}
-    pairs = list(zip(cells, reached, strict=True))
-    found = {"steps": _median([math.inf if step is None else float(step) for step in reached])}
-    for index, what in enumerate(SPENT):
-        spent = [math.inf if step is None else cell.spent_after(step)[index] for cell, step in pairs]
-        found[what] = _median(spent)
-    return found
-
-
-def _median(values: Sequence[float]) -> float:
-    """The middle value; between two middle ones their mean, infinite if one is."""
-    ordered = sorted(values)
-    return (median_low(ordered) + ordered[len(ordered) // 2]) / 2
+def _to_threshold(cells: Sequence[Cell], threshold: float) -> dict[str, float]:
+    """Median cost over runs by name; the cost of a run that does not reach the threshold counts as infinite."""
+    names = ("steps", *SPENT)
+    steps = [(cell, cell.reached(threshold)) for cell in cells]
+    never = (math.inf,) * len(names)
+    costs = [never if step is None else (float(step), *cell.spent_after(step)) for cell, step in steps]
+    return dict(zip(names, map(median, zip(*costs, strict=True)), strict=False))
 
 
 def _bootstrapped(values: Sequence[float], statistic: Callable[[Any], Any], *names: str) -> Estimate:
     if not values:
-        return Estimate(math.nan, math.nan, math.nan)
+        return _NOTHING
     interval = statistics.bootstrap_interval(values, statistic, derive_seed(0, "bootstrap", *names))
-    return Estimate(float(statistic(_row(values))[0]), *interval)
+    return Estimate(float(statistic(np.asarray(values))), *interval)
 
 
-def _paired_estimate(differences: Sequence[float]) -> Estimate:
-    if not differences:
-        return Estimate(math.nan, math.nan, math.nan)
-    low, high = statistics.mean_interval(differences)
-    return Estimate(fmean(differences), float(low), float(high))
-
-
-def _row(values: Sequence[float]) -> Any:
-    import numpy as np
-
-    return np.asarray([values], dtype=np.float64)
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """The mean with its 95% t interval; for differences paired by seed it is that of the paired t-test."""
+    if not values:
+        return _NOTHING
+    low, high = statistics.mean_interval(values)
+    return Estimate(fmean(values), float(low), float(high))
 
 
 def _values(cells: Sequence[Cell], measure: Measure) -> list[float]:
     return [value for cell in cells if (value := measure(cell)) is not None]
-
-
-def _mean(values: Any) -> Any:
-    return values.mean(axis=-1)
-
-
-def _accuracy(cell: Cell) -> float | None:
-    return cell.accuracy
-
-
-def _area(cell: Cell) -> float | None:
-    return cell.area
-
-
-def _tokens(cell: Cell) -> float | None:
-    return cell.avg_tokens

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
+from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict.provenance import settings
 from retrain.campaign.verdict.results import Cell, Results, read_campaign, read_cell, table
 from retrain.errors import ConfigError, ConfigProblem, StorageError
@@ -32,7 +33,7 @@ def read_runs(paths: Sequence[Path]) -> Results:
     """
     single, campaigns = list[tuple[str, Cell]](), list[tuple[Path, Results]]()
     for path in dict.fromkeys(paths):
-        if (path / "plan.json").is_file():
+        if (path / PLAN).is_file():
             campaigns.append((path, read_campaign(path)))
         else:
             single.append(_run(path))
@@ -42,8 +43,7 @@ def read_runs(paths: Sequence[Path]) -> Results:
         groups.setdefault(key, []).append(cell)
     for group in groups.values():
         cells += _labelled(group, {cell.condition for cell in cells})
-    labels = list(dict.fromkeys(cell.condition for cell in _in_order(cells, paths)))
-    return table("comparison", cells, labels, labels[0], threshold=None)
+    return table("comparison", _in_order(cells, paths))
 
 
 def compare_command(paths: Sequence[Path]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from retrain.campaign.verdict import sentences as verdict
 from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.campaign.verdict.results import Results, read_campaign, write_tables
+from retrain.report.charts import number
 from retrain.report.page import Table, fill, plural
 from retrain.report.shown_settings import settings
 from retrain.system.files import write_text, writing
-from retrain.system.records import read_json
 
 _TOKENS = 400
 """Tokens of a completion that the credit map shows."""
@@ -44,7 +44,7 @@ def write_report(directory: Path) -> Report:
     """
     results = read_campaign(directory)
     analysis = analyze(results)
-    commands = provenance.campaign_commands(directory, read_json(directory / "plan.json"), results)
+    commands = provenance.campaign_commands(directory, results)
     html, text = directory / "report.html", directory / "report.md"
     with writing(directory):
         write_text(html, render(analysis, commands))
@@ -58,16 +58,17 @@ def render(analysis: Analysis, commands: Sequence[str]) -> str:
     Args:
         commands: what gives the numbers again.
     """
-    results, second, credit = analysis.results, verdict.second(analysis), credit_map(analysis.results)
+    results, credit = analysis.results, credit_map(analysis.results)
     tables = verdict.tables(analysis)
     environment = provenance.environments(results).items()
     return fill(
         "campaign.html",
         title=results.name,
-        scope=_scope(results),
+        scope=f"{plural(len(results.conditions), 'condition')}, {plural(len(results.seeds), 'seed')}; "
+        f"the result of a run is its last held-out accuracy; baseline {results.baseline}",
         headline=verdict.headline(analysis),
         primary=_verdicts(analysis.primary),
-        others=_verdicts(one for one in analysis.secondary if verdict.sentence(one) in second),
+        others=_verdicts(analysis.secondary),
         baseline=verdict.BASELINE,
         note=verdict.note(analysis),
         lost=[verdict.lost_cell(cell) for cell in results.without_result()],
@@ -76,7 +77,7 @@ def render(analysis: Analysis, commands: Sequence[str]) -> str:
         threshold=results.threshold,
         keys=figures.keys(results),
         curves=_curves(results),
-        spent=[pair for pair in figures.costs(analysis) if pair[1]],
+        spent=figures.costs(results),
         credit=credit,
         completions=[_completion(credit, index) for index in range(len(credit.rows))] if credit else [],
         changes=_changes(results),
@@ -87,31 +88,28 @@ def render(analysis: Analysis, commands: Sequence[str]) -> str:
     )
 
 
-def _scope(results: Results) -> str:
-    return (
-        f"{plural(len(results.conditions), 'condition')}, {plural(len(results.seeds), 'seed')}; "
-        f"the result of a run is its last held-out accuracy; baseline {results.baseline}"
-    )
-
-
-def _verdicts(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
+def _verdicts(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     """Every sentence with its kind, in parts that are plain and bold in turn."""
     found: list[dict[str, Any]] = []
     for one in comparisons:
         first, semicolon, rest = verdict.conclusion(one).partition(";")
-        bold = ["", verdict.title(one), f": {verdict.numbers(one)}: ", first, f"{semicolon}{rest}."]
-        found.append({"kind": figures.kind(one), "parts": bold if one.seeds else [verdict.sentence(one)]})
+        parts = ["", verdict.title(one), f": {verdict.numbers(one)}", first, f"{semicolon}{rest}."]
+        found.append({"kind": figures.kind(one), "parts": parts})
     return found
 
 
 def _forests(analysis: Analysis, cells: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Families of comparisons, each a title and rows of a drawing and texts, over one axis."""
-    families = [("Each condition against the one that it adds to", analysis.ladder)]
-    families = [pair for pair in (*families, ("Each condition against the baseline", analysis.baseline)) if pair[1]]
+    families = {
+        "Each condition against the one that it adds to": analysis.ladder,
+        "Each condition against the baseline": analysis.baseline,
+    }
     span = figures.forest_span([*analysis.ladder, *analysis.baseline])
     rows = iter(cells)
-    drawn = [(title, [(figures.forest_row(one, span), next(rows)) for one in family]) for title, family in families]
-    return {"forests": drawn, "axis": figures.forest_axis(span)}
+    drawn = {
+        title: [(figures.forest_row(one, span), next(rows)) for one in family] for title, family in families.items()
+    }
+    return {"forests": [pair for pair in drawn.items() if pair[1]], "axis": figures.forest_axis(span)}
 
 
 def _curves(results: Results) -> list[tuple[str, str, str]]:
@@ -141,7 +139,7 @@ def _completion(found: CreditMap, index: int) -> dict[str, Any]:
         "planning": row.get("planning"),
         "rest": f" ... {length - _TOKENS} more" if length > _TOKENS else "",
         "lines": [
-            (label, scale, figures.scale_label(scale), found.advantages[label][index][:_TOKENS])
+            (label, scale, number(float(f"{scale:.2g}")), found.advantages[label][index][:_TOKENS])
             for label, scale in scales.items()
         ],
     }

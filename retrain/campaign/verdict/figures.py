@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from retrain.campaign.verdict.analysis import Analysis, Comparison, Estimate
+from retrain.campaign.verdict.analysis import Comparison, Estimate, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.statistics import mean_interval
-from retrain.report.charts import Axes, Point, Range, number, polyline, roomy, span, svg, ticks
+from retrain.report.charts import Axes, Point, Range, area, dot, label, line, polyline, roomy, span, svg, ticks
 
 COLORS = 8
 _WIDE, _ROW, _PAD = 340, 26, 12
@@ -26,32 +25,29 @@ def forest_span(comparisons: Sequence[Comparison]) -> Range:
 
 def forest_axis(of: Range) -> str:
     """The axis of the drawings of `forest_row`."""
-    marks = "".join(
-        f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="4"/>'
-        f'<text class="tick middle" x="{x:.1f}" y="16">{tick:+g}</text>'
-        for tick in ticks(*of, count=5)
-        for x in [_across(tick, of)]
-    )
-    base = f'<line class="axis" x1="{_PAD}" x2="{_WIDE - _PAD}" y1="0" y2="0"/>'
-    return f'<svg class="forest" viewBox="0 0 {_WIDE} 20" role="img">{base}{marks}</svg>'
+    places = {tick: _across(tick, of) for tick in ticks(*of, count=5)}
+    marks = "".join(line("axis", (x, 0), (x, 4)) + label("middle", (x, 16), f"{tick:+g}") for tick, x in places.items())
+    return _forest(20, line("axis", (_PAD, 0), (_WIDE - _PAD, 0)) + marks)
+
+
+def forest_row(one: Comparison, of: Range) -> str:
+    """A dot with its interval, and the line of no difference. Filled: clearly different. Hollow: not."""
+    middle, zero = _ROW / 2, _across(0, of)
+    parts = [line("zero", (zero, 0), (zero, _ROW))]
+    if math.isfinite(one.difference.low):
+        low, high = _across(one.difference.low, of), _across(one.difference.high, of)
+        parts.append(line(f"{kind(one)} whisker", (low, middle), (high, middle)))
+    if math.isfinite(one.difference.value):
+        parts.append(dot(kind(one), (_across(one.difference.value, of), middle), 5))
+    return _forest(_ROW, "".join(parts))
 
 
 def _across(value: float, of: Range) -> float:
     return _PAD + (_WIDE - 2 * _PAD) * (value - of[0]) / (of[1] - of[0])
 
 
-def forest_row(one: Comparison, of: Range) -> str:
-    """A dot with its interval, and the line of no difference. Filled: clearly different. Hollow: not."""
-    middle, zero = _ROW / 2, _across(0, of)
-    parts = [f'<line class="zero" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{_ROW}"/>']
-    if math.isfinite(one.difference.low):
-        left, right = _across(one.difference.low, of), _across(one.difference.high, of)
-        line = f'x1="{left:.1f}" x2="{right:.1f}" y1="{middle}" y2="{middle}"'
-        parts.append(f'<line class="{kind(one)} whisker" {line}/>')
-    if math.isfinite(one.difference.value):
-        x = _across(one.difference.value, of)
-        parts.append(f'<circle class="{kind(one)}" cx="{x:.1f}" cy="{middle}" r="5"/>')
-    return f'<svg class="forest" viewBox="0 0 {_WIDE} {_ROW}" role="img">{"".join(parts)}</svg>'
+def _forest(height: int, content: str) -> str:
+    return f'<svg class="forest" viewBox="0 0 {_WIDE} {height}" role="img">{content}</svg>'
 
 
 def kind(one: Comparison) -> str:
@@ -63,16 +59,9 @@ def kind(one: Comparison) -> str:
 
 def mean_curve(cells: Sequence[Cell]) -> Curve:
     """Mean accuracy over runs with its 95% t interval at every step that all of them were evaluated at."""
-    if not cells:
-        return []
     curves = [dict(cell.curve) for cell in cells]
-    steps = [step for step in curves[0] if all(step in curve for curve in curves)]
-    found: Curve = []
-    for step in steps:
-        values = [curve[step] for curve in curves]
-        low, high = mean_interval(values)
-        found.append((step, Estimate(sum(values) / len(values), float(low), float(high))))
-    return found
+    steps = [step for step in (curves[0] if curves else ()) if all(step in curve for curve in curves)]
+    return [(step, mean_estimate([curve[step] for curve in curves])) for step in steps]
 
 
 def curves(results: Results) -> tuple[str, dict[str, str]]:
@@ -80,7 +69,7 @@ def curves(results: Results) -> tuple[str, dict[str, str]]:
     means = {label: curve for label in results.conditions if (curve := mean_curve(list(results.done(label).values())))}
     if not means:
         return "", {}
-    points = [point for cells in results.cells.values() if cells.done for point in cells.curve]
+    points = [point for cell in results.cells.values() if cell.done for point in cell.curve]
     axes = Axes(span([float(step) for step, _ in points]), _shares([y for _, y in points]), True)
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
     single = {label: _panel(results, label, curve, means, axes) for label, curve in means.items()}
@@ -89,13 +78,13 @@ def curves(results: Results) -> tuple[str, dict[str, str]]:
 
 def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve], axes: Axes) -> str:
     own = f"c{index(results, label)}"
-    faint = "".join(
-        polyline(axes, [(float(step), y) for step, y in cell.curve], f"single {own}")
-        for cell in results.done(label).values()
+    runs = [[(float(step), y) for step, y in cell.curve] for cell in results.done(label).values()]
+    faint = "".join(polyline(axes, run, f"single {own}") for run in runs)
+    known = [(float(step), at) for step, at in curve if math.isfinite(at.low)]
+    upper, lower = (
+        [(x, _clip(axes.y, end)) for x, at in known for end in [getattr(at, side)]] for side in ("high", "low")
     )
-    edges = [(float(step), *_clip(axes.y, at.low, at.high)) for step, at in curve if math.isfinite(at.low)]
-    outline = [*((step, high) for step, _, high in edges), *((step, low) for step, low, _ in reversed(edges))]
-    band = f'<polygon class="area {own}" points="{" ".join(axes.place(point) for point in outline)}"/>' if edges else ""
+    band = area(axes, upper, lower, f"area {own}") if known else ""
     baseline = means.get(results.baseline, []) if label != results.baseline else []
     dashed = polyline(axes, _line(baseline), "reference") if baseline else ""
     return svg(axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {own}"))
@@ -107,36 +96,37 @@ def _shares(values: Sequence[float]) -> Range:
     return max(0.0, low), min(1.0, high)
 
 
-def _clip(of: Range, *ends: float) -> tuple[float, ...]:
-    """The ends of an interval, cut at the edge of the drawing. With two or three runs intervals are very wide."""
-    return tuple(min(max(float(end), of[0]), of[1]) for end in ends)
+def _clip(of: Range, end: float) -> float:
+    """The end of an interval, cut at the edge of the drawing. With two or three runs intervals are very wide."""
+    return min(max(end, of[0]), of[1])
 
 
 def _line(curve: Curve) -> list[Point]:
     return [(float(step), at.value) for step, at in curve]
 
 
-def costs(analysis: Analysis) -> list[tuple[str, str]]:
-    """(title, chart) of accuracy over tokens and over time; a chart is empty without finished runs."""
-    return [("Tokens", _cost(analysis, 1, "tokens sampled")), ("Time", _cost(analysis, 2, "seconds in steps"))]
+def costs(results: Results) -> list[tuple[str, str]]:
+    """(title, chart) of accuracy over tokens and over time; none without finished runs."""
+    if not any(cell.done for cell in results.cells.values()):
+        return []
+    return [("Tokens", _cost(results, 1, "tokens sampled")), ("Time", _cost(results, 2, "seconds in steps"))]
 
 
-def _cost(analysis: Analysis, what: int, label: str) -> str:
+def _cost(results: Results, what: int, unit: str) -> str:
     """Final accuracy against cost: a small mark for each run, a large one with intervals for the mean of a condition.
 
     Args:
         what: index into `results.SPENT`.
-        label: of the x axis.
+        unit: of the cost.
     """
-    results = analysis.results
-    runs = {name: _spent(results, name, what) for name in results.conditions}
+    most = max(cell.total[what] for cell in results.cells.values() if cell.done)
+    scale, unit = (1e6, f"million {unit}") if most >= 1e6 else (1.0, unit)
+    runs: dict[str, list[Point]] = {name: [] for name in results.conditions}
+    for cell in results.cells.values():
+        if cell.accuracy is not None:
+            runs[cell.condition].append((cell.total[what] / scale, cell.accuracy))
     points = [point for found in runs.values() for point in found]
-    if not points:
-        return ""
-    scale = 1e6 if max(x for x, _ in points) >= 1e6 else 1.0
-    unit = f"million {label}" if scale > 1 else label
-    runs = {name: [(x / scale, y) for x, y in found] for name, found in runs.items()}
-    x = span([x / scale for x, _ in points])
+    x = span([x for x, _ in points])
     room = 0.06 * (x[1] - x[0])
     axes = Axes((x[0] - room, x[1] + room), _shares([y for _, y in points]), True, unit)
     small = "".join(
@@ -146,23 +136,15 @@ def _cost(analysis: Analysis, what: int, label: str) -> str:
     return svg(axes.draw() + small + large)
 
 
-def _spent(results: Results, label: str, what: int) -> list[Point]:
-    return [(cell.total[what], cell.accuracy) for cell in results.done(label).values() if cell.accuracy is not None]
-
-
 def _center(axes: Axes, points: Sequence[Point], i: int) -> str:
-    x, y = (sum(point[axis] for point in points) / len(points) for axis in (0, 1))
+    x, y = (mean_estimate(values) for values in zip(*points, strict=True))
     bars = ""
     if len(points) > 1:
-        left, right = _clip(axes.x, *mean_interval([point[0] for point in points]))
-        low, high = _clip(axes.y, *mean_interval([point[1] for point in points]))
-        across, up = axes.across(x), axes.up(y)
-        bars = (
-            f'<line class="whisker c{i}" x1="{axes.across(left):.1f}" x2="{axes.across(right):.1f}" '
-            f'y1="{up:.1f}" y2="{up:.1f}"/><line class="whisker c{i}" x1="{across:.1f}" x2="{across:.1f}" '
-            f'y1="{axes.up(low):.1f}" y2="{axes.up(high):.1f}"/>'
-        )
-    return bars + mark(axes, (x, y), i, 6, "center")
+        left, right = ((_clip(axes.x, end), y.value) for end in (x.low, x.high))
+        below, above = ((x.value, _clip(axes.y, end)) for end in (y.low, y.high))
+        ends = [(left, right), (below, above)]
+        bars = "".join(line(f"whisker c{i}", axes.place(*a), axes.place(*b)) for a, b in ends)
+    return bars + mark(axes, (x.value, y.value), i, 6, "center")
 
 
 _SHAPES: tuple[Callable[[float], str], ...] = (
@@ -176,24 +158,16 @@ _SHAPES: tuple[Callable[[float], str], ...] = (
 
 def mark(axes: Axes, point: Point, i: int, size: float, style: str) -> str:
     """The mark of condition i at a point."""
-    place = axes.place(point).replace(",", " ")
-    return f'<path class="{style} c{i}" transform="translate({place})" d="{_SHAPES[i % 4](size)}"/>'
+    x, y = axes.place(*point)
+    return f'<path class="{style} c{i}" transform="translate({x:.1f} {y:.1f})" d="{_SHAPES[i % 4](size)}"/>'
 
 
 def keys(results: Results) -> list[tuple[str, str]]:
     """Every condition with its mark, around the origin."""
-    return [
-        (label, f'<path class="center c{i}" d="{_SHAPES[i % 4](5)}"/>')
-        for label in results.conditions
-        for i in [index(results, label)]
-    ]
+    marks = [(label, index(results, label)) for label in results.conditions]
+    return [(label, f'<path class="center c{i}" d="{_SHAPES[i % 4](5)}"/>') for label, i in marks]
 
 
 def index(results: Results, label: str) -> int:
     """Which color and shape a condition has; they repeat after COLORS conditions."""
     return results.conditions.index(label) % COLORS
-
-
-def scale_label(value: float) -> str:
-    """A short label of a scale."""
-    return number(float(f"{value:.2g}"))

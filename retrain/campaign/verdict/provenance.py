@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retrain.campaign.plan.plan_file import PLAN
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.storage.run_files import flatten
 from retrain.system.records import read_json
@@ -49,29 +51,26 @@ def differences(results: Results) -> dict[str, dict[str, str]]:
 
 def environments(results: Results) -> dict[str, dict[str, int]]:
     """Of every fact about the machines and packages: value -> runs; most frequent first."""
-    counts: dict[str, dict[str, int]] = {}
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for cell in results.cells.values():
         facts = dict(flatten(read_json(cell.path / "environment.json")))
         if cell.host:
             facts["host"] = cell.host
         for key, value in facts.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            values = counts.setdefault(key, {})
-            values[text] = values.get(text, 0) + 1
-    return {key: dict(sorted(values.items(), key=lambda item: -item[1])) for key, values in counts.items()}
+            counts[key][value if isinstance(value, str) else json.dumps(value)] += 1
+    return {key: dict(values.most_common()) for key, values in counts.items()}
 
 
-def campaign_commands(directory: Path, plan: Mapping[str, Any], results: Results) -> list[str]:
+def campaign_commands(directory: Path, results: Results) -> list[str]:
     """Commands that run the campaign again, and each of its cells alone."""
-    source = str(plan.get("file") or directory / "campaign.toml")
+    source = str(read_json(directory / PLAN).get("file") or directory / "campaign.toml")
     lines = ["# everything", f"retrain campaign {shlex.quote(source)}", f"retrain report {shlex.quote(str(directory))}"]
     lines += ["", "# one run; its name keeps it apart from the campaign's"]
-    return lines + [_again(cell) for label in results.conditions for cell in results.of(label)]
-
-
-def _again(cell: Cell) -> str:
-    config, name = str(cell.path / "config.toml"), _NAME.sub("-", f"again-{cell.path.parent.name}-{cell.path.name}")
-    return f"retrain train {shlex.quote(config)} --set logging.name={name} --set logging.dir=runs"
+    for cell in (cell for label in results.conditions for cell in results.of(label)):
+        config, name = str(cell.path / "config.toml"), f"again-{cell.path.parent.name}-{cell.path.name}"
+        options = f"--set logging.name={_NAME.sub('-', name)} --set logging.dir=runs"
+        lines.append(f"retrain train {shlex.quote(config)} {options}")
+    return lines
 
 
 def _started(cells: Sequence[Cell]) -> Cell | None:

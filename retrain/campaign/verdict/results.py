@@ -15,7 +15,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.campaign.plan.plan_file import PLAN, read_plan
+from retrain.errors import StorageError
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.files import staged
 from retrain.system.records import read_json
@@ -23,13 +24,6 @@ from retrain.system.records import read_json
 SPENT = ("rollouts", "tokens", "seconds")
 _SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
 _EVALUATED = ("accuracy", "avg_tokens")
-
-COLUMNS = (
-    *("condition", "seed", "status", "reason", "accuracy", "area", "avg_tokens", "steps", *SPENT, "reached"),
-    *(f"{what}_to_threshold" for what in ("steps", *SPENT)),
-    *("host", "attempts", "path"),
-)
-"""Of results.csv and results.parquet."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,6 @@ class Cell:
         curve: (step, held-out accuracy) of every evaluation, in order.
         avg_tokens: mean length of a held-out completion at the last evaluation.
         spent: rollouts, tokens and seconds used up after 0, 1, 2, ... steps.
-        overrides: `key=value`, as the campaign set them.
         host, attempts: where it ran, and how often it was started.
     """
 
@@ -55,7 +48,6 @@ class Cell:
     curve: tuple[tuple[int, float], ...] = ()
     avg_tokens: float | None = None
     spent: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),)
-    overrides: tuple[str, ...] = ()
     host: str = ""
     attempts: int | None = None
 
@@ -109,7 +101,6 @@ class Results:
         threshold: the accuracy that "steps to threshold" counts to; None if no accuracy makes sense.
         alpha: level of each family of comparisons.
         ladder: pairs (condition, against) in which the first adds something to the second.
-        commands: what reproduces the table.
     """
 
     name: str
@@ -120,7 +111,6 @@ class Results:
     threshold: float | None = None
     alpha: float = 0.05
     ladder: tuple[tuple[str, str], ...] = ()
-    commands: tuple[str, ...] = ()
 
     def of(self, condition: str) -> list[Cell]:
         """The condition's cells, by seed."""
@@ -129,6 +119,11 @@ class Results:
     def done(self, condition: str) -> dict[int, Cell]:
         """The condition's finished cells, by seed."""
         return {cell.seed: cell for cell in self.of(condition) if cell.done}
+
+    def pairs(self, condition: str, against: str) -> list[tuple[Cell, Cell]]:
+        """The finished cells of both conditions with the same seed, by seed."""
+        left, right = self.done(condition), self.done(against)
+        return [(left[seed], right[seed]) for seed in left if seed in right]
 
     def without_result(self) -> list[Cell]:
         """Cells that failed, are missing or unfinished, in the table's order."""
@@ -139,58 +134,34 @@ def read_campaign(directory: Path) -> Results:
     """The table of a campaign directory.
 
     Raises:
-        ConfigError: there is no campaign at this path.
+        ConfigError: there is no campaign at this path. StorageError: its plan cannot be read.
     """
-    plan = read_json(directory / "plan.json")
-    if not plan:
-        problem = ConfigProblem(str(directory), 0, 0, "campaign", "holds no plan.json", "give runs/NAME of a campaign")
-        raise ConfigError([problem])
-    with understood(directory / "plan.json"):
-        cells = [_planned(directory, entry) for entry in plan["cells"]]
-        found = tuple(dict.fromkeys(cell.condition for cell in cells))
+    plan, jobs = read_plan(directory)
+    cells = [read_cell(directory / job.path, job.condition, job.seed, job.max_steps) for job in jobs]
+    with understood(directory / PLAN):
         ladder = tuple((str(condition), str(against)) for condition, against in plan["ladder"])
-        name, threshold, alpha = directory.resolve().name, plan["threshold"], float(plan["alpha"])
-    return table(name, cells, found, plan["baseline"], threshold=threshold, alpha=alpha, ladder=ladder)
+        facts = {"threshold": plan["threshold"], "alpha": float(plan["alpha"]), "ladder": ladder}
+        return table(directory.resolve().name, cells, baseline=plan["baseline"], **facts)
 
 
-def table(
-    name: str, cells: Sequence[Cell], conditions: Sequence[str], baseline: str, *, threshold: float | None, **more: Any
-) -> Results:
-    """Results from cells; the threshold falls back to `default_threshold`."""
-    results = Results(
-        name=name,
-        conditions=tuple(conditions),
-        baseline=baseline,
-        seeds=tuple(sorted({cell.seed for cell in cells})),
-        cells={(cell.condition, cell.seed): cell for cell in cells},
-        threshold=threshold,
-        **more,
-    )
-    return results if threshold is not None else replace(results, threshold=default_threshold(results))
+def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:
+    """Results from cells in their order; the baseline is the first condition, the threshold nine tenths of its way.
 
-
-def default_threshold(results: Results) -> float | None:
-    """Nine tenths of the way that the baseline came: a + 0.9 (b - a), a and b its mean first and last accuracy.
-
-    None if the baseline has no finished run or did not improve.
+    The way goes from its mean first accuracy to its mean last one. Without finished runs or improvement there is no
+    threshold.
     """
+    conditions = tuple(dict.fromkeys(cell.condition for cell in cells))
+    seeds = tuple(sorted({cell.seed for cell in cells}))
+    by_place = {(cell.condition, cell.seed): cell for cell in cells}
+    results = Results(name, conditions, baseline or conditions[0], seeds, by_place, **more)
     curves = [cell.curve for cell in results.done(results.baseline).values()]
-    if not curves:
-        return None
+    if results.threshold is not None or not curves:
+        return results
     first, last = (sum(curve[end][1] for curve in curves) / len(curves) for end in (0, -1))
-    return first + 0.9 * (last - first) if last > first else None
+    return replace(results, threshold=first + 0.9 * (last - first)) if last > first else results
 
 
-def _planned(directory: Path, entry: Mapping[str, Any]) -> Cell:
-    condition, seed = str(entry["condition"]), int(entry["seed"])
-    path = directory / entry["path"]
-    overrides = tuple(f"{key}={value}" for key, value in entry["overrides"].items())
-    return read_cell(path, condition, seed, int(entry["max_steps"]), overrides)
-
-
-def read_cell(
-    path: Path, condition: str, seed: int, max_steps: int | None = None, overrides: tuple[str, ...] = ()
-) -> Cell:
+def read_cell(path: Path, condition: str, seed: int, max_steps: int | None = None) -> Cell:
     """The cell of a run directory. A run whose files are damaged has the status "unreadable".
 
     How the campaign says that it ended counts; without an outcome.json, its own status.json.
@@ -198,7 +169,7 @@ def read_cell(
     Args:
         max_steps: how many steps the run was to make; None: as its own configuration says.
     """
-    cell = Cell(condition, seed, path, "unreadable", overrides=overrides)
+    cell = Cell(condition, seed, path, "unreadable")
     try:
         with understood(path):
             return _read(cell, max_steps)
@@ -214,14 +185,14 @@ def _read(cell: Cell, max_steps: int | None) -> Cell:
         max_steps = int(read_json(path / "config.resolved.json")["training"]["max_steps"]) if metrics else 0
     if status == "done" and (why := _no_result(metrics, evals, max_steps)):
         status, reason = "failed", why
-    spent = [tuple(float(row.get(key, 0.0)) for key in _SPENT_KEYS) for row in metrics]
+    spent = [accumulate([float(row.get(key, 0.0)) for row in metrics], initial=0.0) for key in _SPENT_KEYS]
     return replace(
         cell,
         status=status,
         reason=reason,
         curve=tuple((row["step"], float(row["accuracy"])) for row in evals if row.get("accuracy") is not None),
         avg_tokens=evals[-1].get("avg_tokens") if evals else None,
-        spent=tuple(zip(*(accumulate(column, initial=0.0) for column in _columns(spent)), strict=True)),
+        spent=tuple(zip(*spent, strict=True)),
         host=str(outcome.get("host") or ""),
         attempts=outcome.get("attempts"),
     )
@@ -242,10 +213,6 @@ def _no_result(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str
     return ""
 
 
-def _columns(rows: Sequence[tuple[float, ...]]) -> list[list[float]]:
-    return [[row[index] for row in rows] for index in range(len(SPENT))]
-
-
 def _status(path: Path, outcome: Mapping[str, Any]) -> tuple[str, str]:
     """(status, reason) of a run directory."""
     stored = read_json(path / "status.json")
@@ -262,10 +229,10 @@ def _status(path: Path, outcome: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
-    """The cell as a row of results.csv; what a cell without result does not have is None."""
+    """The cell as a row of results.csv and results.parquet; None for what a cell without a result lacks."""
     step = cell.reached(threshold) if cell.done and threshold is not None else None
-    to = dict.fromkeys(SPENT) if step is None else dict(zip(SPENT, cell.spent_after(step), strict=True))
-    values = {
+    needed = (None,) * len(SPENT) if step is None else cell.spent_after(step)
+    return {
         "condition": cell.condition,
         "seed": cell.seed,
         "status": cell.status,
@@ -275,14 +242,13 @@ def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
         "avg_tokens": cell.avg_tokens if cell.done else None,
         "steps": len(cell.spent) - 1,
         **dict(zip(SPENT, cell.total, strict=True)),
-        "reached": None if not cell.done or threshold is None else step is not None,
+        "reached": step is not None if cell.done and threshold is not None else None,
         "steps_to_threshold": step,
-        **{f"{what}_to_threshold": value for what, value in to.items()},
+        **{f"{what}_to_threshold": value for what, value in zip(SPENT, needed, strict=True)},
         "host": cell.host,
         "attempts": cell.attempts,
         "path": str(cell.path),
     }
-    return {name: values[name] for name in COLUMNS}
 
 
 def write_tables(results: Results, directory: Path) -> list[Path]:
@@ -290,7 +256,7 @@ def write_tables(results: Results, directory: Path) -> list[Path]:
     rows = [row(cell, results.threshold) for condition in results.conditions for cell in results.of(condition)]
     path = directory / "results.csv"
     with staged(path) as stage, stage.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, rows[0] if rows else (), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     if importlib.util.find_spec("pyarrow") is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Analysis, Comparison, Estimate, Summary
@@ -26,22 +28,9 @@ def headline(analysis: Analysis) -> str:
     return f"{start}. {clear} of {len(found)} conditions differ{'s' * (clear == 1)} clearly from the baseline."
 
 
-def sentences(analysis: Analysis) -> list[str]:
-    """One for each comparison of the ladder if there is one, else for each condition against the baseline."""
-    return [sentence(one) for one in analysis.primary]
-
-
-def second(analysis: Analysis) -> list[str]:
-    """Sentences of the other family, without those in `sentences`: a ladder often starts at the baseline."""
-    said = {(one.condition, one.against) for one in analysis.primary}
-    return [sentence(one) for one in analysis.secondary if (one.condition, one.against) not in said]
-
-
 def sentence(one: Comparison) -> str:
     """`gtpo on top of maxrl: +0.012 accuracy [-0.004, +0.028], p = .19 (Holm .57), 8 seeds: cannot tell; ...`."""
-    if not one.seeds:
-        return f"{title(one)}: cannot tell; no seed finished in both."
-    return f"{title(one)}: {numbers(one)}: {conclusion(one)}."
+    return f"{title(one)}: {numbers(one)}{conclusion(one)}."
 
 
 def title(one: Comparison) -> str:
@@ -53,19 +42,23 @@ def title(one: Comparison) -> str:
 
 
 def numbers(one: Comparison) -> str:
-    """Difference, interval, p, corrected p and seeds."""
+    """Difference, interval, p, corrected p and seeds, with a colon at the end; empty without a pair of runs."""
+    if not one.seeds:
+        return ""
     seeds = plural(len(one.seeds), "seed")
     if one.left_out:
         lone = ", ".join(map(str, one.left_out))
         seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
     test = f"p {p_value(one.p)} (Holm {p_value(one.holm).removeprefix('= ')})"
-    return f"{signed(one.difference.value)} accuracy{interval(one.difference)}, {test}, {seeds}"
+    return f"{estimate(one.difference, '+.3f', ' accuracy')}, {test}, {seeds}: "
 
 
 def conclusion(one: Comparison) -> str:
     """Better, worse, or cannot tell with the number of seeds that would be enough."""
     if one.significant:
         return "better" if one.difference.value > 0 else "worse"
+    if not one.seeds:
+        return "cannot tell; no seed finished in both"
     if len(one.seeds) < one.enough:
         few = f"cannot tell; no outcome of {len(one.seeds)} seeds could, {one.enough} are the least"
         return few if one.needed is None else f"{few} and about {max(one.needed, one.enough):,} would"
@@ -76,20 +69,20 @@ def conclusion(one: Comparison) -> str:
 
 def text(analysis: Analysis) -> str:
     """The verdict for a terminal: headline, sentences, and every run without a result."""
-    lines = [headline(analysis), *(f"  {line}" for line in sentences(analysis))]
-    if others := second(analysis):
-        lines += [BASELINE, *(f"  {line}" for line in others)]
+    lines = [headline(analysis), *(f"  {sentence(one)}" for one in analysis.primary)]
+    if analysis.secondary:
+        lines += [BASELINE, *(f"  {sentence(one)}" for one in analysis.secondary)]
     lost = analysis.results.without_result()
     return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in lost)])
 
 
 def conditions_text(analysis: Analysis) -> str:
     """`text`, after a table of the conditions."""
-    rows = [summary_row(one) for one in analysis.summaries]
-    widths = [max(map(len, column)) for column in zip(SUMMARY_COLUMNS, *rows, strict=True)]
+    columns, rows = conditions(analysis)
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (SUMMARY_COLUMNS, *rows)
+        for row in (columns, *rows)
     ]
     return "\n".join([*lines, "", text(analysis)])
 
@@ -99,59 +92,8 @@ def lost_cell(cell: Cell) -> str:
     return f"{cell.condition} seed {cell.seed} {cell.status}: {cell.reason}"
 
 
-SUMMARY_COLUMNS = ("condition", "runs", "accuracy, mean", "accuracy, IQM", "area under curve", "tokens per answer")
-"""Head of the table of conditions."""
-
-
-def summary_row(one: Summary) -> list[str]:
-    """The cells of SUMMARY_COLUMNS."""
-    return [
-        one.condition,
-        str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}",
-        *(estimate(value, ".3f") for value in (one.mean, one.iqm, one.area)),
-        estimate(one.avg_tokens, ".1f"),
-    ]
-
-
-REACH_COLUMNS = ("condition", "reached", "steps", *SPENT, *(f"{what}, whole run" for what in SPENT))
-"""Head of the table of costs: medians to the threshold, means of whole runs."""
-
-
-def reach_row(one: Summary) -> list[str]:
-    """The cells of REACH_COLUMNS."""
-    reached = "-" if one.reached is None else f"{one.reached} of {one.done}"
-    to = [amount(one.to_threshold.get(what, math.nan)) for what in ("steps", *SPENT)]
-    return [one.condition, reached, *to, *(amount(one.total[what]) for what in SPENT)]
-
-
 BASELINE = "Against the baseline, tested separately:"
-"""Above the sentences of `second`."""
-
-COMPARISON_COLUMNS = ("comparison", "accuracy", "seeds", "p", "Holm", "effect g", "verdict")
-"""Head of the table of differences."""
-
-
-def comparison_row(one: Comparison) -> list[str]:
-    """The cells of COMPARISON_COLUMNS."""
-    return [
-        title(one),
-        f"{signed(one.difference.value)}{interval(one.difference)}",
-        str(len(one.seeds)),
-        p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)"),
-        p_value(one.holm).removeprefix("= "),
-        "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
-        conclusion(one) if one.seeds else "cannot tell",
-    ]
-
-
-DESCRIBED_COLUMNS = ("comparison", "P(improvement)", "area under curve", "tokens per answer")
-"""Head of the table of differences that are not tested."""
-
-
-def described_row(one: Comparison) -> list[str]:
-    """The cells of DESCRIBED_COLUMNS."""
-    area = f"{signed(one.area.value)}{interval(one.area)}"
-    return [title(one), estimate(one.improvement, ".2f"), area, estimate(one.avg_tokens, "+.1f")]
+"""Above the sentences about `Analysis.secondary`."""
 
 
 def note(analysis: Analysis) -> str:
@@ -175,17 +117,72 @@ def note(analysis: Analysis) -> str:
 def tables(analysis: Analysis) -> dict[str, Table]:
     """The tables of a report, in HTML and in Markdown: differences, described, conditions, costs, runs."""
     results, both = analysis.results, (*analysis.ladder, *analysis.baseline)
-    seeds = [str(seed) for seed in results.seeds]
-    runs = [
-        [label, *(shown(results.cells.get((label, seed))) for seed in results.seeds)] for label in results.conditions
-    ]
     return {
-        "differences": Table(COMPARISON_COLUMNS, [comparison_row(one) for one in both]),
-        "described": Table(DESCRIBED_COLUMNS, [described_row(one) for one in both]),
-        "conditions": Table(SUMMARY_COLUMNS, [summary_row(one) for one in analysis.summaries]),
-        "costs": Table(REACH_COLUMNS, [reach_row(one) for one in analysis.summaries]),
-        "runs": Table(["condition", *seeds], runs),
+        "differences": Table.of([_tested(one) for one in both]),
+        "described": Table.of([_described(one) for one in both]),
+        "conditions": conditions(analysis),
+        "costs": Table.of([_costs(one) for one in analysis.summaries]),
+        "runs": Table.of(
+            [
+                {"condition": label} | {str(seed): _shown(results.cells.get((label, seed))) for seed in results.seeds}
+                for label in results.conditions
+            ]
+        ),
     }
+
+
+def conditions(analysis: Analysis) -> Table:
+    """The table of conditions."""
+    return Table.of([_summary(one) for one in analysis.summaries])
+
+
+def _summary(one: Summary) -> dict[str, str]:
+    return {
+        "condition": one.condition,
+        "runs": str(one.done) if one.done == one.planned else f"{one.done} of {one.planned}",
+        "accuracy, mean": estimate(one.mean, ".3f"),
+        "accuracy, IQM": estimate(one.iqm, ".3f"),
+        "area under curve": estimate(one.area, ".3f"),
+        "tokens per answer": estimate(one.avg_tokens, ".1f"),
+    }
+
+
+def _costs(one: Summary) -> dict[str, str]:
+    """Medians to the threshold, means of whole runs."""
+    return {
+        "condition": one.condition,
+        "reached": "-" if one.reached is None else f"{one.reached} of {one.done}",
+        **{what: amount(one.to_threshold.get(what, math.nan)) for what in ("steps", *SPENT)},
+        **{f"{what}, whole run": amount(one.total[what]) for what in SPENT},
+    }
+
+
+def _tested(one: Comparison) -> dict[str, str]:
+    return {
+        "comparison": title(one),
+        "accuracy": estimate(one.difference, "+.3f"),
+        "seeds": str(len(one.seeds)),
+        "p": p_value(one.p).removeprefix("= ") + ("" if one.exact else " (sampled)"),
+        "Holm": p_value(one.holm).removeprefix("= "),
+        "effect g": "-" if math.isnan(one.effect) else f"{one.effect:+.2f}",
+        "verdict": conclusion(one),
+    }
+
+
+def _described(one: Comparison) -> dict[str, str]:
+    return {
+        "comparison": title(one),
+        "P(improvement)": estimate(one.improvement, ".2f"),
+        "area under curve": estimate(one.area, "+.3f"),
+        "tokens per answer": estimate(one.avg_tokens, "+.1f"),
+    }
+
+
+def _shown(cell: Cell | None) -> str:
+    """Accuracy of a run, or else its status."""
+    if cell is None:
+        return "-"
+    return cell.status if cell.accuracy is None else f"{cell.accuracy:.3f}"
 
 
 def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
@@ -194,9 +191,9 @@ def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
         "campaign.md",
         title=analysis.results.name,
         headline=headline(analysis),
-        sentences=sentences(analysis),
+        sentences=[sentence(one) for one in analysis.primary],
         baseline=BASELINE,
-        others=second(analysis),
+        others=[sentence(one) for one in analysis.secondary],
         lost=[lost_cell(cell) for cell in analysis.results.without_result()],
         note=note(analysis),
         commands=commands,
@@ -207,15 +204,15 @@ def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
 def as_json(analysis: Analysis) -> dict[str, Any]:
     """The analysis as JSON; numbers that are not finite are null."""
     results = analysis.results
-    return {
+    facts = {
         "name": results.name,
         "baseline": results.baseline,
-        "seeds": list(results.seeds),
+        "seeds": results.seeds,
         "threshold": results.threshold,
         "headline": headline(analysis),
-        "conditions": [_plain(one) for one in analysis.summaries],
+        "conditions": analysis.summaries,
         "comparisons": [
-            _plain(one) | {"significant": one.significant, "verdict": conclusion(one) if one.seeds else "cannot tell"}
+            {**asdict(one), "significant": one.significant, "verdict": conclusion(one)}
             for one in (*analysis.ladder, *analysis.baseline)
         ],
         "without_result": [
@@ -223,23 +220,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
             for cell in results.without_result()
         ],
     }
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def shown(cell: Cell | None) -> str:
-    """A cell of the table of runs: its accuracy, or else its status."""
-    if cell is None:
-        return "-"
-    return cell.status if cell.accuracy is None else f"{cell.accuracy:.3f}"
+    return to_jsonable_python(facts, inf_nan_mode="null")
 
 
 def p_value(p: float) -> str:
@@ -249,21 +230,12 @@ def p_value(p: float) -> str:
     return f"= {p:.2f}".replace("0.", ".").replace("1.00", "1") if p >= 0.1 else f"= {p:.2g}".replace("0.", ".")
 
 
-def signed(value: float) -> str:
-    """`+0.012`; `-` if there is none."""
-    return "-" if math.isnan(value) else f"{value:+.3f}"
-
-
-def interval(value: Estimate) -> str:
-    """` [-0.004, +0.028]`; empty if there is none."""
-    return "" if math.isnan(value.low) else f" [{value.low:+.3f}, {value.high:+.3f}]"
-
-
-def estimate(value: Estimate, form: str) -> str:
+def estimate(value: Estimate, form: str, unit: str = "") -> str:
     """`0.512 [0.480, 0.541]`; without an interval `0.512`; without a value `-`."""
     if math.isnan(value.value):
         return "-"
-    return f"{value.value:{form}}" + ("" if math.isnan(value.low) else f" [{value.low:{form}}, {value.high:{form}}]")
+    interval = "" if math.isnan(value.low) else f" [{value.low:{form}}, {value.high:{form}}]"
+    return f"{value.value:{form}}{unit}{interval}"
 
 
 def amount(value: float) -> str:
@@ -272,7 +244,6 @@ def amount(value: float) -> str:
         return "-"
     if math.isinf(value):
         return "never"
-    for unit, size in (("M", 1e6), ("k", 1e4)):
-        if value >= size:
-            return f"{value / (1e6 if unit == 'M' else 1e3):.3g} {unit}"
+    if value >= 1e4:
+        return f"{value / 1e6:.3g} M" if value >= 1e6 else f"{value / 1e3:.3g} k"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -7,6 +7,7 @@ raises ValueError for data that are not finite: a comparison with NaN is false, 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 LEVEL = 0.05
-"""Of every test; intervals have the level 1 - LEVEL."""
+"""Significance level of every test; intervals have the level 1 - LEVEL."""
 
 POWER = 0.8
-"""Probability of detecting a difference that exists; the numbers of seeds that reports recommend are for it."""
+"""Probability of detecting a difference that exists, for which reports recommend numbers of seeds."""
 
 EXACT_SEEDS = 16
 """Up to this many seeds all 2^n sign patterns are enumerated."""
@@ -142,31 +143,24 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def probability_of_improvement(values: Sequence[float], others: Sequence[float]) -> float:
-    """P(X > Y) + P(X = Y) / 2 for a run of one condition and a run of the other, over all pairs of runs.
+def improvement(values: Sequence[float], others: Sequence[float], seed: int) -> tuple[float, float, float]:
+    """Probability of improvement: P(X > Y) + P(X = Y) / 2 for a run of one condition and a run of the other.
 
-    In [0, 1]; 0.5 where neither is better. NaN if a side has no runs.
+    Returns:
+        (value over all pairs of runs, low, high): in [0, 1], 0.5 where neither is better; the 95% percentile bootstrap
+        interval draws both conditions' runs. NaN for a side without runs, and an interval of NaN for one with one run.
     References: Agarwal et al., arXiv:2108.13264; it is Mann & Whitney's U / (n m).
     """
-    if not len(values) or not len(others):
-        return math.nan
-    return float(_wins(values, others).mean())
-
-
-def improvement_interval(values: Sequence[float], others: Sequence[float], seed: int) -> tuple[float, float]:
-    """95% percentile bootstrap interval of `probability_of_improvement`; both conditions' runs are drawn."""
-    if len(values) < 2 or len(others) < 2:
-        return math.nan, math.nan
-    rng, wins = np.random.default_rng(seed), _wins(values, others)
+    left, right = _finite(values)[:, None], _finite(others)[None]
+    wins = (left > right) + 0.5 * (left == right)
+    value = float(wins.mean()) if wins.size else math.nan
+    if min(wins.shape) < 2:
+        return value, math.nan, math.nan
+    rng = np.random.default_rng(seed)
     rows = rng.integers(len(values), size=(_DRAWS // 5, len(values), 1))
     columns = rng.integers(len(others), size=(_DRAWS // 5, 1, len(others)))
     low, high = np.quantile(wins[rows, columns].mean(axis=(1, 2)), [LEVEL / 2, 1 - LEVEL / 2])
-    return float(low), float(high)
-
-
-def _wins(values: Sequence[float], others: Sequence[float]) -> Array:
-    left, right = _finite(values)[:, None], _finite(others)[None]
-    return (left > right) + 0.5 * (left == right)
+    return value, float(low), float(high)
 
 
 def effect_size(differences: Sequence[float]) -> float:
@@ -207,14 +201,9 @@ def power(seeds: int, effect: float, alpha: float = LEVEL) -> float:
     if seeds > EXACT_SEEDS or (extreme := int(alpha / smallest_p(seeds))) >= _SMOOTH:
         return _t_power(seeds, size, alpha)
     if extreme == 1:
-        return _normal(size) ** seeds + _normal(-size) ** seeds
+        return sum((math.erfc(-side / math.sqrt(2)) / 2) ** seeds for side in (size, -size))  # Phi(side)^n
     shifts = _least_significant(seeds, extreme)
     return float(np.searchsorted(shifts, size) + np.searchsorted(shifts, -size)) / len(shifts)
-
-
-def _normal(value: float) -> float:
-    """Phi, the standard normal distribution function."""
-    return math.erfc(-value / math.sqrt(2)) / 2
 
 
 def _t_power(seeds: int, effect: float, alpha: float) -> float:
@@ -243,8 +232,8 @@ def _least_significant(seeds: int, extreme: int) -> Array:
     return np.sort(-np.concatenate(found))
 
 
-def detectable_effect(seeds: int, sd: float, power: float = POWER, alpha: float = LEVEL) -> float:
-    """The least true difference that `seeds` seeds detect with this power; infinite if no outcome is significant.
+def detectable_effect(seeds: int, sd: float, alpha: float = LEVEL) -> float:
+    """The least true difference that `seeds` seeds detect with POWER; infinite if no outcome is significant.
 
     Args:
         sd: standard deviation over seeds of the paired difference, in the unit of the result.
@@ -253,11 +242,11 @@ def detectable_effect(seeds: int, sd: float, power: float = POWER, alpha: float 
     if seeds < 2 or smallest_p(seeds) > alpha:
         return math.inf
     low, high = 0.0, 1.0
-    while _power(seeds, high, alpha) < power:
+    while power(seeds, high, alpha) < POWER:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _power(seeds, middle, alpha) < power else (low, middle)
+        low, high = (middle, high) if power(seeds, middle, alpha) < POWER else (low, middle)
     return sd * high
 
 
@@ -266,16 +255,5 @@ def seeds_needed(effect: float, alpha: float = LEVEL) -> int | None:
 
     None for no effect, or one so small that 100,000 seeds are too few.
     """
-    if not abs(effect) > 0 or _power(_MOST_SEEDS, effect, alpha) < POWER:
-        return None
-    low, high = 1, 2
-    while _power(high, effect, alpha) < POWER:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _power(middle, effect, alpha) < POWER else (low, middle)
-    return high
-
-
-_power = power
-"""`detectable_effect` has an argument of that name."""
+    found = bisect_left(range(_MOST_SEEDS + 1), POWER, lo=2, key=lambda seeds: power(seeds, effect, alpha))
+    return found if found <= _MOST_SEEDS else None

@@ -12,51 +12,24 @@ runs/NAME/
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli
-from pydantic import TypeAdapter
 
-from retrain.campaign.plan.conditions import Condition, leaves
+from retrain.campaign.plan.conditions import leaves
 from retrain.campaign.plan.load_campaign import LoadedCampaign, tracker_tables
+from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_plan
 from retrain.config.document import show
 from retrain.errors import ConfigError, ConfigProblem, StorageError
-from retrain.storage.run_files import understood
-from retrain.system.files import write_text, writing
+from retrain.system.files import remove, write_text, writing
 from retrain.system.lock import exclusive
 from retrain.system.records import read_json
 
-PLAN = "plan.json"
 _LOCK = "lock"
 _FREE = ("logging", "checkpoint")
-
-
-@dataclass(frozen=True)
-class Job:
-    """The run of one cell.
-
-    Attributes:
-        id: CONDITION/sSEED.
-        condition, seed: label of the condition, and the seed.
-        overrides: dotted key -> value, what the condition changes of the base run.
-        max_steps: steps of the run.
-        path: run directory within the campaign's.
-    """
-
-    id: str
-    condition: str
-    seed: int
-    overrides: Mapping[str, Any]
-    max_steps: int
-    path: str
-
-
-_JOB = TypeAdapter(Job)
 
 
 class CampaignDirectory:
@@ -72,19 +45,15 @@ class CampaignDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.plan = path, read_json(path / PLAN)
-        if not self.plan:
-            problem = ConfigProblem(str(path), 0, 0, "campaign", "holds no plan.json", "give runs/NAME of a campaign")
-            raise ConfigError([problem])
-        with understood(path / PLAN):
-            self.jobs = [_JOB.validate_python(cell) for cell in self.plan["cells"]]
+        self.path = path
+        self.plan, self.jobs = read_plan(path)
 
     def run(self, job: Job) -> Path:
         """The run directory of a job."""
         return self.path / job.path
 
     def outcome(self, job: Job) -> dict[str, Any]:
-        """How the job ended; empty while it has not, or if that cannot be read: then it is taken up again."""
+        """How the job ended; empty if it has not, or if the file cannot be read, and then the job is run again."""
         with suppress(StorageError):
             return read_json(self.run(job) / "outcome.json")
         return {}
@@ -94,7 +63,7 @@ class CampaignDirectory:
         return [job for job in self.jobs if not self.outcome(job)]
 
     def finish(self, job: Job, outcome: Mapping[str, Any]) -> bool:
-        """Write how the job ended; False, and nothing is written, if that has been told already."""
+        """Write how the job ended. If it has an outcome already, return False and write nothing."""
         with exclusive(self.run(job) / "outcome.lock", waiting=lambda: None):
             if self.outcome(job):
                 return False
@@ -102,7 +71,7 @@ class CampaignDirectory:
         return True
 
     def forget_failures(self) -> None:
-        """Failed jobs count as not run: they are taken up again from their checkpoints."""
+        """Delete the outcomes of failed jobs, so that these are run again, from their checkpoints."""
         for job in self.jobs:
             if self.outcome(job).get("status") == "failed":
                 (self.run(job) / "outcome.json").unlink()
@@ -123,61 +92,32 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         with exclusive(path / _LOCK, waiting=lambda: None):  # another driver may be writing the plan
-            return _create(path, loaded, fresh)
-
-
-def _create(path: Path, loaded: LoadedCampaign, fresh: bool) -> CampaignDirectory:
-    if not (path / PLAN).exists() and any(entry.name != _LOCK for entry in path.iterdir()):
-        raise _refusal(path, "exists and is not a campaign: it holds no plan.json", "choose another [campaign] name")
-    if fresh:
-        _delete(path)
-    jobs = [
-        (condition, _job(condition, seed, config.config.training.max_steps))
-        for seed in loaded.settings.seed_list
-        for condition, config in zip(loaded.conditions, loaded.configs, strict=True)
-    ]
-    problems = [
-        problem
-        for condition, job in jobs
-        for problem in _changes(path / job.path, loaded.cell_config(condition, job.seed))
-    ]
-    if problems:
-        raise ConfigError(problems[:10])
-    for condition, job in jobs:
-        (path / job.path).mkdir(parents=True, exist_ok=True)
-        if not (path / job.path / "config.resolved.json").exists():
-            write_text(path / job.path / "config.toml", loaded.cell_toml(condition, job.seed))
-    write_text(path / "campaign.toml", loaded.text)
-    write_text(path / PLAN, json.dumps(_plan(loaded, [job for _, job in jobs]), indent=2) + "\n")
+            if not (path / PLAN).exists() and any(entry.name != _LOCK for entry in path.iterdir()):
+                problem, fix = "exists and is not a campaign: it holds no plan.json", "choose another [campaign] name"
+                raise ConfigError([ConfigProblem(str(path), 0, 0, "campaign directory", problem, fix)])
+            if fresh:
+                for part in ("cells", "leases", PLAN):  # the plan last: until then this is a campaign
+                    remove(path / part)
+            _write(path, loaded)
     return CampaignDirectory(path)
 
 
-def _job(condition: Condition, seed: int, max_steps: int) -> Job:
-    name = f"{condition.folder}/s{seed}"
-    return Job(name, condition.label, seed, condition.overrides, max_steps, f"cells/{name}")
-
-
-def _plan(loaded: LoadedCampaign, jobs: list[Job]) -> dict[str, Any]:
-    settings = loaded.settings
-    return {
-        "name": loaded.name,
-        "file": loaded.file,
-        "folder": str(Path.cwd()),
-        "baseline": loaded.baseline,
-        "ladder": loaded.ladder,
-        "seeds": settings.seed_list,
-        "threshold": settings.threshold,
-        "alpha": settings.alpha,
-        "executor": loaded.executor.name,
-        "slots": settings.slots,
-        "retries": settings.retries,
-        "lease_s": settings.lease_s,
-        "cells": [asdict(job) for job in jobs],
-    }
+def _write(path: Path, loaded: LoadedCampaign) -> None:
+    by_label = {condition.label: condition for condition in loaded.conditions}
+    runs = [(path / job.path, by_label[job.condition], job.seed) for job in jobs(loaded)]
+    changes = [_changes(run, loaded.cell_config(condition, seed)) for run, condition, seed in runs]
+    if problems := [problem for found in changes for problem in found]:
+        raise ConfigError(problems[:10])
+    for run, condition, seed in runs:
+        run.mkdir(parents=True, exist_ok=True)
+        if not (run / "config.resolved.json").exists():
+            write_text(run / "config.toml", loaded.cell_toml(condition, seed))
+    write_text(path / "campaign.toml", loaded.text)
+    write_text(path / PLAN, json.dumps(plan_of(loaded), indent=2) + "\n")
 
 
 def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
-    """What differs from the configuration that a run was started with."""
+    """What differs from the configuration that a run was started with; nothing if it was not started."""
     if not (run / "config.resolved.json").exists():
         return []
     old, new = (
@@ -190,13 +130,3 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
         for path in dict.fromkeys((*old, *new))
         if old.get(path) != new.get(path)
     ]
-
-
-def _delete(path: Path) -> None:
-    for name in ("cells", "leases"):
-        shutil.rmtree(path / name, ignore_errors=True)
-    (path / PLAN).unlink(missing_ok=True)
-
-
-def _refusal(path: Path, problem: str, fix: str) -> ConfigError:
-    return ConfigError([ConfigProblem(str(path), 0, 0, "campaign directory", problem, fix)])

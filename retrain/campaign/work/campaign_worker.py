@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from retrain.campaign.work.campaign_directory import CampaignDirectory, Job
+from retrain.campaign.plan.plan_file import Job
+from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import Lease, Watch
 from retrain.campaign.work.run_process import crashed, evict, reason, start, train_command
 from retrain.errors import Preempted
@@ -70,8 +71,8 @@ class Worker:
         campaign: whose jobs.
         jobs: those to work on, in order.
         slots: environment variables of each slot.
-        observe: told "job" (id, event, text) when one starts or ends, and "tick" several times a second.
-        limit: jobs to take; None: all, and wait for those that others hold, to take them over if they die.
+        observe: called with "job" (id, event, text) when one starts or ends, and with "tick" several times a second.
+        limit: jobs to take; None takes all, and waits for those that others hold, to take them over if they die.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Worker:
             finally:
                 for running in self._running:
                     end(running.process)
-            signals.end(f"stopped with {len(self._left)} runs to do; the same command goes on")
+            signals.end(f"stopped with {len(self._left)} runs to do; the same command continues")
 
     def _step(self, signals: Signals) -> bool:
         """One look at everything; False when there is nothing more to do."""
@@ -119,13 +120,9 @@ class Worker:
             return bool(self._running)
         if len(self._running) < len(self._slots) and time.monotonic() - self._scanned > _SCAN_S:
             self._fill()
-        return bool(self._running) or (bool(self._left) and self._may_wait())
-
-    def _may_wait(self) -> bool:
-        """With a limit, no longer than it takes to see that the others' leases are alive."""
-        if self._limit is None:
-            return True
-        return self._limit > 0 and time.monotonic() - self._began < 2 * self._lease_s
+        # With a limit, wait no longer than it takes to see that the others' leases are alive.
+        wait = self._limit is None or (self._limit > 0 and time.monotonic() - self._began < 2 * self._lease_s)
+        return bool(self._running) or (bool(self._left) and wait)
 
     def _stop(self, urgent: bool) -> None:
         """Ask every run to save and end; the second time, end it."""
@@ -137,7 +134,7 @@ class Worker:
                 running.slot = -1
 
     def _beat(self) -> None:
-        """Show that the leases are alive, and give up runs whose lease somebody took over."""
+        """Show that the leases are alive, and end runs whose lease another worker has taken over."""
         now = time.monotonic()
         if now - self._beaten < self._lease_s / _BEATS:
             return
@@ -146,7 +143,7 @@ class Worker:
             if running.lease.owned():
                 running.lease.beat()
             else:
-                self._lost(running)
+                self._ended(running, 0, stopping=False)
 
     def _fill(self) -> None:
         """Take jobs for the free slots."""
@@ -177,13 +174,14 @@ class Worker:
         self._tell(job, "started", "" if lease.facts["starts"] == 1 else f"start {lease.facts['starts']}")
 
     def _ended(self, running: Running, code: int, stopping: bool) -> None:
-        """Write the outcome of a run that has ended, or start it again, or leave it to others."""
-        end(running.process)  # what it left behind in its process group
+        """Write the outcome of a run, start it again, or leave it to others."""
+        end(running.process)  # also what it left behind in its process group
         self._running.remove(running)
         self._scanned = -1e9  # its slot is free
         job, lease = running.job, running.lease
         if not lease.owned():
             lease.close()
+            self._tell(job, "lost", "another worker has taken it over")
             return
         lease.facts["seconds"] = round(lease.facts["seconds"] + time.monotonic() - running.began, 3)
         if code != 0 and stopping:
@@ -210,12 +208,6 @@ class Worker:
         if self._campaign.finish(job, outcome):
             self._tell(job, str(outcome["status"]), str(outcome["reason"]))
         lease.close()
-
-    def _lost(self, running: Running) -> None:
-        end(running.process)
-        self._running.remove(running)
-        running.lease.close()
-        self._tell(running.job, "lost", "another worker has taken it over")
 
     def _tell(self, job: Job, event: str, text: str) -> None:
         self._observe("job", {"id": job.id, "event": event, "text": text})

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from retrain.campaign.work.campaign_directory import CampaignDirectory, Job
+from retrain.campaign.plan.plan_file import Job
+from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import Signals, Worker, machine_slots
 from retrain.registry import executor
 from retrain.types import Observer

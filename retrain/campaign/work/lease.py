@@ -27,8 +27,8 @@ class Lease:
     """A lease that this process holds, until `owned` says otherwise.
 
     Attributes:
-        facts: what the file says besides its owner: `crashes`, `starts`, `seconds`, and the run's process, `child`.
-        previous: what the lease before it said last.
+        facts: what the file holds besides its owner: `crashes`, `starts`, `seconds`, and the run's process, `child`.
+        previous: the last content of the lease before it.
     """
 
     def __init__(self, path: Path, previous: Mapping[str, Any]) -> None:
@@ -84,15 +84,15 @@ class Watch:
         number = max((_number(path) for path in folder.glob("*.json")), default=0)
         path = _numbered(folder, number)
         last = _last(path) if number else {"released": True}
-        if not (last.get("released") or _gone(last) or self._still(job, path, progress)):
+        if not (last.get("released") or _gone(last) or self._still(job, (path, last, _size(progress)))):
             return None
         with suppress(FileExistsError):
             return Lease(_numbered(folder, number + 1), last)
         return None
 
-    def _still(self, job: str, path: Path, progress: Path) -> bool:
+    def _still(self, job: str, state: Any) -> bool:
         """Whether nothing has changed for so long that the owner must be dead or cut off."""
-        now, state = time.monotonic(), (str(path), _content(path), _size(progress))
+        now = time.monotonic()
         before, since = self._seen.get(job, (None, now))
         if state != before:
             self._seen[job] = (state, now)
@@ -110,20 +110,20 @@ def held(folder: Path, job: str) -> bool | None:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """What a lease says; its owner may be rewriting it at this moment, and then it says nothing."""
+    """The content of a lease; empty if its owner is rewriting it at this moment."""
     with suppress(StorageError):
         return read_json(path)
     return {}
 
 
 def _gone(lease: Mapping[str, Any]) -> bool:
-    """Whether its owner was a process of this machine and does not exist any more."""
+    """Whether its owner was a process of this machine that no longer exists."""
     owner = lease.get("owner")
     return bool(owner) and owner["space"] == _me()["space"] and not alive(owner)
 
 
 def _me() -> dict[str, Any]:
-    """This process; process ids mean something within one namespace of one machine only."""
+    """This process, with its machine and namespace: a process id is unique only within these."""
     me = identity(os.getpid())
     try:
         return me | {"space": f"{me['host']} {os.readlink('/proc/self/ns/pid')}"}
@@ -137,13 +137,6 @@ def _numbered(folder: Path, number: int) -> Path:
 
 def _number(path: Path) -> int:
     return int(path.stem) if path.stem.isdecimal() else 0
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def _size(path: Path) -> int:

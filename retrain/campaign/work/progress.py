@@ -6,7 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.work.campaign_directory import CampaignDirectory, Job
+from retrain.campaign.plan.plan_file import Job
+from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import held
 from retrain.errors import StorageError
 from retrain.storage.run_files import parse_row, understood

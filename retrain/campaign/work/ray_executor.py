@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from retrain.campaign.work.campaign_directory import CampaignDirectory, Job
+from retrain.campaign.plan.plan_file import Job
+from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import Signals
 from retrain.campaign.work.lease import held
 from retrain.errors import ConfigError, ConfigProblem, Preempted
@@ -56,12 +57,12 @@ class RayCluster:
             ConfigError: no cluster, one without a token or with another, or nodes that cannot do the runs.
             Preempted, KeyboardInterrupt: a signal came; the runs have saved, and their leases are free.
         """
-        from retrain.campaign.work.ray_task import work  # not before: it is a program too
+        from retrain.campaign.work.programs import ray_task  # not before: it is a program too
 
         ray = _connect(self._address)
         try:
             self._warn_of_waiting(ray.nodes(), observe)
-            task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(work)
+            task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(ray_task)
             folder, path = self._campaign.plan["folder"], str(self._campaign.path.resolve())
             tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._cpus), observe)
             with Signals() as signals:

@@ -12,10 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import tomli
+
 from retrain.errors import EngineError, Preempted, StorageError
 from retrain.system.files import write_text
 from retrain.system.lock import Lock, alive, identity
-from retrain.system.process import follower
+from retrain.system.process import end, follower
 from retrain.system.records import read_json
 
 _GONE_S = 10.0
@@ -25,19 +27,31 @@ _REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "en
 
 def train_command(run: Path) -> list[str]:
     """`retrain train`, resuming where there is something to resume."""
-    config, stored = run / "config.toml", run.parent
+    config = run / "config.toml"
     command = [sys.executable, "-m", "retrain.cli.main", "train", str(config), "--resume", "auto", "--plain"]
+    logging = tomli.loads(config.read_text(encoding="utf-8"))["logging"]
+    if (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve():
+        return command
     # On another machine the folder may be mounted at another place than the one that the file names.
-    return command if _writes_to(config, run) else [*command, "--set", f"logging.dir={stored}"]
+    return [*command, "--set", f"logging.dir={run.parent}"]
 
 
-def warm_start_command(run: Path) -> list[str]:
-    """Compute the warm start of a run into the cache."""
-    return [sys.executable, "-m", "retrain.campaign.work.warmstart", str(run / "config.toml")]
+def warm_start(run: Path, log: Path) -> int:
+    """Compute the warm start of a run into the cache; the exit code."""
+    return finish([sys.executable, "-m", "retrain.campaign.work.programs", "warm-start", str(run / "config.toml")], log)
+
+
+def finish(command: Sequence[str], log: Path) -> int:
+    """Run a command to its end; the exit code. If this is interrupted, the command ends as well."""
+    process = start(command, log, {})
+    try:
+        return process.wait()
+    finally:
+        end(process)
 
 
 def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process that outlives neither its parent nor, with its own children, `end`; its output goes to `log`."""
+    """Start a process that ends with its parent, and with its children in `end`; its output goes to `log`."""
     with log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603 - our own command
             command,
@@ -51,10 +65,10 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
 
 
 def evict(run: Path, previous: Mapping[str, Any]) -> None:
-    """Free a run directory for the owner of its new lease: the run that the previous one left behind is ended.
+    """Free a run directory for the owner of its new lease: kill the run that the previous owner left behind.
 
-    A process of another machine cannot be ended from here; it lost its lease for not showing a sign of
-    life, and its lock is void.
+    A process of another machine cannot be killed from here. It lost its lease because it showed no sign of life, and
+    its lock is removed.
     """
     owner, child = Lock(run / "lock").owner(), previous.get("child")
     if owner is None or child is None or (owner["host"], owner["pid"]) != (child["host"], child["pid"]):
@@ -70,7 +84,7 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
 
 
 def crashed(code: int) -> bool:
-    """Whether a restart may help: killed, engine, preempted. A mistake, or a divergence, only comes again."""
+    """Whether a restart may help: killed, engine, preempted. A mistake or a divergence would only happen again."""
     return code < 0 or code > 128 or code in _RESTARTED
 
 
@@ -85,13 +99,6 @@ def reason(run: Path, code: int) -> str:
         told = str(read_json(run / "status.json").get("error") or "")
     told = told or _last_line(run / "log.txt")
     return told or _REASONS.get(code, f"exit code {code}")
-
-
-def _writes_to(config: Path, run: Path) -> bool:
-    import tomli
-
-    logging = tomli.loads(config.read_text(encoding="utf-8"))["logging"]
-    return (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve()
 
 
 def _last_line(log: Path) -> str:

@@ -8,15 +8,7 @@ import pytest
 
 from retrain.campaign.verdict.analysis import analyze, compare, summarize
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.sentences import (
-    as_json,
-    conclusion,
-    headline,
-    second,
-    sentence,
-    sentences,
-    text,
-)
+from retrain.campaign.verdict.sentences import as_json, conclusion, headline, sentence, text
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
@@ -109,12 +101,15 @@ def test_the_verdict_says_what_would_tell():
 def test_sentences_name_the_ingredient():
     table = simulated({"grpo": [0.1] * 8, "maxrl": [0.2] * 8, "maxrl+gtpo": [0.25] * 8, "maxrl+gtpo_sepa": [0.2] * 8})
     found = analyze(table)
-    assert sentences(found) == [
+    assert [sentence(one) for one in found.primary] == [
         "maxrl against grpo: +0.100 accuracy [+0.100, +0.100], p = .0078 (Holm .023), 8 seeds: better.",
         "gtpo on top of maxrl: +0.050 accuracy [+0.050, +0.050], p = .0078 (Holm .023), 8 seeds: better.",
         "sepa on top of maxrl+gtpo: -0.050 accuracy [-0.050, -0.050], p = .0078 (Holm .023), 8 seeds: worse.",
     ]
-    assert [line.split(":")[0] for line in second(found)] == ["maxrl+gtpo against grpo", "maxrl+gtpo_sepa against grpo"]
+    assert [sentence(one).split(":")[0] for one in found.secondary] == [
+        "maxrl+gtpo against grpo",
+        "maxrl+gtpo_sepa against grpo",
+    ]
     assert headline(found) == "All 32 runs finished. 3 of 3 changes made a clear difference."
 
 
@@ -128,7 +123,7 @@ def test_without_a_ladder_the_baseline_is_the_question():
     found = analyze(simulated({"a": [0.1] * 8, "b": [0.2] * 8}, ladder=()))
     assert found.ladder == ()
     assert found.primary == found.baseline
-    assert second(found) == []
+    assert found.secondary == ()
     assert headline(found) == "All 16 runs finished. 1 of 1 conditions differs clearly from the baseline."
 
 
@@ -136,7 +131,8 @@ def test_nothing_to_compare():
     one = analyze(simulated({"a": [0.1, 0.2]}))
     assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
     none = analyze(simulated({"a": [None, None], "b": [0.2, 0.3]}))
-    assert sentences(none) == ["b against a: cannot tell; no seed finished in both."]
+    assert [sentence(one) for one in none.primary] == ["b against a: cannot tell; no seed finished in both."]
+    assert as_json(none)["comparisons"][0]["verdict"] == "cannot tell; no seed finished in both"
     assert headline(none).startswith("2 of 4 runs finished. 0 of 1 conditions")
     assert math.isnan(none.summaries[0].mean.value)
     assert as_json(none)["conditions"][0]["mean"] == {"value": None, "low": None, "high": None}

@@ -13,7 +13,7 @@ from retrain.campaign.verdict.credit_map import credit_map
 from retrain.campaign.verdict.figures import forest_span, mean_curve
 from retrain.campaign.verdict.provenance import differences, environments
 from retrain.campaign.verdict.results import read_campaign
-from retrain.campaign.verdict.sentences import amount, p_value, sentences
+from retrain.campaign.verdict.sentences import amount, p_value, sentence
 from tests.campaign.tables import group, write_campaign
 from tests.report.test_run_page import HOSTILE, checked
 
@@ -26,9 +26,9 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
     words = checked(html)
     assert [file.name for file in report.files[:3]] == ["report.html", "report.md", "results.csv"]
     assert html == write_report(campaign).files[0].read_text(encoding="utf-8")
-    for sentence in sentences(report.analysis):
-        assert sentence in words
-        assert sentence in report.text
+    for one in report.analysis.primary:
+        assert sentence(one) in words
+        assert sentence(one) in report.text
     for part in (
         "48 of 50 runs finished. 3 of 4 changes made a clear difference.",
         "maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)",

@@ -23,7 +23,7 @@ def test_a_hand_worked_example():
     assert statistics.sign_flip(differences) == 6 / 16
     assert statistics.holm([0.01, 0.04, 0.03]) == close([0.03, 0.06, 0.06])
     assert statistics.iqm([0, 1, 2, 3, 100]) == 2.0
-    assert statistics.probability_of_improvement([2, 3], [1, 3]) == 0.625
+    assert statistics.improvement([2, 3], [1, 3], 0)[0] == 0.625
     assert statistics.mean_interval([1.0, 2.0, 3.0]) == close((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
     assert [statistics.smallest_p(n) for n in (0, 1, 5, 8)] == [1, 1, 0.0625, 0.0078125]
 
@@ -35,9 +35,8 @@ def test_formulas_equal_the_reference(left, right):
     assert statistics.iqm(left) == close(reference.iqm(left), abs=1e-9)
     assert statistics.iqm(left) == close(stats.trim_mean(left, 0.25), abs=1e-9)
     assert statistics.mean_interval(left) == close(reference.t_interval(left), abs=1e-9)
-    assert statistics.probability_of_improvement(left, right) == close(
-        reference.probability_of_improvement(left, right), abs=1e-9
-    )
+    found, _, _ = statistics.improvement(left, right, 0)
+    assert found == close(reference.probability_of_improvement(left, right), abs=1e-9)
     if np.std(left) > 1e-6:
         assert statistics.effect_size(left) == close(reference.hedges(left), rel=1e-9)
 
@@ -52,9 +51,8 @@ def test_formulas_equal_the_reference(left, right):
         statistics.holm,
         statistics.effect_size,
         lambda values: statistics.bootstrap_interval(values, np.mean, seed=0),
-        lambda values: statistics.probability_of_improvement(values, [0.1]),
-        lambda values: statistics.probability_of_improvement([0.1], values),
-        lambda values: statistics.improvement_interval(values, [0.1, 0.2], seed=0),
+        lambda values: statistics.improvement(values, [0.1], seed=0),
+        lambda values: statistics.improvement([0.1], values, seed=0),
     ],
 )
 def test_what_is_not_finite_is_refused(of, value):
@@ -150,8 +148,11 @@ def test_degenerate_samples():
     assert math.isnan(statistics.mean_interval([1.0])[0])
     assert math.isnan(statistics.mean_interval([])[1])
     assert math.isnan(statistics.bootstrap_interval([1.0], statistics.iqm, 0)[0])
-    assert math.isnan(statistics.improvement_interval([1.0], [1.0, 2.0], 0)[0])
-    assert math.isnan(statistics.probability_of_improvement([], [1.0]))
+    value, low, high = statistics.improvement([1.0], [1.0, 2.0], 0)
+    assert value == 0.25
+    assert math.isnan(low)
+    assert math.isnan(high)
+    assert math.isnan(statistics.improvement([], [1.0], 0)[0])
     assert math.isnan(statistics.effect_size([1.0, 2.0]))
     assert statistics.effect_size([0.0] * 4) == 0.0
     assert statistics.effect_size([-0.1] * 4) == -math.inf
@@ -166,8 +167,8 @@ def test_bootstrap_intervals_are_those_of_a_seed_and_contain_the_estimate():
         (values,), statistics.iqm, method="percentile", n_resamples=10_000, rng=np.random.default_rng(3)
     ).confidence_interval
     assert (low, high) == close(tuple(scipys), abs=0.002)
-    low, high = statistics.improvement_interval(values, [value - 0.02 for value in values], 3)
-    assert 0 < low < statistics.probability_of_improvement(values, [value - 0.02 for value in values]) < high <= 1
+    found, low, high = statistics.improvement(values, [value - 0.02 for value in values], 3)
+    assert 0 < low < found < high <= 1
 
 
 # --- How often the tests err and the intervals cover, on simulated tables: seeds shared by all conditions, and noise.

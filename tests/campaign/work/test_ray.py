@@ -10,7 +10,7 @@ import pytest
 
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.work.campaign_directory import create
-from retrain.campaign.work.ray_task import work
+from retrain.campaign.work.programs import ray_task as work
 from retrain.errors import ConfigError
 from tests.campaign.jobs import outcomes, ran, write
 from tests.waiting import until
