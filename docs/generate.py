@@ -14,7 +14,7 @@ from typing import Any
 from docs.measure import ROOT
 from docs.pictures import layers_picture, step_picture, step_stops
 from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.config.document import ALIASES, show
+from retrain.config.document import aliases, show
 from retrain.config.schema import Config
 from retrain.registry import KINDS, Component, components
 
@@ -35,7 +35,7 @@ def configuration_page() -> str:
     parts += list(section_tables("campaign", {"$ref": "Campaign"}, campaign["$defs"] | {"Campaign": campaign}))
     parts.append("## Other names\n\n| you may write | for |\n|---|---|")
     parts += [
-        f"| `[{'.'.join(old[:-1])}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |" for old, new in ALIASES.items()
+        f"| `[{'.'.join(old[:-1])}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |" for old, new in aliases().items()
     ]
     parts.append("\n## Tables of components\n\nA component reads the table of its name, and only if it is used.\n")
     parts += [f"### `[{part.table}]`: {part.kind} `{part.name}`\n\n{table(part)}" for part in with_parameters()]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.plain_functions import AlgorithmOutput as AlgorithmOutput
     from retrain.algorithms.graph.plain_functions import TransformContext as TransformContext
     from retrain.algorithms.graph.plain_functions import TransformOutput as TransformOutput
+    from retrain.registry.component import Finding as Finding
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
     from retrain.types import Batch as Batch
     from retrain.types import Problem as Problem
@@ -25,6 +26,7 @@ __version__ = "0.2.0"
 
 _ELSEWHERE = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",
+    "Finding": "retrain.registry",
     **dict.fromkeys(("Batch", "Problem", "Rollout"), "retrain.types"),
     **dict.fromkeys(
         ("AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import advantage
+from retrain.registry import Finding, advantage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +104,14 @@ def reinforce_pp(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return grpo(rewards, group_ids)
 
 
-@advantage("grpo_lp")
+def _check_penalty(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    gamma, most = params["gamma"], config.training.max_tokens
+    if gamma * most > 1:
+        problem = f"{gamma:g} x max_tokens = {gamma * most:g}: a long correct answer scores below a wrong one"
+        yield Finding(("gamma",), problem, f"use at most {1 / most:.2g}", fatal=False)
+
+
+@advantage("grpo_lp", check=_check_penalty)
 def grpo_lp(
     rewards: Tensor,
     correct: Tensor,

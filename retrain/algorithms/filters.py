@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import filter
+from retrain.registry import Finding, filter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,20 @@ def uninformative(advantages: Tensor, correct: Tensor, group_ids: Tensor) -> tup
     return keep, _skipped(keep, correct, group_ids)
 
 
-@filter("accuracy_band")
+def _check_band(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """A band that no group of this size can be in drops everything."""
+    low, high, size = params["low"], params["high"], config.training.group_size
+    shares = [right / size for right in range(size + 1)]
+    if not any(low <= share <= high if params["inclusive"] else low < share < high for share in shares):
+        yield Finding(
+            (),
+            f"no group of {size} can have a share of correct answers between low = {low:g} and high = {high:g}: every "
+            "group would be dropped",
+            "widen [accuracy_band] low and high, or raise [training] group_size",
+        )
+
+
+@filter("accuracy_band", check=_check_band)
 def accuracy_band(
     correct: Tensor,
     group_ids: Tensor,
@@ -55,7 +69,7 @@ def accuracy_band(
     return keep, _skipped(keep, correct, group_ids)
 
 
-@filter("none")
+@filter("none", drops=False)
 def none(group_ids: Tensor) -> Tensor:
     """Keep every row: [N] bool."""
     return group_ids.bool() | True

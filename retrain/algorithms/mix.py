@@ -20,6 +20,7 @@ _RISE_AND_FALL = ("schedule", ("chord",))
 @signal(
     "mu",
     table="mix",
+    mixes=True,
     needed_by="a loss with terms of the policy and of an expert",
     when={"mu": ("schedule", ("constant",)), **dict.fromkeys(("warmup", "decay", "peak", "valley"), _RISE_AND_FALL)},
 )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import transform
+from retrain.registry import Finding, transform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@transform("process_rloo", table="prime")
+def _check_delay(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    if params["delay"] >= (steps := config.training.max_steps) > 0:
+        problem, fix = "process rewards do not count in any step of this run", f"use fewer than {steps}"
+        yield Finding(("delay",), problem, fix, fatal=False)
+
+
+@transform("process_rloo", table="prime", check=_check_delay)
 def process_rloo(  # noqa: PLR0913 - five columns and three keys, each with its name
     advantages: Tensor,
     process_rewards: Tensor,

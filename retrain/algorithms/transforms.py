@@ -112,7 +112,7 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     return F.masked.keep((advantages - mean) / (variance + 1e-8).sqrt(), response_mask)
 
 
-@transform("tis", correction=True)
+@transform("tis", correction=True, default=True)
 def tis(
     advantages: Tensor,
     old_logprobs: Tensor,

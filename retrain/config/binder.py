@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from retrain import registry
@@ -10,9 +11,11 @@ from retrain.config.document import Document
 from retrain.config.mistakes import Catalog, catalog, collect
 from retrain.config.positions import Path
 from retrain.config.presets import suggest
-from retrain.config.resolve import Slot, is_dotted
+from retrain.config.resolve import Slot
+from retrain.config.schema import Config
 from retrain.errors import ComponentError
-from retrain.registry import Bound, Component, ParameterError
+from retrain.registry import Bound, Component, Finding, ParameterError, is_dotted
+from retrain.registry.call import Call
 
 
 class Binder:
@@ -57,6 +60,34 @@ class Binder:
             return None
         return bound if slot.weight is None else Bound(component, {**bound.params, "weight": slot.weight})
 
+    def written(self) -> dict[Slot, Bound]:
+        """Every registered component whose table is written, whether a slot names it or not; without mistakes."""
+        found: dict[Slot, Bound] = {}
+        for component in registry.components():
+            table = self.document.data.get(component.table)
+            if isinstance(table, dict):
+                with suppress(ParameterError):
+                    slot = Slot(component.kind, component.name, (component.table,))
+                    found[slot] = component.bind(component.takes(table))
+        return found
+
+    def check(self, trait: str, bound: Mapping[Slot, Bound | None], config: Config) -> None:
+        """Record what the components' own checks find, the functions in their trait `check` or `check_code`.
+
+        Components that share a table and a check, as the engines of [vllm] do, are checked once.
+        """
+        checks = {
+            (one.component.traits[trait], one.component.table): (slot, one)
+            for slot, one in bound.items()
+            if one is not None and trait in one.component.traits
+        }
+        for (check, _), (slot, one) in checks.items():
+            with Call(slot.kind, slot.name)():
+                findings: list[Finding] = [*check(one.params, config)]
+            for at, problem, fix, fatal in findings:
+                path = self._locate(slot, one.component, at) if at else slot.path
+                (self.document.refuse if fatal else self.document.warn)(path, problem, fix)
+
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:
         table = self.document.data.get(component.table, {})
         own = dict(slot.params) if slot.inline or is_dotted(slot.name) else {}
@@ -70,6 +101,7 @@ class Binder:
 
     def _locate(self, slot: Slot, component: Component, location: Path) -> Path:
         """Where a parameter stands: in the component's own table or next to its name."""
-        in_table = isinstance(self.document.data.get(component.table), dict)
-        inline = location[0] in slot.params or is_dotted(slot.name) or (slot.inline and not in_table)
+        table = self.document.data.get(component.table)
+        in_table = isinstance(table, dict) and (location[0] in table or not is_dotted(slot.name))
+        inline = location[0] in slot.params or (slot.params_path and not in_table)
         return (*slot.params_path, *location) if inline else (component.table, *location)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.config.document import Document
-from retrain.config.planning_checks import check_planning
 from retrain.config.presets import preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
-from retrain.system.http_client import address_mistakes
+from retrain.system.files import no_directory
 from retrain.system.sandbox import missing
 from retrain.system.secret_names import literal_secrets
 from retrain.types import BUILTIN
@@ -25,8 +24,6 @@ def check(config: Config, document: Document) -> None:
     _check_eval(config, document)
     _check_model(config, document)
     _check_paths(config, document)
-    check_planning(document)
-    _check_vllm(config, document)
     _check_algorithm(config, document)
     _check_secrets(document)
     _check_sandbox(config, document)
@@ -112,7 +109,7 @@ def _check_model(config: Config, document: Document) -> None:
         return
     if model.lora is None and lr >= _LARGE_LR:
         document.warn(("optimizer", "lr"), f"{lr:g} is large for training all weights of a real model", "try 1e-6")
-    if model.path.startswith(("/", "./", "../", "~")) and not Path(model.path).expanduser().is_dir():
+    if no_directory(model.path):
         document.refuse(("model", "path"), f'there is no directory "{model.path}"', "give a directory or a hub name")
 
 
@@ -124,36 +121,11 @@ def _check_paths(config: Config, document: Document) -> None:
             )
 
 
-def _check_vllm(config: Config, document: Document) -> None:
-    table = document.data.get("vllm")
-    if not isinstance(table, dict):
-        return
-    if table.get("lora") == "adapter" and config.model.lora is None:
-        document.refuse(("vllm", "lora"), "this run trains all weights: there is no adapter", "set [model.lora]")
-    if table.get("lora") == "merged" and config.model.lora is not None and table.get("dtype") != "float32":
-        problem = "merged in bfloat16, updates smaller than a weight's last digit are lost: the sampler stays behind"
-        document.warn(("vllm", "lora"), problem, 'remove it, where vLLM takes adapters; or set dtype = "float32"')
-    urls = table.get("urls")
-    if not isinstance(urls, list):
-        return
-    if all(isinstance(url, str) for url in urls):
-        for index, problem, fix in address_mistakes(urls, table.get("allow_remote") is True):
-            document.refuse(("vllm", "urls", index), problem, fix)
-
-
 def _check_algorithm(config: Config, document: Document) -> None:
-    algorithm, max_tokens = config.algorithm, config.training.max_tokens
-    if algorithm.algorithm_mode is not None and algorithm.algorithm_mode not in preset_names():
+    if config.algorithm.algorithm_mode not in (None, *preset_names()):
         for key in ("advantage_mode", "transform_mode"):
             if ("algorithm", key) in document.places:
                 document.warn(("algorithm", key), "algorithm_mode replaces it", "remove one of the two")
-    gamma: object = document.data.get("grpo_lp", {}).get("gamma", 1e-3)
-    if algorithm.advantage_mode == "grpo_lp" and isinstance(gamma, float) and gamma * max_tokens > 1:
-        document.warn(
-            ("grpo_lp", "gamma"),
-            f"{gamma:g} x max_tokens = {gamma * max_tokens:g}: a long correct answer scores below a wrong one",
-            f"use at most {1 / max_tokens:.2g}",
-        )
 
 
 def _check_sandbox(config: Config, document: Document) -> None:

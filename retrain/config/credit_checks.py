@@ -1,22 +1,23 @@
-"""What the stages of credit, the filter and the loss terms demand of each other."""
+"""What the components of a run demand of each other: credit, filter, loss terms, the expert, and sampling ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
 from retrain.algorithms.graph.objective import Objective, source_of
+from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved, is_correction
 from retrain.config.schema import Config
-from retrain.registry import Bound
-from retrain.types import BUILTIN
+from retrain.errors import ComponentError
+from retrain.registry import Bound, Component
+from retrain.types import POLICY_COLUMNS
 
-_PROCESS_REWARDS = "process_rewards"
-_NO_CREDIT = frozenset({"logprobs", "old_logprobs", "ref_logprobs", "entropy", "response_mask"})
-"""Columns that say nothing of how good a completion is."""
+_OVERLAP = ("rollout", "overlap")
 
 
 def check_credit(
@@ -30,7 +31,6 @@ def check_credit(
     _check_mismatch(document, resolved)
     _check_filter(config, document, resolved)
     _check_terms(config, document, objective)
-    _check_process_rewards(config, document, graph)
     for index, why in idle_rewards(resolved, objective, graph).items():
         fix = "give it weight = 0 to record it alone, or choose an advantage_mode that reads rewards"
         document.warn(("rewards", index, "name"), why, fix)
@@ -78,31 +78,18 @@ def _no_correction(stage: Bound) -> str:
 
 
 def _check_filter(config: Config, document: Document, resolved: Resolved) -> None:
-    bound, size = resolved.one("filter"), config.training.group_size
-    if bound.name == "accuracy_band" and not _reachable(bound.params, size):
-        document.refuse(
-            ("algorithm", "filter"),
-            f"no group of {size} can have a share of correct answers between low = {bound.params['low']:g} and "
-            f"high = {bound.params['high']:g}: every group would be dropped",
-            "widen [accuracy_band] low and high, or raise [training] group_size",
-        )
-    if bound.name == "none" and config.rollout.resample != "none":
-        document.warn(
-            ("rollout", "resample"), 'filter = "none" keeps every group: there is nothing to replace', "name a filter"
-        )
-
-
-def _reachable(band: Mapping[str, Any], size: int) -> bool:
-    """Whether a group of `size` can have a share of correct answers inside the band."""
-    shares = [right / size for right in range(size + 1)]
-    low, high = band["low"], band["high"]
-    return any(low <= share <= high if band["inclusive"] else low < share < high for share in shares)
+    bound = resolved.one("filter")
+    if config.rollout.resamples and not bound.component.traits.get("drops", True):
+        problem = f'filter = "{bound.name}" keeps every group: there is nothing to replace'
+        document.warn(("rollout", "resample"), problem, "name a filter")
 
 
 def _check_terms(config: Config, document: Document, objective: Objective) -> None:
     training = config.training
     updates = training.epochs * training.minibatches
-    ungraded = [term for term in objective.terms if set(term.reads) <= _NO_CREDIT]
+    blind = {one.name for one in registry.components("signal") if not one.traits.get("judges", True)}
+    blind |= {"logprobs", "response_mask", *POLICY_COLUMNS}  # columns that do not tell how good a completion is
+    ungraded = [term for term in objective.terms if set(term.reads) <= blind]
     if len(ungraded) == len(objective.terms) and "expert" not in objective.sources:
         document.warn(("loss",), "no term reads the advantages: rewards teach the policy nothing", 'add "ppo_clip"')
     for term in objective.terms:
@@ -119,30 +106,79 @@ def _on_policy(reads: Sequence[str]) -> bool:
     return "old_logprobs" not in reads and "sampler_logprobs" not in reads
 
 
-def _check_process_rewards(config: Config, document: Document, graph: Sequence[Stage]) -> None:
-    params = next((stage.bound.params for stage in graph if stage.writes == _PROCESS_REWARDS), None)
-    if params is None:
+def check_expert(config: Config, document: Document, terms: Sequence[Bound]) -> None:
+    """Record what keeps expert rows from being trained on.
+
+    Args:
+        terms: of the loss, in the order of the configuration.
+    """
+    sources = {source_of(term): index for index, term in enumerate(terms) if term.params["weight"] != 0}
+    if "expert" in sources:
+        _check_file(config, document, terms[sources["expert"]].name, sources["expert"])
+        _check_room(config, document)
+    elif config.expert.path is not None:
+        fix = 'add [[loss]] name = "sft", or remove the table'
+        document.warn(("expert",), "no loss term trains on expert rows", fix)
+
+
+def _check_file(config: Config, document: Document, term: str, index: int) -> None:
+    path = config.expert.path
+    if path is None:
+        document.refuse(
+            ("loss", index, "name"),
+            f'"{term}" trains on expert rows, and no file is named that has them',
+            'add [expert] path = "FILE.jsonl"; `retrain task export` writes one for a task with worked solutions',
+        )
+    elif not Path(path).is_file():
+        document.refuse(("expert", "path"), f'there is no file "{path}"', "check the path; it is relative to here")
+    elif not path.endswith((".jsonl", ".parquet")):
+        document.refuse(("expert", "path"), f'"{path}" is neither .jsonl nor .parquet', "convert or rename it")
+    elif path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
+        document.refuse(("expert", "path"), "pyarrow is not installed", 'pip install "retrain[parquet]"')
+
+
+def _check_room(config: Config, document: Document) -> None:
+    """Group-relative advantages need at least one prompt beside the expert's rows."""
+    batch, group = config.training.batch_size, config.training.group_size
+    prompts, rows = config.division(expert=True)
+    if prompts < 1:
+        most = int((1 - 1 / batch) * 1000) / 1000
+        document.refuse(
+            ("expert", "ratio"),
+            f"{rows} of {batch * group} rows are an expert's: no room for a prompt with {group} completions",
+            f"use a ratio of at most {most:g}" if batch > 1 else "raise [training] batch_size",
+        )
+
+
+def check_overlap(config: Config, document: Document, resolved: Resolved, pipeline: Pipeline) -> None:
+    """Record why batches of this configuration cannot be collected beside the update."""
+    if not config.rollout.overlap:
         return
-    delay = next((stage.bound.params.get("delay", 0) for stage in graph if _PROCESS_REWARDS in stage.reads), 0)
-    if delay >= config.training.max_steps > 0:
-        fix = f"use fewer than {config.training.max_steps}"
-        document.warn(("prime", "delay"), "process rewards do not count in any step of this run", fix)
-    path = params["path"]
-    if path is None and params["update"] == "none" and params["reference"] == "frozen":
+    engine, judge = resolved.optional("engine"), resolved.one("filter")
+    if engine is not None:
+        try:
+            check_engine(engine.component)
+        except ComponentError as error:
+            document.refuse(_OVERLAP, error.problem, error.fix)
+    if config.reward_pool.workers == 0:
+        problem = "with [reward_pool] workers = 0 rewards run beside the trainer and share its generators and signals"
+        document.refuse(_OVERLAP, problem, "use overlap = 0, or a worker")
+    if config.rollout.resamples and not pipeline.judges_rollouts:
         document.refuse(
-            ("prime", "update"),
-            "a process reward model that starts as its reference and never learns gives no reward but 0",
-            'use update = "after", or name a trained model in [prime] path',
+            _OVERLAP,
+            f'to replace groups, "{judge.name}" reads what the policy scores, and that changes meanwhile',
+            'use overlap = 0, resample = "none", or a filter of outcomes alone such as "accuracy_band"',
         )
-    if path is not None and config.model.lora is not None:
-        document.refuse(
-            ("prime", "path"),
-            "with [model.lora] the process reward model is an adapter on the policy's base",
-            "remove it, or train without LoRA",
+    elif pipeline.judges_rollouts and judge.component.stateful:
+        problem = f'the filter "{judge.name}" is a class: what it remembers would depend on timing'
+        document.refuse(_OVERLAP, problem, "use overlap = 0, or a function")
+
+
+def check_engine(engine: Component) -> None:
+    """ComponentError if an engine cannot sample while the trainer updates."""
+    if not engine.traits.get("concurrent", False):
+        raise ComponentError(
+            f'engine "{engine.name}" shares generators or settings of the process with the '
+            "trainer, and does not say that it can sample while the policy is updated",
+            'use [rollout] overlap = 0, or engine = "torch" or "vllm-server"; your own says `concurrent=True`',
         )
-    elif path is not None and path.startswith(BUILTIN):
-        document.refuse(
-            ("prime", "path"), f'"{path}" is made, not trained: it knows no more than the policy', "remove it"
-        )
-    elif path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
-        document.refuse(("prime", "path"), f'there is no directory "{path}"', "give a directory or a hub name")

@@ -9,27 +9,10 @@ from typing import Any
 
 import tomli
 
+from retrain import registry
 from retrain.config.positions import Path, positions
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.secret_names import HIDDEN, literal_secrets
-
-ALIASES: dict[Path, Path] = {
-    ("training", "lr"): ("optimizer", "lr"),
-    ("logging", "strategic_grams"): ("planning", "strategic_grams"),
-    ("hicra", "strategic_grams"): ("planning", "strategic_grams"),
-    ("hicra", "strategic_grams_path"): ("planning", "strategic_grams_path"),
-    ("hicra", "sg_n_range"): ("planning", "sg_n_range"),
-    ("hicra", "log_semantic_entropy"): ("planning", "log_semantic_entropy"),
-    ("hicra", "log_planning_token_ratio"): ("planning", "log_planning_token_ratio"),
-}
-"""Documented second names of keys. Setting a key twice in one file is a mistake."""
-
-EXCLUSIVE: dict[Path, Path] = {
-    ("planning", "strategic_grams"): ("planning", "strategic_grams_path"),
-    ("planning", "strategic_grams_path"): ("planning", "strategic_grams"),
-}
-"""Two ways to give one thing, of which a configuration has one: an override of either removes the other."""
-
 
 _BEYOND = (ValueError, RecursionError)
 """What Python raises for integers of thousands of digits, and tomli for nesting and keys of hundreds of levels."""
@@ -38,6 +21,24 @@ _MOST = 100
 _DEEPEST = 32
 """Parts of an overridden key: no configuration is nested deeper."""
 _SHORTER = "shorten the number, the key or the nesting"
+
+
+def aliases() -> dict[Path, Path]:
+    """Documented second names of keys -> the first ones. Setting a key twice in one file is a mistake.
+
+    Those of components are in their trait `aliases`: other tables, with the keys of theirs that may stand there.
+    """
+    found: dict[Path, Path] = {("training", "lr"): ("optimizer", "lr")}
+    for one in registry.components():
+        for table, keys in one.traits.get("aliases", {}).items():
+            found |= {(table, key): (one.table, key) for key in keys}
+    return found
+
+
+def _excluded(path: Path) -> list[Path]:
+    """Keys that a configuration cannot have together with this one, by a component's trait `exclusive`."""
+    sets = (one.traits.get("exclusive", ()) for one in registry.components() if path[:-1] == (one.table,))
+    return [(*path[:-1], key) for keys in sets if path[-1] in keys for key in keys if key != path[-1]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Document:
 
     def move_aliases(self) -> None:
         """Give aliased values their canonical key; the place keeps the key that was typed."""
-        for alias, key in ALIASES.items():
+        for alias, key in aliases().items():
             table = self.data.get(str(alias[0]))
             if not isinstance(table, dict) or alias[1] not in table:
                 continue
@@ -115,14 +116,14 @@ class Document:
         elif len(path) > _DEEPEST:
             problem = f"the key has {len(path)} parts"
         else:
-            problem = _set(self.data, ALIASES.get(path, path), value)
+            path = aliases().get(path, path)
+            problem = _set(self.data, path, value)
         if problem:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
             return
-        path = ALIASES.get(path, path)
         self._forget(path)
-        if other := EXCLUSIVE.get(path):
+        for other in _excluded(path):
             self.data[str(other[0])].pop(other[1], None)
             self._forget(other)
         for depth in range(1, len(path) + 1):
@@ -173,7 +174,7 @@ def _longest_line(text: str) -> tuple[int, int]:
 def canonical(key: str) -> str:
     """A dotted key by its first name: `training.lr` is `optimizer.lr`."""
     path = tuple(key.split("."))
-    return ".".join(str(part) for part in ALIASES.get(path, path))
+    return ".".join(str(part) for part in aliases().get(path, path))
 
 
 def show(path: Path) -> str:

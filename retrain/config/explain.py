@@ -120,30 +120,21 @@ def _source(bound: Bound) -> str:
 
 def _engine(loaded: LoadedConfig) -> dict[str, Any]:
     """Which engine samples and why, and with LoRA what it does with the adapter."""
-    chosen = _chosen_engine(loaded)
-    return chosen | {"lora": _lora(loaded, chosen["name"])}
+    return _chosen_engine(loaded) | {"lora": _lora(loaded)}
 
 
-def _lora(loaded: LoadedConfig, engine: str) -> str | None:
-    """How the engine computes LoRA's update; None without LoRA, or if only the engine knows."""
-    if loaded.config.model.lora is None:
-        return None
-    if engine in ("torch", "transformers", AUTO):
-        return "beside a bfloat16 base, merged into a float32 one"
-    if not engine.startswith("vllm"):
-        return None
-    if loaded.tables.get("vllm", {}).get("lora") == "merged":
-        return "merged; in bfloat16, updates smaller than a weight's last digit are lost"
-    return "beside the base, if vLLM can for this architecture"
+def _lora(loaded: LoadedConfig) -> str | None:
+    """How the engine computes LoRA's update, its trait `adapters`; None without LoRA, or if only the engine knows."""
+    engines = loaded.components.engines(loaded.config.model.path) if loaded.config.model.lora else []
+    said = {one.component.traits.get("adapters", {}).get(one.params.get("lora")) for one in engines}
+    return said.pop() if len(said) == 1 else None
 
 
 def _chosen_engine(loaded: LoadedConfig) -> dict[str, Any]:
-    engine, path = loaded.components.optional("engine"), loaded.config.model.path
+    engine = loaded.components.optional("engine")
     if engine is not None:
         return {"name": engine.name, "why": "[rollout] engine says so"}
-    if path.startswith(BUILTIN):
-        return {"name": "torch", "why": f'"{AUTO}": the embedded engine serves the builtin models'}
-    known = choose_engine_at(path)
+    known = choose_engine_at(loaded.config.model.path)
     if known is None:
         return {"name": AUTO, "why": "torch if the embedded engine can serve the architecture, else transformers"}
     return {"name": known[0], "why": f'"{AUTO}": {known[1]}'}
@@ -205,7 +196,7 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     prompts, expert = loaded.division
     rows = prompts * training.group_size
     tokens = rows * training.max_tokens
-    rounds = 1 + (rollout.max_resample if rollout.resample != "none" else 0)
+    rounds = 1 + (rollout.max_resample if rollout.resamples else 0)
     return {
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
         "expert_rows_per_step": _expert(loaded, rows, expert),

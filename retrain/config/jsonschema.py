@@ -6,7 +6,7 @@ from typing import Any
 
 from retrain import registry
 from retrain.algorithms.transforms import CHAINS
-from retrain.config.document import ALIASES, show
+from retrain.config.document import aliases, show
 from retrain.config.presets import preset_names
 from retrain.config.schema import Config
 
@@ -25,7 +25,7 @@ def json_schema() -> dict[str, Any]:
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})
         schema["properties"][name] = table | {"description": _used_by(readers)}
-    for alias, key in ALIASES.items():
+    for alias, key in aliases().items():
         _add_alias(schema, str(alias[0]), str(alias[1]), f"The same as {show(key)}.")
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **schema, "title": "retrain configuration"}

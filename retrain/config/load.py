@@ -22,12 +22,9 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.binder import Binder
 from retrain.config.checks import check
-from retrain.config.credit_checks import check_credit
+from retrain.config.credit_checks import check_credit, check_expert, check_overlap
 from retrain.config.document import Document, Place, read
-from retrain.config.expert_checks import check_expert
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
-from retrain.config.overlap_checks import check_overlap
-from retrain.config.planning_checks import check_own_detector
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
 from retrain.config.resolve import Resolved, needs_import, slots
@@ -139,8 +136,12 @@ def validate(document: Document) -> LoadedConfig:
     bound = {slot: binder.bind(slot) for slot in binder.slots if slot not in later}
     if valid:
         check(config, document)
+        binder.check("check", {**binder.written(), **bound}, config)
     _stop(document, binder)
-    bound |= {slot: binder.bind(slot) for slot in later}
+    own = {slot: binder.bind(slot) for slot in later}
+    bound |= own
+    binder.check("check", own, config)
+    binder.check("check_code", {**binder.written(), **bound}, config)
     if pending:
         _tables(document, _known_keys(), may_import=False)
     _stop(document, binder)
@@ -159,7 +160,7 @@ def validate(document: Document) -> LoadedConfig:
         tables,
         resolved,
         document.places,
-        tuple(document.warnings),
+        tuple(dict.fromkeys(document.warnings)),
         preset,
         {path: one for path, one in unread.items() if preset is None or one.file != preset.file},
     )
@@ -226,8 +227,6 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> Sequence[St
         path = ("loss",)
         objective = resolved.objective(exact=False)
         check_expert(config, document, resolved.all("loss"))
-        path = ("planning", "detector")
-        check_own_detector(document, config.plugins.search_paths)
         path = ("logging", "observe")
         resolved.check_observed()
         path = ("algorithm", "transform_mode")

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from retrain.config.document import ALIASES, Document
+from retrain.config.document import Document, aliases
 from retrain.config.positions import Path
 
 Catalog = dict[tuple[str, ...], list[str]]
@@ -40,7 +40,7 @@ def catalog(tables: Mapping[str, Any]) -> Catalog:
     for name, model in tables.items():
         for path, inner in _models((name,), model):
             found[path] = list(inner.model_fields)
-    for alias in ALIASES:
+    for alias in aliases():
         found.setdefault((str(alias[0]),), []).append(str(alias[1]))
     return found
 

@@ -15,15 +15,12 @@ from retrain.algorithms.transforms import transform_chain
 from retrain.config.positions import Path
 from retrain.config.presets import preset_names
 from retrain.config.schema import Config
+from retrain.engines.capability import engines_at
 from retrain.registry import Bound
 from retrain.types import BASE_COLUMNS
 
 AUTO = "auto"
 """`[rollout] engine` when the model decides."""
-
-
-CORRECTION = "tis"
-"""What corrects for a sampler whose log-probs are not the trainer's own, unless the chain has a correction."""
 
 
 def is_correction(stage: Bound) -> bool:
@@ -86,8 +83,8 @@ class Resolved:
         chain = self._chain
         corrections = chain[len(self._credit_chain()) :]
         if not exact and not any(map(is_correction, chain)):
-            default = self.named("transform", CORRECTION)
-            corrections = (default,) if default else ()
+            usual = (one.name for one in registry.components("transform") if one.traits.get("default"))
+            corrections = tuple(filter(None, (self.named("transform", name) for name in usual)))
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1])
 
     @property
@@ -138,6 +135,12 @@ class Resolved:
         component = registry.find(kind, name)
         return component.bind(component.takes(self.tables.get(component.table, {})))
 
+    def engines(self, model: str) -> list[Bound]:
+        """The engine that the configuration names, or else all that "auto" may mean for the model at this path."""
+        named = self.optional("engine")
+        found = [named] if named else [self.named("engine", name) for name in engines_at(model)]
+        return [one for one in found if one]
+
     def signal(self, name: str) -> Bound | None:
         """The signal that computes the column of that name."""
         return self.named("signal", name)
@@ -173,12 +176,7 @@ def _named(kind: str, value: str | tuple[str, ...] | None) -> Iterator[tuple[Pat
         yield (() if isinstance(value, str) else (index,)), name
 
 
-def is_dotted(name: str) -> bool:
-    """Whether a name is a path to code of the user's own."""
-    return "." in name or ":" in name
-
-
 def needs_import(slot: Slot) -> bool:
     """Whether finding the component runs code that the package has not loaded: a dotted path or an entry point."""
     known = any(component.name == slot.name for component in registry.components(slot.kind))
-    return not known and (is_dotted(slot.name) or slot.name in registry.names(slot.kind))
+    return not known and (registry.is_dotted(slot.name) or slot.name in registry.names(slot.kind))

@@ -133,6 +133,11 @@ class Rollout(Section):
     parity_tolerance: Positive | None = None
     """Largest mean difference per token in nats; unset: 0.001 where both multiply in float32, else 0.15."""
 
+    @property
+    def resamples(self) -> bool:
+        """Whether other prompts take the place of groups that are dropped."""
+        return self.resample != "none"
+
 
 class Algorithm(Section):
     """`[algorithm]`: from rewards to the advantage of every token, and from that to the loss."""

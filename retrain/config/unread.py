@@ -7,19 +7,16 @@ from typing import Any
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
+from retrain.algorithms.graph.plain_functions import CONTEXT_READS, shown
 from retrain.config.document import Document
 from retrain.config.positions import Path
-from retrain.config.resolve import Resolved, Slot, is_dotted
+from retrain.config.resolve import Resolved, Slot
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, ConfigProblem
-from retrain.registry import Bound
-from retrain.types import BUILTIN
+from retrain.registry import Bound, is_dotted
 
 Reason = tuple[str, str]
 """What is wrong, and what to do about it."""
-
-_SHOWN = {"gtpo": "beta", "hicra": "alpha"}
-"""Transforms with the parameter that a plug-in sees, as ctx.gtpo_beta and ctx.hicra_alpha."""
 
 _NOTHING = "nothing in this run reads it"
 
@@ -75,8 +72,9 @@ def judged(
 
 
 def _is_shown(path: Path) -> bool:
-    """Whether ctx shows the key, or what it decides: planning tokens and SEPA's pooling weight."""
-    return path[0] in ("planning", "sepa") or path in [*_SHOWN.items()]
+    """Whether ctx shows the key itself, or a column that its table decides: planning tokens, SEPA's pooling weight."""
+    signals = [one.table for one in registry.components("signal") if one.name in CONTEXT_READS]
+    return path[0] in signals or path in [(one.table, key) for one in shown() for key in one.traits["context"].values()]
 
 
 def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> dict[Path, Reason]:
@@ -96,16 +94,13 @@ def _readers(
     """Every component in use, with the keys of its table that the entry which names it sets as well."""
     for slot, one in used.items():
         yield one, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
-    engines = [resolved.optional("engine")]
-    if engines == [None]:
-        names = ("torch",) if config.model.path.startswith(BUILTIN) else ("torch", "transformers")
-        engines = [resolved.named("engine", name) for name in names]
-    exact = all(one and one.component.traits.get("exact") for one in engines) and not config.rollout.overlap
+    engines = resolved.engines(config.model.path)
+    exact = all(one.component.traits.get("exact") for one in engines) and not config.rollout.overlap
     others = [*engines, *resolved.objective(exact).corrections]
     others += [stage.bound for stage in graph if stage.kind == "signal"]
     if any(one.component.contract == "context" for one in used.values()):
-        others += [resolved.named("transform", name) for name in _SHOWN]
-    yield from ((one, ()) for one in others if one is not None)
+        others += [one for component in shown() if (one := resolved.named("transform", component.name))]
+    yield from ((one, ()) for one in others)
 
 
 def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]]) -> Reason | None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from retrain.types import BUILTIN
+
 _FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+
+BESIDE_OR_MERGED = {None: "beside a bfloat16 base, merged into a float32 one"}
+"""How an engine computes LoRA's update, by the value of its parameter `lora`, for `retrain explain`."""
 
 
 def base_model(model: Any) -> Any:
@@ -26,11 +31,18 @@ def choose_engine(model: Any) -> tuple[str, str]:
     return "transformers", f"the embedded engine cannot serve it: {reason}"
 
 
-def choose_engine_at(path: str) -> tuple[str, str] | None:
-    """`choose_engine` of the model in a directory or in the hub's local cache, without its weights; None if not known.
+def engines_at(path: str) -> tuple[str, ...]:
+    """Every engine that `engine = "auto"` may mean for the model at this path, as far as the path tells."""
+    return ("torch",) if path.startswith(BUILTIN) else ("torch", "transformers")
 
-    Runs no code that the model brings along and asks no network.
+
+def choose_engine_at(path: str) -> tuple[str, str] | None:
+    """`choose_engine` of a builtin model, or of one in a directory or in the hub's local cache, without its weights.
+
+    Runs no code that the model brings along and asks no network. None: it is not known.
     """
+    if path.startswith(BUILTIN):
+        return "torch", "the embedded engine serves the builtin models"
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, positions
+from retrain.engines.capability import BESIDE_OR_MERGED, base_model, positions
 from retrain.errors import EngineError
 from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@engine("transformers")
+@engine("transformers", adapters=BESIDE_OR_MERGED)
 class GenerateEngine(Sampler):
     """`model.generate`, with tokens drawn as in the embedded engine; the model's generation_config never decides.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model, fusable, positions, unsupported
+from retrain.engines.capability import BESIDE_OR_MERGED, base_model, fusable, positions, unsupported
 from retrain.errors import ComponentError, EngineError
 from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retrain.engines.embedded.decoder import Decoder
 
 
-@engine("torch", exact=True, concurrent=True)
+@engine("torch", exact=True, concurrent=True, adapters=BESIDE_OR_MERGED)
 class TorchEngine(Sampler):
     """Samples with the trainer's own forward, and no per-token bookkeeping.
 

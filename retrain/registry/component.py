@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
@@ -28,6 +28,21 @@ REGISTERED: dict[tuple[str, str], Component] = {}
 
 MARK = "__retrain_component__"
 """Attribute that a decorated object carries, so that its dotted path finds it with its traits."""
+
+
+class Finding(NamedTuple):
+    """What a component's own check, its trait `check`, says of a configuration.
+
+    Attributes:
+        at: the parameter, with the index in it if it is a list; () is the key that names the component.
+        problem, fix: as in `ConfigProblem`.
+        fatal: the configuration is refused; otherwise this is a warning.
+    """
+
+    at: tuple[str | int, ...]
+    problem: str
+    fix: str
+    fatal: bool = True
 
 
 class ParameterError(ComponentError):
@@ -222,7 +237,10 @@ class Kind:
         Args:
             name: what the TOML says.
             table: TOML table of its parameters, if not `name`.
-            traits: facts for its slot (`writes=` of a transform, `weight=` of a loss, `check=` of any ...).
+            traits: facts for its slot, such as `writes=` of a transform or `weight=` of a loss. For every kind:
+                `check=fn(params, config)` yields a `Finding` for whatever its parameters and the sections of the
+                configuration (`config.training.max_tokens`) say that cannot work; it must not import torch.
+                `check_code=` is the same for what runs code of the user's, and is called last.
 
         Raises:
             ComponentError: the name is taken by another object, or the signature cannot be a component's.

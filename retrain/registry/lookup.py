@@ -73,9 +73,14 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
         return REGISTERED[kind, name]
     if name in _entry_points(kind):
         return _from_target(kind, name, _load_entry_point(_entry_points(kind)[name]), "entry point")
-    if "." in name or ":" in name:
+    if is_dotted(name):
         return _from_target(kind, name, load_object(name, search_paths), "dotted path")
     raise ComponentError(f'no {kind} named "{name}"', _suggest(kind, name))
+
+
+def is_dotted(name: str) -> bool:
+    """Whether a name is a path to code of the user's."""
+    return "." in name or ":" in name
 
 
 def bind(

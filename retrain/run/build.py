@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
+from retrain.config.credit_checks import check_engine
 from retrain.config.load import LoadedConfig
-from retrain.config.overlap_checks import check_engine
 from retrain.config.schema import Config
 from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions

@@ -82,7 +82,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     rollout = parts.config.rollout
     rounds: list[_Round] = []
     missing, first = parts.prompts, 0
-    while missing and len(rounds) <= (rollout.max_resample if rollout.resample != "none" else 0):
+    while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         rounds.append(_round(parts, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
         missing -= len({one.group for one in rounds[-1].kept})
         first += len({one.group for one in rounds[-1].rollouts})
@@ -134,8 +134,7 @@ def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, fir
     rollouts = roll(parts.sampler, parts.chat, posed, requests, sampling, first)
     rollouts = score(parts.pool, [problem for problem, _ in posed], rollouts, training.max_tokens)
     found = _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts)
-    resamples = parts.config.rollout.resample != "none"
-    if found.kept and (resamples or pipeline.judges_rollouts):
+    if found.kept and (parts.config.rollout.resamples or pipeline.judges_rollouts):
         batch = parts.layout.batch(found.kept, step)
         if not pipeline.judges_rollouts:
             batch, found.credit = assign_credit(pipeline, parts.policy, batch)

@@ -94,6 +94,11 @@ def sync(path: Path, deep: bool = True) -> None:
         os.close(descriptor)
 
 
+def no_directory(path: str) -> bool:
+    """Whether this is the path of a directory that is missing; a name without a leading /, . or ~ is not a path."""
+    return path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir()
+
+
 def remove(path: Path) -> None:
     """Delete a file or a folder. Whoever else deletes it at the same time does no harm, nor does one that stays."""
     if path.is_dir() and not path.is_symlink():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retrain.algorithms.graph.objective import MIXED, Objective
+from retrain.algorithms.graph.objective import Objective
 from retrain.functional.seeds import derive_seed
 from retrain.registry import find
 from retrain.types import Batch
@@ -211,8 +211,8 @@ def _loss_of(batch: Batch, new: Tensor, objective: Objective, parts: Sequence[Se
     total: Any = 0.0
     for part in parts:
         rows = torch.tensor(part)
-        columns = {name: batch.column(name)[rows] for name in objective.reads - {MIXED}}
-        columns |= {"logprobs": logprobs[rows], MIXED: 0.1}
+        columns = {name: batch.column(name)[rows] for name in objective.reads - {objective.share}}
+        columns |= {"logprobs": logprobs[rows], objective.share: 0.1}
         total = total + objective(columns, {name: weight[rows] for name, weight in weights.items()})[0]
     total.backward()
     assert logprobs.grad is not None

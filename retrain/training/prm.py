@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,9 +15,10 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Part, Policy
-from retrain.registry import Component, find, signal
+from retrain.registry import Component, Finding, find, signal
+from retrain.system.files import no_directory
 from retrain.training.reference import fingerprint, unjudged
-from retrain.types import Batch, Metrics, State
+from retrain.types import BUILTIN, Batch, Metrics, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,9 +35,26 @@ REFERENCE = "reference"
 _LEARNS = ("update", ("after", "before"))
 
 
+def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """A reward model that cannot know anything, or that is nowhere."""
+    path: str | None = params["path"]
+    if path is None:
+        if params["update"] == "none" and params["reference"] == "frozen":
+            problem = "a process reward model that starts as its reference and never learns gives no reward but 0"
+            yield Finding(("update",), problem, 'use update = "after", or name a trained model in [prime] path')
+    elif config.model.lora is not None:
+        problem = "with [model.lora] the process reward model is an adapter on the policy's base"
+        yield Finding(("path",), problem, "remove it, or train without LoRA")
+    elif path.startswith(BUILTIN):
+        yield Finding(("path",), f'"{path}" is made, not trained: it knows no more than the policy', "remove it")
+    elif no_directory(path):
+        yield Finding(("path",), f'there is no directory "{path}"', "give a directory or a hub name")
+
+
 @signal(
     "process_rewards",
     table="prime",
+    check=_check,
     models=("trained", "frozen"),
     when={"lr": _LEARNS, "max_grad_norm": _LEARNS},
 )

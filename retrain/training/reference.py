@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@signal("ref_logprobs", models=("frozen",))
+@signal("ref_logprobs", models=("frozen",), judges=False)
 class ReferenceLogprobs(Part):
     """log p of each response token under the weights training started from, [N, T] nats, 0 elsewhere.
 

@@ -3,8 +3,8 @@
 import pytest
 
 from retrain import registry
+from retrain.config.credit_checks import check_engine
 from retrain.config.load import load
-from retrain.config.overlap_checks import check_engine
 from retrain.errors import ComponentError, ConfigError
 
 PLUGINS = """

@@ -5,7 +5,7 @@ import pytest
 import tomli
 
 from retrain import registry
-from retrain.config.document import ALIASES
+from retrain.config.document import aliases
 from retrain.config.explain import explain
 from retrain.config.jsonschema import json_schema
 from retrain.config.load import load
@@ -60,7 +60,7 @@ def test_a_preset_expands_to_its_keys_and_no_warning(name, run):
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_presets_use_the_first_names_of_keys(name):
     written: dict[str, Any] = tomli.loads((FOLDER / f"{name}.toml").read_text())
-    assert not [alias for alias in ALIASES if alias[1] in written.get(str(alias[0]), {})]
+    assert not [alias for alias in aliases() if alias[1] in written.get(str(alias[0]), {})]
 
 
 def test_dapo_is_what_the_paper_names(run):

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import ComponentError
-from retrain.registry import Bound
+from retrain.registry import Bound, components
 from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MIXED = "mu"
-"""The column that weighs the two sources against each other: the expert's share."""
 
 
 class Objective:
@@ -22,7 +19,7 @@ class Objective:
 
     The reduction's weights come from the whole batch (over the term's own rows: the policy's, or the
     expert's), so the sum over any split into micro-batches is the same number. The factor is the term's
-    weight; with terms of both sources in use, times 1 - mu for the policy's and times mu for the expert's.
+    weight; with terms of both sources in use, times 1 - share for the policy's and times share for the expert's.
 
     Args:
         terms, reduction: bound loss terms, and how they are reduced.
@@ -32,10 +29,12 @@ class Objective:
 
     Attributes:
         terms: the loss terms in use; those of weight 0 are dropped.
+        share: the column that weighs the two sources, where there are terms of both: the expert's share, computed by
+            the signal with the trait `mixes`; else "".
         sources: whose rows they train on: "policy", "expert" or both.
         reads: columns that terms and corrections read, besides the current `logprobs`; `entropy` is the current
             policy's.
-        signals: those of `reads` that a signal must compute (ref_logprobs, mu ...).
+        signals: those of `reads` that a signal must compute (ref_logprobs, the share ...).
     """
 
     def __init__(
@@ -55,9 +54,10 @@ class Objective:
                 raise ComponentError(f'loss "{name}" is listed twice', "keep one and set its weight")
         self.sources = frozenset(source_of(term) for term in self.terms)
         self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
-        self._sft_reduction = reduction
+        self._sft_reduction, self.share = reduction, ""
         if self.mixed:
-            self.reads |= {MIXED}
+            self.share = next(one.name for one in components("signal") if one.traits.get("mixes"))
+            self.reads |= {self.share}
             self._sft_reduction = sft_reduction or reduction
         self.signals = self.reads - BASE_COLUMNS - POLICY_COLUMNS
 
@@ -123,8 +123,8 @@ class Objective:
         weight = float(term.params["weight"])
         if not self.mixed:
             return weight
-        mu = float(columns[MIXED])
-        return weight * (mu if source_of(term) == "expert" else 1 - mu)
+        share = float(columns[self.share])
+        return weight * (share if source_of(term) == "expert" else 1 - share)
 
 
 def source_of(term: Bound) -> str:

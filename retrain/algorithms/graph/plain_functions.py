@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from retrain.registry import Bound, components
+from retrain.registry import Bound, Component, components
 from retrain.registry.call import Call
 from retrain.types import Metrics
 
@@ -82,14 +82,18 @@ AlgorithmContext = TransformContext
 AlgorithmOutput = TransformOutput
 
 
+def shown() -> list[Component]:
+    """Transforms of which a TransformContext shows parameters: those that their trait `context` names, by field."""
+    return [one for one in components("transform") if "context" in one.traits]
+
+
 def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
-    """What a TransformContext shows of other transforms: the parameters that their trait `context` names.
+    """What a TransformContext shows of other transforms.
 
     Args:
         transform: the bound transform of a name.
     """
-    shown = [one for one in components("transform") if "context" in one.traits]
-    bound = [(one.traits["context"], transform(one.name)) for one in shown]
+    bound = [(one.traits["context"], transform(one.name)) for one in shown()]
     return {field: one.params[key] for fields, one in bound if one for field, key in fields.items()}
 
 

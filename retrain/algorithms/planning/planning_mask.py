@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import accumulate
 from math import log
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.planning.detectors import Detector, Span, gram_detector, user_detector
+from retrain.algorithms.planning.embedding import EXTRA, package_of
 from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.algorithms.planning.semantic import SemanticDetector, read_execution
 from retrain.algorithms.planning.token_text import TokenText
-from retrain.registry import signal
+from retrain.errors import ComponentError
+from retrain.registry import Finding, is_dotted, signal
 from retrain.types import Batch, Metrics
 
 if TYPE_CHECKING:
@@ -25,17 +30,57 @@ if TYPE_CHECKING:
 WordRange = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2, max_length=2)]
 
 
-_WITH_GRAMS = ("detector", ("grams", "semantic"))
+_DETECTORS = ("grams", "semantic")
+_GRAM_KEYS = ("strategic_grams", "strategic_grams_path", "sg_n_range")
 _SEMANTIC = ("detector", ("semantic",))
+
+
+def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Unusable grams, an unknown detector, and what the semantic one needs."""
+    grams, path, words = (params[key] for key in _GRAM_KEYS)
+    key = "strategic_grams" if path is None else "strategic_grams_path"
+    try:
+        read_grams(grams, path)
+        key = "sg_n_range"
+        read_grams(grams, path, words)
+    except ComponentError as error:
+        yield Finding((key,), error.problem, error.fix)
+    detector, directory = params["detector"], params["embedder"]
+    if detector not in _DETECTORS and not is_dotted(detector):
+        near = get_close_matches(detector, _DETECTORS, 1)
+        fix = f'did you mean "{near[0]}"?' if near else f"use {', '.join(_DETECTORS)}, or a dotted path to your own"
+        yield Finding(("detector",), f'no detector is called "{detector}"', fix)
+    elif detector == "semantic" and directory is not None and not Path(directory).expanduser().is_dir():
+        fix = "give one with a sentence-transformer in it"
+        yield Finding(("embedder",), f'there is no directory "{directory}"', fix)
+    elif detector == "semantic" and importlib.util.find_spec(package := package_of(directory)) is None:
+        key = "detector" if directory is None else "embedder"
+        yield Finding((key,), f"{package} is not installed", f'pip install "retrain[{EXTRA}]"')
+
+
+def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """A detector of the user's that cannot be imported."""
+    try:
+        if is_dotted(params["detector"]):
+            user_detector(params["detector"], config.plugins.search_paths)
+    except ComponentError as error:
+        yield Finding(("detector",), error.problem, error.fix)
 
 
 @signal(
     "planning_mask",
     table="planning",
+    check=_check,
+    check_code=_check_code,
+    aliases={
+        "logging": ("strategic_grams",),
+        "hicra": (*_GRAM_KEYS, "log_semantic_entropy", "log_planning_token_ratio"),
+    },
+    exclusive=("strategic_grams", "strategic_grams_path"),
     stored="planning",
     needed_by='a transform such as "hicra", or [logging] observe,',
     when={
-        **dict.fromkeys(("strategic_grams", "strategic_grams_path", "sg_n_range"), _WITH_GRAMS),
+        **dict.fromkeys(_GRAM_KEYS, ("detector", _DETECTORS)),
         **dict.fromkeys(("embedder", "window", "margin"), _SEMANTIC),
     },
 )

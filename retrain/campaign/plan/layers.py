@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from retrain.config.document import ALIASES, Document, show
+from retrain.config.document import Document, aliases, show
 from retrain.config.positions import Path
 
 
@@ -25,7 +25,7 @@ def lay(document: Document, path: Path, value: Any, source: Document, at: Path) 
         for key, inner in value.items():
             lay(document, (*path, key), inner, source, (*at, key))
         return
-    path = ALIASES.get(path, path)
+    path = aliases().get(path, path)
     table = _table(document, path[:-1])
     if table is None:
         document.problems.append(source.at(at, f"{show(path[:-1])} is not a table", "name a key of a table"))

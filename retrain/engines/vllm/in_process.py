@@ -13,7 +13,7 @@ from pydantic import Field
 
 from retrain.engines.capability import base_model
 from retrain.engines.vllm.isolation import Isolation
-from retrain.engines.vllm.lora_options import MERGE, adapter_options, adapter_rank, is_adapted
+from retrain.engines.vllm.lora_options import ADAPTERS, MERGE, adapter_options, adapter_rank, check_table, is_adapted
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler, check_requests, tolerance_of
@@ -39,7 +39,7 @@ _ADVICE = (
 )
 
 
-@engine("vllm", extra=("vllm", "vllm"))
+@engine("vllm", extra=("vllm", "vllm"), check=check_table, adapters=ADAPTERS)
 class VllmEngine(Sampler):
     """Samples with vLLM, in this process, from weights that are replaced in place after every step.
 

@@ -1,15 +1,37 @@
-"""How LoRA's adapters reach vLLM, in this process or in a server's."""
+"""How LoRA's adapters reach vLLM, in this process or in a server's, and what else `[vllm]` demands."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from retrain.errors import ComponentError
+from retrain.registry import Finding
+from retrain.system.http_client import address_mistakes
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for; an adapter takes the next one up."""
 MERGE = 'set [vllm] lora = "merged"'
 """What to do where vLLM takes no adapters."""
+ADAPTERS = {
+    **dict.fromkeys((None, "adapter"), "beside the base, if vLLM can for this architecture"),
+    "merged": "merged; in bfloat16, updates smaller than a weight's last digit are lost",
+}
+"""What becomes of adapters, by `[vllm] lora`, for `retrain explain`."""
+
+
+def check_table(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """What `[vllm]` and the model demand of each other, and addresses that no server can have."""
+    lora, adapts = params["lora"], config.model.lora is not None
+    if lora == "adapter" and not adapts:
+        yield Finding(("lora",), "this run trains all weights: there is no adapter", "set [model.lora]")
+    if lora == "merged" and adapts and params["dtype"] != "float32":
+        problem = "merged in bfloat16, updates smaller than a weight's last digit are lost: the sampler stays behind"
+        fix = 'remove it, where vLLM takes adapters; or set dtype = "float32"'
+        yield Finding(("lora",), problem, fix, fatal=False)
+    # Also for a run that samples otherwise: `retrain serve` reads the addresses of the same file.
+    for index, problem, fix in address_mistakes(params.get("urls", ()), params.get("allow_remote", False)):
+        yield Finding(("urls", index), problem, fix)
 
 
 def adapter_options(rank: int) -> dict[str, Any]:

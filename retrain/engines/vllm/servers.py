@@ -16,7 +16,7 @@ from pydantic import Field
 from retrain.engines.capability import base_model
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.in_process import check, full_shapes, request_fields, write_config
-from retrain.engines.vllm.lora_options import MERGE, adapter_rank, by_itself, is_adapted
+from retrain.engines.vllm.lora_options import ADAPTERS, MERGE, adapter_rank, by_itself, check_table, is_adapted
 from retrain.errors import EngineError
 from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
@@ -43,7 +43,15 @@ _SERVE = ("gpu_memory_utilization", "kv_cache_mb", "max_model_len", "tensor_para
 """Keys of [vllm] that `retrain serve` reads to start a server, and the run does not."""
 
 
-@engine("vllm-server", table="vllm", concurrent=True, elsewhere=True, also=(*_SERVE, "quantization"))
+@engine(
+    "vllm-server",
+    table="vllm",
+    concurrent=True,
+    elsewhere=True,
+    also=(*_SERVE, "quantization"),
+    check=check_table,
+    adapters=ADAPTERS,
+)
 class VllmServerEngine(Sampler):
     """Samples from vLLM servers, which take new weights from a file or from the trainer's GPU.
 
