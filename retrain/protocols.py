@@ -51,7 +51,7 @@ class Sampler(Protocol):
 
         The folder stays as it is until the next call.
         """
-        raise NotImplementedError
+        raise EngineError(f"{type(self).__name__} takes no adapters")
 
     def describe(self) -> str:
         """What computes the completions, in words."""
