@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,13 +51,13 @@ class TorchPolicy:
     def __init__(self, model: Any, settings: PolicySettings, adapter: Any = None, name: str = lora.POLICY) -> None:
         """`adapter` and `name`: peft's wrapper of a model that has adapters already, and the one to train."""
         self.settings, self.step, self._name = settings, 0, name
-        self.adapter = adapter or (lora.inject(model, settings.lora) if settings.lora else None)
+        self.adapter: Any = adapter or (lora.inject(model, settings.lora) if settings.lora else None)
         self.model: Any = model if settings.lora else model.float()
         self.model.eval()
         if settings.gradient_checkpointing:
             _checkpoint_layers(self.model)
         self.forward = Forward(self.model, settings)
-        with self._in_force():
+        with lora.active(self.adapter, self._name):  # what is trained is what has gradients in this block
             self.optimizer = Optimizer(self.model, settings)
         self._earlier: dict[str, Tensor] = {}
 
@@ -80,7 +80,7 @@ class TorchPolicy:
 
     def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
         """old_logprobs, entropy, varentropy by name, each [N, T] float32, 0 outside response_mask, in one pass."""
-        with self._in_force():
+        with lora.active(self.adapter, self._name):
             return self.forward.logprobs(batch, columns)
 
     def reference(self) -> Callable[[Batch], Tensor]:
@@ -95,14 +95,14 @@ class TorchPolicy:
 
     def reference_weights(self) -> dict[str, Tensor]:
         """Full weights of the reference, by the base model's names."""
-        return _tensors(self._frozen.model) if self.adapter is None else self.base_weights()
+        return self._frozen.model.state_dict() if self.adapter is None else self.base_weights()
 
     @cached_property
     def _frozen(self) -> Forward:
         return Forward(copy.deepcopy(self.model).requires_grad_(False), self.settings)
 
     def _base_logprobs(self, batch: Batch) -> Tensor:
-        with lora.adapters_off(self.adapter):
+        with self.adapter.disable_adapter():
             return self.forward.logprobs(batch)["old_logprobs"]
 
     def remember(self) -> None:
@@ -129,10 +129,6 @@ class TorchPolicy:
             parameter.copy_(self._earlier[name])
             self._earlier[name] = current
 
-    def _in_force(self) -> AbstractContextManager[None]:
-        """The own adapter is the one in force inside this block; without LoRA, nothing."""
-        return nullcontext() if self.adapter is None else lora.active(self.adapter, self._name)
-
     def update(self, batch: Batch, objective: Objective) -> Metrics:
         """`epochs` passes of `minibatches` optimizer steps each over the batch.
 
@@ -147,9 +143,11 @@ class TorchPolicy:
             reports update/nonfinite = 1; one without a live row reports update/skipped = 1.
         """
         steps = [self._plan(batch, rows, objective) for rows in self._minibatches(batch)]
-        with self._in_force():
+        with lora.active(self.adapter, self._name):
             if several := len(steps) * self.settings.epochs > 1:
-                steps = [self._with_old_logprobs(step) for step in steps]
+                # Scored in the micro-batches of the update: in others the ratio would not begin at exactly 1.
+                scored = [step.batch.replace(**self.forward.logprobs(step.batch, parts=step.parts)) for step in steps]
+                steps = [replace(step, batch=batch) for step, batch in zip(steps, scored, strict=True)]
             reports = [self._take(step, objective, several) for _ in range(self.settings.epochs) for step in steps]
         # Once the weights have moved, the distance to the sampler says nothing about the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
@@ -159,7 +157,7 @@ class TorchPolicy:
 
         With LoRA they are `Adapted`: a matrix is merged in float32 when it is read.
         """
-        return _tensors(self.model) if self.adapter is None else lora.weights(self.model, self._name)
+        return self.model.state_dict() if self.adapter is None else lora.weights(self.model, self._name)
 
     def base_weights(self) -> dict[str, Tensor]:
         """The frozen weights under LoRA's adapters, by the base model's names."""
@@ -185,16 +183,11 @@ class TorchPolicy:
             base: where its base model is, if not where it was loaded from.
             card: text of a README.md.
         """
-        lora.save(self._wrapper, folder, base, card)
+        lora.save(self.adapter, folder, base, card)
 
     def load_adapter(self, folder: Path) -> None:
         """Take what `save_adapter` wrote; StorageError if it cannot be read or is another model's."""
-        lora.load(self._wrapper, folder)
-
-    @property
-    def _wrapper(self) -> Any:
-        assert self.adapter is not None, "only a policy with LoRA has an adapter"
-        return self.adapter
+        lora.load(self.adapter, folder)
 
     def _minibatches(self, batch: Batch) -> list[Tensor]:
         """Every `minibatches`-th row, so that each part has a share of every group."""
@@ -207,16 +200,6 @@ class TorchPolicy:
         live = objective.live_rows(part).nonzero()[:, 0].tolist()
         return _Step(part, objective.weights(part), self.forward.micro_batches(part, live))
 
-    @torch.no_grad()
-    def _with_old_logprobs(self, step: _Step) -> _Step:
-        table = step.batch.sampler_logprobs.new_zeros(step.batch.input_ids.shape)
-        for index in step.parts:
-            rows = step.batch.rows(index)
-            width = rows.input_ids.shape[1]
-            with self.forward.attention(width):
-                table[index, :width] = self.forward.columns(rows)["logprobs"]
-        return _Step(step.batch.replace(old_logprobs=table), step.weights, step.parts)
-
     def _take(self, step: _Step, objective: Objective, scored: bool) -> Metrics:
         """One optimizer step: gradients of all micro-batches, guard, clip, apply.
 
@@ -224,7 +207,7 @@ class TorchPolicy:
             scored: the batch has `old_logprobs`; otherwise they are the current ones.
         """
         tally = _Tally()
-        with nullcontext() if self.adapter is None else lora.training(self.model, self._name):
+        with lora.training(self.model, self._name):
             for index in step.parts:
                 rows = step.batch.rows(index)
                 width = rows.input_ids.shape[1]
@@ -234,20 +217,22 @@ class TorchPolicy:
                     loss, sums = objective(columns, weights)
                     loss.backward()
                 tally.add(rows, columns, sums | {"loss/total": loss.detach()})
-        return tally.metrics() | self._apply(tally.loss, bool(step.parts))
+        metrics = tally.metrics()
+        return metrics | self._apply(metrics.get("loss/total"))
 
     def _loss_columns(self, rows: Batch, objective: Objective, scored: bool) -> dict[str, Any]:
         current = self.forward.columns(rows)
         current["old_logprobs"] = rows.column("old_logprobs") if scored else current["logprobs"].detach()
         return {name: rows.column(name) for name in objective.reads - current.keys()} | current
 
-    def _apply(self, loss: float, live: bool) -> Metrics:
-        if not live:
-            return {"update/skipped": 1.0, "update/nonfinite": 0.0}
-        norm = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters.values(), self.settings.max_grad_norm)
-        metrics = {"grad/norm": float(norm), "update/skipped": 0.0}
-        finite = bool(torch.isfinite(torch.tensor([loss, metrics["grad/norm"]])).all())
-        if finite:
+    def _apply(self, loss: float | None) -> Metrics:
+        """Step along the gradients unless they or the loss are not finite; the loss is None without a live row."""
+        if loss is None:
+            return {"tokens/forwarded": 0.0, "update/skipped": 1.0, "update/nonfinite": 0.0}
+        norm = float(torch.nn.utils.clip_grad_norm_(self.optimizer.parameters.values(), self.settings.max_grad_norm))
+        metrics = {"grad/norm": norm, "update/skipped": 0.0}
+        # One infinite gradient would make every weight, and the optimizer's moments, not a number for good.
+        if finite := math.isfinite(loss) and math.isfinite(norm):
             metrics["optim/lr"] = self.optimizer.step(self.step)
             self.step += 1
         self.optimizer.zero_grad()
@@ -260,33 +245,24 @@ class _Tally:
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}
         self.mismatch: Mismatch | None = None
-        self.tokens = 0
 
     def add(self, rows: Batch, columns: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
         mask = rows.response_mask & ~rows.is_expert[:, None]
         part = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask)
         self.mismatch = part if self.mismatch is None else self.mismatch + part
-        entropy = {"policy/entropy": columns["entropy"].detach().where(mask, 0.0).sum(), "tokens": mask.sum()}
-        for name, value in {**sums, **entropy}.items():
+        entropy = columns["entropy"].detach().where(mask, 0.0).sum()
+        own = {"policy/entropy": entropy, "tokens": mask.sum(), "tokens/forwarded": rows.attention_mask.sum()}
+        for name, value in {**sums, **own}.items():
             self.sums[name] = self.sums.get(name, 0) + value
-        self.tokens += int(rows.attention_mask.sum())
-
-    @property
-    def loss(self) -> float:
-        return float(self.sums.get("loss/total", 0.0))
 
     def metrics(self) -> Metrics:
-        found = {name: float(value) for name, value in self.sums.items()}
-        sampled = found.pop("tokens", 0.0)
-        if not sampled:
-            found.pop("policy/entropy", None)
-        else:
+        """The sums as numbers, the entropy as the mean over the policy's tokens."""
+        found = {name: float(value) for name, value in self.sums.items()}  # the first time that a GPU is waited for
+        if sampled := found.pop("tokens", 0.0):
             found["policy/entropy"] /= sampled
-        return found | {"tokens/forwarded": float(self.tokens)} | (self.mismatch.metrics() if self.mismatch else {})
-
-
-def _tensors(model: Any) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in model.state_dict().items()}
+        else:
+            found.pop("policy/entropy", None)
+        return found | (self.mismatch.metrics() if self.mismatch else {})
 
 
 def _mean(reports: Sequence[Metrics]) -> Metrics:

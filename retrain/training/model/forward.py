@@ -82,10 +82,16 @@ class Forward:
         return {name: blank.masked_scatter(scored, values) for name, values in vars(scores).items()}
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
-        """old_logprobs, entropy, varentropy by name, each [N, T] float32 without gradient, in one pass."""
+    def logprobs(
+        self, batch: Batch, columns: Sequence[str] = ("old_logprobs",), parts: Sequence[Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """old_logprobs, entropy, varentropy by name, each [N, T] float32 without gradient, in one pass.
+
+        Args:
+            parts: the micro-batches of rows to score, others being 0; None: those of all rows.
+        """
         tables = {name: batch.sampler_logprobs.new_zeros(batch.input_ids.shape) for name in columns}
-        for part in self.micro_batches(batch, range(len(batch.input_ids))):
+        for part in self.micro_batches(batch, range(len(batch.input_ids))) if parts is None else parts:
             rows = batch.rows(part)
             with self.attention(rows.input_ids.shape[1]):
                 found = self.columns(rows)

@@ -102,13 +102,6 @@ def _float(model: Any) -> None:
             parameter.data = parameter.data.float()
 
 
-@contextmanager
-def adapters_off(wrapper: Any) -> Generator[None]:
-    """The frozen base model inside this block."""
-    with wrapper.disable_adapter():
-        yield
-
-
 def weights(model: Any, adapter: str) -> Adapted:
     """The model's full weights under the base model's names, with this adapter; views of the parameters."""
     updates = {f"{name}.weight": _low_rank(layer, adapter) for name, layer in _adapted(model)}
@@ -117,8 +110,8 @@ def weights(model: Any, adapter: str) -> Adapted:
 
 def base_weights(model: Any) -> dict[str, Tensor]:
     """The frozen weights under the base model's names; views."""
-    state = {key: value.detach() for key, value in model.state_dict().items() if ".lora_" not in key}
-    return {key.replace(".base_layer.", "."): value for key, value in state.items()}
+    state = model.state_dict()
+    return {key.replace(".base_layer.", "."): value for key, value in state.items() if ".lora_" not in key}
 
 
 def _adapted(model: Any) -> list[tuple[str, Any]]:
