@@ -267,11 +267,14 @@ class Batch:
 
     def rows(self, index: Tensor) -> Batch:
         """The rows `index` [n] (int64) of every column, trimmed to the longest of them."""
-        longest = int(self.attention_mask[index].sum(-1).max()) if len(index) else 1
-        shape = (int(self.input_ids.shape[0]), int(self.input_ids.shape[1]))
+        longest = max(1, int(self.attention_mask[index].sum(-1).max())) if len(index) else 1
+        shape = self.input_ids.shape
 
         def pick(value: Any) -> Any:
-            return _pick(value, shape, index, max(1, longest))
+            own = getattr(value, "shape", ())
+            if own == shape:
+                return value[index, :longest]
+            return value[index] if own[:1] == shape[:1] else value  # what is not a column of rows stays as it is
 
         fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS}
         return Batch(**fields, extra={name: pick(value) for name, value in self.extra.items()})
@@ -333,14 +336,6 @@ class Layout:
 
     def _spans(self, rollout: Rollout) -> list[tuple[int, int]]:
         return [] if self.mask_truncated and rollout.finish_reason == "length" else rollout.spans
-
-
-def _pick(value: Any, shape: tuple[int, int], index: Tensor, width: int) -> Any:
-    """Rows of a column of a batch of that shape; what is not a column of rows stays as it is."""
-    own = tuple(getattr(value, "shape", ()))
-    if own == shape:
-        return value[index, :width]
-    return value[index] if own[:1] == shape[:1] else value
 
 
 BASE_COLUMNS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Batch)) - {"extra"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from retrain.protocols import Tracker
 from retrain.types import Metrics, Observer
@@ -49,20 +49,12 @@ class Guard(Tracker):
             self._disable(f"is {_WAITING} rows behind")
 
     def _run(self) -> None:
-        while (item := self._work.get()) is not None:
-            step, metrics = item
-            if not self._attempt(lambda step=step, metrics=metrics: self._tracker.log(step, metrics)):
-                return
-        self._attempt(self._tracker.close)
-
-    def _attempt(self, call: Callable[[], None]) -> bool:
-        """True if the call went well. SystemExit counts as a failure: some libraries exit on bad credentials."""
         try:
-            call()
-        except BaseException as error:
+            while (item := self._work.get()) is not None:
+                self._tracker.log(*item)
+            self._tracker.close()
+        except BaseException as error:  # SystemExit as well: some libraries exit on bad credentials
             self._disable(f"raised {type(error).__name__}: {error}")
-            return False
-        return True
 
     def _disable(self, reason: str) -> None:
         if not self._disabled.is_set():

@@ -12,11 +12,10 @@ import math
 import netrc
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from retrain.errors import MissingExtraError
 from retrain.protocols import Tracker
 from retrain.registry import tracker
 from retrain.system.secret_names import masked
@@ -44,7 +43,6 @@ class Wandb(Tracker):
         tags: list[str] = [],  # noqa: B006 - never changed; a TOML array
         mode: Literal["auto", "online", "offline"] = "auto",
     ) -> None:
-        require("wandb", "wandb")
         self._run_dir, self._run = run_dir, None
         self._options: dict[str, Any] = {"project": project, "name": name or run_dir.name, "group": group, "tags": tags}
         self._mode: Literal["auto", "online", "offline"] = mode
@@ -58,8 +56,7 @@ class Wandb(Tracker):
     def _connect(self) -> Any:
         import wandb
 
-        automatic: Literal["online", "offline"] = "online" if _wandb_key() else "offline"
-        mode = automatic if self._mode == "auto" else self._mode
+        mode = self._mode if self._mode != "auto" else "online" if _wandb_key() else "offline"
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -89,7 +86,6 @@ class Tensorboard(Tracker):
     """TensorBoard event files in `tensorboard/` of the run directory."""
 
     def __init__(self, run_dir: Path) -> None:
-        require("tensorboard", "tensorboard")
         self._folder, self._writer = run_dir / "tensorboard", None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -127,7 +123,6 @@ class Trackio(Tracker):
         group: str | None = None,
         space_id: str | None = None,
     ) -> None:
-        require("trackio", "trackio")
         self._run_dir, self._run = run_dir, None
         self._options: dict[str, Any] = {
             "project": project,
@@ -157,12 +152,6 @@ class Trackio(Tracker):
             self._run.finish()
 
 
-def require(package: str, extra: str) -> None:
-    """MissingExtraError unless the package can be imported; it is not imported."""
-    if find_spec(package) is None:
-        raise MissingExtraError(package, extra)
-
-
 def stored_config(run_dir: Path) -> dict[str, Any]:
     """The run's resolved configuration, without values that look secret."""
     file = run_dir / "config.resolved.json"
@@ -171,9 +160,6 @@ def stored_config(run_dir: Path) -> dict[str, Any]:
 
 def _wandb_key() -> bool:
     """Whether a key is at hand; its value is left to wandb."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    with suppress(OSError, netrc.NetrcParseError):
+        return bool(os.environ.get("WANDB_API_KEY")) or netrc.netrc().authenticators("api.wandb.ai") is not None
+    return False

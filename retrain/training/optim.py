@@ -39,16 +39,15 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: PolicySettings) -> None:
         self.settings = settings
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        edges = _edge_parameters(model)
-        muon = [
-            p for p in self.parameters.values() if settings.optimizer == "muon" and p.ndim == 2 and id(p) not in edges
-        ]
-        chosen = {id(p) for p in muon}
-        rest = [p for p in self.parameters.values() if id(p) not in chosen]
+        self._names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
+        excluded = _edge_parameters(model) if settings.optimizer == "muon" else self._names.keys()
+        muon = [p for p in self._names if p.ndim == 2 and p not in excluded]
+        rest = [p for p in self._names if p.ndim != 2 or p in excluded]
         groups = [
             {"params": [p for p in rest if p.ndim >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
+        # One kernel for all parameters instead of one for each; other devices have none.
         fused = all(p.device.type in ("cpu", "cuda") for p in rest)
         adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
         self.optimizers: list[torch.optim.Optimizer] = [adamw]
@@ -74,26 +73,20 @@ class Optimizer:
 
     def state_dict(self) -> State:
         """{parameter name: {"exp_avg": tensor, ...}}; the tensors are the optimizer's own."""
-        names = {id(p): name for name, p in self.parameters.items()}
-        return {names[id(p)]: dict(state) for o in self.optimizers for p, state in o.state.items()}
+        return {self._names[p]: dict(state) for o in self.optimizers for p, state in o.state.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take over copies of what `state_dict` gave."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
-            for p in [p for group in optimizer.param_groups for p in group["params"]]:
-                name = next(name for name, own in self.parameters.items() if own is p)
-                if name in state:
-                    optimizer.state[p] = {key: _placed(value, p) for key, value in state[name].items()}
+            for p in [p for group in optimizer.param_groups for p in group["params"] if self._names[p] in state]:
+                # By name: torch's own load_state_dict knows parameters by number, which another order would change.
+                saved = state[self._names[p]]
+                optimizer.state[p] = {key: value.detach().clone().to(p.device) for key, value in saved.items()}
 
 
-def _edge_parameters(model: nn.Module) -> set[int]:
+def _edge_parameters(model: nn.Module) -> set[nn.Parameter]:
     """Parameters of embeddings and of the output head, which Muon is not made for."""
     modules: list[Any] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    return {id(p) for module in [*modules, head] if module is not None for p in module.parameters()}
-
-
-def _placed(value: Tensor, parameter: Tensor) -> Tensor:
-    """A copy on the parameter's device; a step counter stays where it was made unless CUDA holds the parameter."""
-    return value.detach().clone().to(parameter.device)
+    return {p for module in [*modules, head] if module is not None for p in module.parameters()}

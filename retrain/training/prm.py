@@ -12,12 +12,12 @@ from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
-from retrain.errors import ComponentError, StorageError
+from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Part, Policy
 from retrain.registry import Component, Finding, find, signal
 from retrain.system.files import no_directory
-from retrain.training.reference import fingerprint, unjudged
+from retrain.training.reference import check_start, fingerprint, unjudged
 from retrain.types import BUILTIN, Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from retrain.training.settings import PolicySettings
 
-Positive = Annotated[float, Field(gt=0)]
+_Positive = Annotated[float, Field(gt=0)]
 FACTS = "prm.json"
 """File of an exported model with what its scores depend on: beta, temperature, optimizer steps."""
 REFERENCE = "reference"
@@ -92,9 +92,9 @@ class ProcessRewards(Part):
         policy: Policy,
         tokenizer: Any,
         *,
-        beta: Positive = 0.05,
-        lr: Positive = 1e-6,
-        max_grad_norm: Positive = 10.0,
+        beta: _Positive = 0.05,
+        lr: _Positive = 1e-6,
+        max_grad_norm: _Positive = 10.0,
         update: Literal["after", "before", "none"] = "after",
         reference: Literal["frozen", "policy"] = "frozen",
         loss: Literal["ce", "dpo"] = "ce",
@@ -127,11 +127,7 @@ class ProcessRewards(Part):
 
     def load_state_dict(self, state: State) -> None:
         """StorageError if this run's initial weights are not those that the checkpoint's run started from."""
-        if state["fingerprint"] != self.fingerprint:
-            raise StorageError(
-                "the reference of the process reward model differs from the one this run started with: the initial "
-                "model changed; restore the model that [model] path named then, or start a fresh run"
-            )
+        check_start(self.fingerprint, state["fingerprint"], "the reference of the process reward model")
         self.model.load_state_dict(state["model"])
 
     def export(self, folder: Path) -> None:

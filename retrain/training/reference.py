@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from retrain.errors import StorageError
 from retrain.protocols import Part, Policy
@@ -37,11 +38,16 @@ class ReferenceLogprobs(Part):
 
     def load_state_dict(self, state: State) -> None:
         """StorageError if this run's initial weights are not those that the checkpoint's run started from."""
-        if state["fingerprint"] != self.fingerprint:
-            raise StorageError(
-                "the reference for ref_logprobs differs from the one this run started with: the initial model changed; "
-                "restore the model that [model] path named then, or start a fresh run"
-            )
+        check_start(self.fingerprint, state["fingerprint"], "the reference for ref_logprobs")
+
+
+def check_start(own: str, saved: str, name: str) -> None:
+    """StorageError if the weights that a part compares with are not those of the checkpoint's run, by fingerprint."""
+    if own != saved:
+        raise StorageError(
+            f"{name} differs from the one this run started with: the initial model changed; "
+            "restore the model that [model] path named then, or start a fresh run"
+        )
 
 
 def unjudged(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor) -> Batch:
@@ -53,16 +59,13 @@ def unjudged(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, s
     )
 
 
-def fingerprint(weights: dict[str, Any]) -> str:
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
     """sha256 over names and the exact bytes of all weights."""
+    import torch
+
     digest = hashlib.sha256()
     for name, value in sorted(weights.items()):
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(_bytes()).numpy().tobytes())
+        # As bytes, because NumPy has no bfloat16.
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8

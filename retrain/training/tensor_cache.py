@@ -14,12 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from retrain.system.files import staged
+from retrain.errors import StorageError
+from retrain.system.files import SUMS, check_sums, published
 from retrain.system.lock import exclusive
-from retrain.system.records import parse_json
 
 Tensors = dict[str, Tensor]
-_DATA, _MANIFEST = "tensors.safetensors", "manifest.json"
+_DATA, _FACTS = "tensors.safetensors", "facts.json"
 
 
 def cache_root() -> Path:
@@ -32,18 +32,13 @@ def content_key(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and bytes."""
-    return hashlib.sha256(save({name: tensors[name].detach().contiguous() for name in sorted(tensors)})).hexdigest()
-
-
 def cached(
     kind: str, facts: Mapping[str, Any], build: Callable[[], Tensors], *, waiting: Callable[[], None] = lambda: None
 ) -> tuple[Tensors, bool]:
     """The tensors that `build` makes, computed once for equal facts, by whichever process comes first.
 
-    An entry is trusted only if its sha256 is that of its manifest; otherwise it is built again. Where
-    the cache cannot be written the tensors are built and not kept.
+    An entry is trusted only if its files have the hashes of its SHA256SUMS; otherwise it is built again.
+    Where the cache cannot be written the tensors are built and not kept.
 
     Args:
         kind: folder of the cache, such as "warmup".
@@ -61,29 +56,13 @@ def cached(
     except OSError:
         return build(), False
     with exclusive(lock, waiting):
-        found = _read(entry)
-        if found is not None:
-            return found, True
+        with suppress(OSError, StorageError, SafetensorError):  # missing, incomplete or altered
+            if (entry / SUMS).is_file():
+                check_sums(entry)
+                return load((entry / _DATA).read_bytes()), True
         tensors = build()
-        _write(entry, facts, tensors)
+        # A disk that is full must not end a run that has its weights.
+        with suppress(OSError, StorageError), published(entry) as stage:
+            (stage / _DATA).write_bytes(save({name: value.detach().contiguous() for name, value in tensors.items()}))
+            (stage / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         return tensors, False
-
-
-def _read(entry: Path) -> Tensors | None:
-    """The entry's tensors; None if it is missing, incomplete or altered."""
-    try:
-        manifest = parse_json((entry / _MANIFEST).read_bytes())
-        data = (entry / _DATA).read_bytes()
-        return load(data) if hashlib.sha256(data).hexdigest() == manifest["sha256"] else None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-        return None
-
-
-def _write(entry: Path, facts: Mapping[str, Any], tensors: Tensors) -> None:
-    """Put the entry in place with one rename; a cache that cannot be written is no reason to fail."""
-    with suppress(OSError), staged(entry) as stage:
-        stage.mkdir()
-        data = save({name: value.detach().contiguous() for name, value in tensors.items()})
-        (stage / _DATA).write_bytes(data)
-        manifest = {"sha256": hashlib.sha256(data).hexdigest(), "facts": facts}
-        (stage / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")

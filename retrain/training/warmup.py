@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,8 +18,9 @@ from retrain.registry import find
 from retrain.training.chat import Chat
 from retrain.training.model.loading import Loaded, distinct
 from retrain.training.policy import TorchPolicy
+from retrain.training.reference import fingerprint
 from retrain.training.settings import PolicySettings
-from retrain.training.tensor_cache import cached, content_key, tensors_digest
+from retrain.training.tensor_cache import cached, content_key
 from retrain.types import ExpertRow, Layout, Observer, Problem
 
 _RECIPE = 1
@@ -45,12 +47,7 @@ class WarmupSettings:
 
 
 def warm_start(
-    loaded: Loaded,
-    problems: Sequence[Problem],
-    settings: WarmupSettings,
-    observe: Observer,
-    *,
-    cache: bool = True,
+    loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, observe: Observer, *, cache: bool = True
 ) -> bool:
     """Train the loaded model in place to imitate the problems' solutions, in their order, over and over.
 
@@ -74,15 +71,12 @@ def warm_start(
         raise DataError("warm-up has no problems to imitate; set [warmup] steps = 0")
 
     dtype: Any = loaded.model.dtype
-
-    def build() -> dict[str, Tensor]:
-        return _train(loaded, used, settings, observe)
-
-    if not cache:
-        weights, hit = build(), False
-    else:
+    build = partial(_train, loaded, used, settings, observe)
+    if cache:
         facts = _facts(loaded, used, settings)
         weights, hit = cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
+    else:
+        weights, hit = build(), False
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
     # Training turned the weights into float32; what comes from the cache must end up the same.
@@ -105,7 +99,11 @@ def _train(
 ) -> dict[str, Tensor]:
     """Run the supervised steps; returns the weights without those that are tied to others."""
     rows = demonstrations(loaded.chat, problems)
-    policy = TorchPolicy(loaded.model, _policy_settings(settings))
+    rise, steps = settings.warmup_steps, settings.steps
+    shape = PolicySettings(
+        lr=settings.lr, warmup_steps=rise, schedule="cosine", total_steps=steps, dtype=settings.dtype
+    )
+    policy = TorchPolicy(loaded.model, shape)
     layout = Layout(pad_id=0, device=policy.device, max_tokens=0)
     objective = Objective([find("loss", "sft").bind({"weight": 1.0})], find("reduction", "token_mean").bind())
     began = time.perf_counter()
@@ -124,24 +122,13 @@ def _train(
     return {name: value.to("cpu", copy=True) for name, value in distinct(policy.weights()).items()}
 
 
-def _policy_settings(settings: WarmupSettings) -> PolicySettings:
-    return PolicySettings(
-        lr=settings.lr,
-        betas=(0.9, 0.95),
-        warmup_steps=settings.warmup_steps,
-        schedule="cosine",
-        total_steps=settings.steps,
-        dtype=settings.dtype,
-    )
-
-
 def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings) -> dict[str, Any]:
     """Everything that the weights depend on."""
     texts = [[problem.prompt, problem.solution] for problem in problems]
     return {
         "code": [__version__, _RECIPE],
         "architecture": loaded.model.config.to_json_string(use_diff=True),
-        "weights": tensors_digest(distinct(loaded.model.state_dict())),
+        "weights": fingerprint(distinct(loaded.model.state_dict())),
         "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
         "problems": content_key({"texts": texts}),
         "settings": asdict(settings) | {"chat": loaded.mode},

@@ -113,7 +113,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_leaves_no_cache_entry(loaded):
     settings = dataclasses.replace(SETTINGS, lr=1e30, warmup_steps=0)
     with pytest.raises(DivergedError, match="step 1 is not finite"):
         warm_start(loaded, PROBLEMS, settings, Watch())
-    assert not list(cache_root().rglob("manifest.json"))
+    assert not list(cache_root().rglob("facts.json"))
 
 
 def test_demonstration_is_prompt_solution_and_end(loaded):

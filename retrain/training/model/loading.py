@@ -111,7 +111,7 @@ def load_model(
             raise
         raise StorageError(f"{path}: the weights cannot be read ({error}); copy or download the model again") from error
     if report["missing_keys"]:
-        # transformers would train on with random numbers in their place.
+        # transformers puts random numbers in their place, and warns.
         raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
     if chat_template is not None:
         tokenizer.chat_template = chat_template
@@ -163,17 +163,12 @@ def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
     if tokenizer.pad_token_id is None:
         # Padding is masked by length everywhere, so any id will do.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stop_ids[0])
-    model.generation_config = _savable(model.generation_config)
-    return Loaded(model.eval(), tokenizer, stop_ids, name)
-
-
-def _savable(settings: Any) -> Any:
-    """The generation_config; its token ids alone if it is contradictory: transformers loads that, but saves it not."""
+    settings: Any = model.generation_config
     try:
         settings.validate(strict=True)
-    except ValueError:
-        return GenerationConfig(**{name: getattr(settings, name) for name in _SPECIAL_IDS})
-    return settings
+    except ValueError:  # transformers loads contradictory settings and then refuses to save them
+        model.generation_config = GenerationConfig(**{name: getattr(settings, name) for name in _SPECIAL_IDS})
+    return Loaded(model.eval(), tokenizer, stop_ids, name)
 
 
 def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
