@@ -18,7 +18,8 @@ from statistics import median
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from retrain.engines import GenerateEngine, TorchEngine
+from retrain.engines.generate_engine import GenerateEngine
+from retrain.engines.torch_engine import TorchEngine
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Request, Sampling

@@ -51,11 +51,15 @@ class TorchEngine(Sampler):
         fused: bool = True,
         memory_mb: Annotated[int, Field(gt=0)] = 2048,
     ) -> None:
+        from retrain.engines.embedded.fused import FusedDecoder
+        from retrain.engines.embedded.general import GeneralDecoder
+
         if reason := unsupported(model):
             raise ComponentError(f"engine 'torch' cannot serve this model: {reason}", 'use engine = "transformers"')
         self._model = base_model(model)
         self._dtype = _resolve(dtype, self._model)
-        self._decoder = _decoder(self._model, self._dtype, fused)
+        kind = FusedDecoder if fused and fusable(self._model) else GeneralDecoder
+        self._decoder: Decoder = kind(self._model, self._dtype)
         self._device = next(self._model.parameters()).device
         self._budget, self._limit = memory_mb << 20, positions(self._model)
         self.tolerance = tolerance_of(self._dtype)
@@ -110,10 +114,3 @@ def _resolve(dtype: str, model: Any) -> Any:
         return getattr(torch, dtype)
     parameter = next(model.parameters())
     return matmul_dtype(parameter.device) if parameter.device.type == "cpu" else parameter.dtype
-
-
-def _decoder(model: Any, dtype: Any, fused: bool) -> Decoder:
-    from retrain.engines.embedded.fused import FusedDecoder
-    from retrain.engines.embedded.general import GeneralDecoder
-
-    return FusedDecoder(model, dtype) if fused and fusable(model) else GeneralDecoder(model, dtype)

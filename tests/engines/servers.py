@@ -188,7 +188,7 @@ class ModelServer(Server):
         self.model.load_state_dict(load_file(f"{folder}/model.safetensors"))
 
     def sample(self, prompt, fields):
-        from retrain.engines import TorchEngine
+        from retrain.engines.torch_engine import TorchEngine
         from retrain.types import Request, Sampling
 
         request = Request(tuple(prompt), fields["n"], fields["max_tokens"], stream=0)

@@ -4,8 +4,9 @@
 import pytest
 import torch
 
-from retrain.engines import GenerateEngine, TorchEngine
 from retrain.engines.embedded.general import AddedBeside
+from retrain.engines.generate_engine import GenerateEngine
+from retrain.engines.torch_engine import TorchEngine
 from retrain.types import LowRank
 from tests.engines.models import Asked, sample, scored
 from tests.engines.sampled_matrices import fused_matrix, module_matrix, worst

@@ -6,8 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from retrain.engines import choose_engine, unsupported
-from retrain.engines.capability import fusable
+from retrain.engines.capability import choose_engine, fusable, unsupported
 from tests.engines.models import GROUPED, MODELS, tiny
 
 

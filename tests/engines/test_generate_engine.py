@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from retrain.engines import GenerateEngine, TorchEngine
+from retrain.engines.generate_engine import GenerateEngine
+from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import EngineError
 from tests.engines.models import PROMPTS, Asked, flat, sample, scored, tiny
 

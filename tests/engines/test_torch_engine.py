@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from retrain.engines import TorchEngine, choose_engine
+from retrain.engines.capability import choose_engine
+from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import ComponentError, EngineError
 from retrain.registry import ParameterError, find
 from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, Asked, flat, sample, scored, tiny

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from retrain.engines import TorchEngine
+from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import EngineError
 from tests.make_checkpoint import make_checkpoint
 from tests.small_runs import digest, rows

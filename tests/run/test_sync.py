@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from retrain.engines import TorchEngine
+from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import ComponentError
 from retrain.run.evaluate import evaluate
 from retrain.run.reopen import reopen
@@ -16,7 +16,7 @@ LORA = ("model.dtype=float32", "model.lora={r=4}", "training.lr=1e-2", "rollout.
 ENGINE = '''
 from safetensors.torch import load_file
 
-from retrain.engines import TorchEngine
+from retrain.engines.torch_engine import TorchEngine
 
 CALLS = []
 

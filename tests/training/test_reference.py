@@ -58,5 +58,6 @@ def test_kl_to_the_reference_starts_at_zero_and_grows():
 
 
 def test_registration_does_not_import_torch():
-    code = "import retrain.training.reference, retrain.training.prm, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    modules = "retrain.training.reference, retrain.training.prm"
+    code = f"import {modules}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from retrain.engines import VllmEngine
+from retrain.engines.vllm.in_process import VllmEngine
 from retrain.engines.vllm.lora_options import adapter_options
 from retrain.errors import ComponentError, EngineError
 from retrain.run.reopen import stored

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from retrain.engines import TorchEngine, VllmEngine
+from retrain.engines.torch_engine import TorchEngine
+from retrain.engines.vllm.in_process import VllmEngine
 from retrain.errors import EngineError
 from retrain.functional.draws import truncate
 from retrain.training.policy import TorchPolicy

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from retrain.engines import VllmEngine
+from retrain.engines.vllm.in_process import VllmEngine
 from tests.engines.models import Asked, sample
 from tests.vllm.models import PROMPTS, tiny, worst_error
 

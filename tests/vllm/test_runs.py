@@ -16,7 +16,7 @@ from tests.vllm.models import saved
 pytestmark = pytest.mark.vllm
 
 STALE = """
-from retrain.engines import VllmEngine
+from retrain.engines.vllm.in_process import VllmEngine
 
 class Stale(VllmEngine):
     '''Takes the first weights, and later ones in name only.'''

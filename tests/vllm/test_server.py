@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.engines import VllmServerEngine
 from retrain.engines.vllm import weight_transfer as vllm_transfer
+from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.engines.vllm.weight_transfer import _Client
 from retrain.system import http_client as http
 from retrain.training.policy import TorchPolicy

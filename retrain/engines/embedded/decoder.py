@@ -25,9 +25,7 @@ class Decoder(Protocol):
     """A model as the loop drives it: start rows from prompts, then one token per row and step."""
 
     name: str
-
-    @property
-    def slots(self) -> Slots: ...
+    slots: Slots
 
     def load(self, weights: Mapping[str, Tensor]) -> None: ...
 
@@ -172,7 +170,7 @@ class Slots(Cache):
         bias: [rows, 1, 1, width], -inf on padding and 0 elsewhere; None if no prompt is padded.
     """
 
-    def __init__(self, pad: Tensor, counts: Tensor, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, pad: Tensor, counts: Tensor, width: int) -> None:
         super().__init__(layers=[])
         self.counts, self.width = counts, width
         self.keys: list[Tensor] = []
@@ -182,15 +180,20 @@ class Slots(Cache):
         self.bias: Tensor | None = None
         if bool(pad.any()):
             hidden = torch.arange(width, device=pad.device) < self.pad[:, None]
-            self.bias = torch.zeros(hidden.shape, dtype=dtype, device=pad.device).masked_fill_(hidden, -torch.inf)
-            self.bias = self.bias[:, None, None]
+            self.bias = torch.zeros(hidden.shape, device=pad.device).masked_fill_(hidden, -torch.inf)[:, None, None]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Fill a layer from the prompts [B, kv_heads, P, head_dim], or append one token to every row."""
-        if not self.used:
-            self._fill(key_states, value_states)
-            return key_states, value_states
-        return self.append(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
+        if self.used:
+            return self.append(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
+        rows, (heads, length, size) = len(self.pad), key_states.shape[1:]
+        keys = key_states.new_empty(rows, heads, size, self.width)
+        values = value_states.new_empty(rows, heads, self.width, value_states.shape[-1])
+        keys[..., :length] = key_states.transpose(-1, -2).repeat_interleave(self.counts, 0)
+        values[:, :, :length] = value_states.repeat_interleave(self.counts, 0)
+        self.keys.append(keys)
+        self.values.append(values)
+        return key_states, value_states
 
     def append(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Write one token's key and value [rows, kv_heads, head_dim]; return all filled columns."""
@@ -223,16 +226,6 @@ class Slots(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.used + query_length, 0
-
-    def _fill(self, key: Tensor, value: Tensor) -> None:
-        _, heads, length, size = key.shape
-        rows = len(self.pad)
-        keys = key.new_empty(rows, heads, size, self.width)
-        values = value.new_empty(rows, heads, self.width, value.shape[-1])
-        keys[..., :length] = key.transpose(-1, -2).repeat_interleave(self.counts, 0)
-        values[:, :, :length] = value.repeat_interleave(self.counts, 0)
-        self.keys.append(keys)
-        self.values.append(values)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:

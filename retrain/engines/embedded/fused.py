@@ -73,11 +73,7 @@ class FusedDecoder:
         with torch.device("meta"):
             clean = type(model)._from_config(copy.deepcopy(config))
         self._shapes = {name: tuple(value.shape) for name, value in clean.state_dict().items()}
-        self._slots: Slots
-
-    @property
-    def slots(self) -> Slots:
-        return self._slots
+        self.slots: Slots
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a full state dict, merging what is merged."""
@@ -91,7 +87,7 @@ class FusedDecoder:
         """Start `counts` [B] rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
         length = ids.shape[1]
         columns = torch.arange(length, device=ids.device)
-        slots = self._slots = Slots(pad, counts, width, torch.float32)
+        slots = self.slots = Slots(pad, counts, width)
         self._cos, self._sin = self._rotation(width)
         mask: Tensor | None = None
         if slots.bias is not None:
@@ -112,7 +108,7 @@ class FusedDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token [R] to every row; logits [R, V] of the next."""
-        slots = self._slots
+        slots = self.slots
         bias, scale = slots.visible(), self._size**-0.5
 
         def attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:

@@ -26,34 +26,26 @@ class GeneralDecoder:
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self._model = own_instance(model, dtype)
-        self._slots: Slots
+        self.slots: Slots
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         copy_weights(self._model, weights)
 
-    @property
-    def slots(self) -> Slots:
-        return self._slots
-
     def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor:
         """Start `counts` [B] rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
-        length = ids.shape[1]
-        columns = torch.arange(length, device=ids.device)
-        padded = bool(pad.any())
-        self._slots = Slots(pad, counts, width, torch.float32)
+        places = torch.arange(ids.shape[1], device=ids.device) - pad[:, None]
+        mask = (places >= 0).long() if bool(pad.any()) else None
+        self.slots = Slots(pad, counts, width)
+        # Read by transformers at every forward: `attend` takes one new token per row, and a prompt has many.
         self._model.config._attn_implementation = "sdpa"
-        logits = self._forward(
-            ids,
-            position_ids=(columns - pad[:, None]).clamp_min(0),
-            attention_mask=(columns >= pad[:, None]).long() if padded else None,
-        )
-        self._slots.used = length
+        logits = self._forward(ids, position_ids=places.clamp_min(0), attention_mask=mask)
+        self.slots.used = ids.shape[1]
         self._model.config._attn_implementation = ATTENTION
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token [R] to every row; logits [R, V] of the next."""
-        slots = self._slots
+        slots = self.slots
         logits = self._forward(
             tokens[:, None], position_ids=(slots.used - slots.pad)[:, None], attention_mask=slots.visible()
         )
@@ -61,7 +53,7 @@ class GeneralDecoder:
         return logits
 
     def _forward(self, ids: Tensor, **inputs: Any) -> Tensor:
-        output = self._model(input_ids=ids, past_key_values=self._slots, use_cache=True, logits_to_keep=1, **inputs)
+        output = self._model(input_ids=ids, past_key_values=self.slots, use_cache=True, logits_to_keep=1, **inputs)
         return output.logits[:, -1]
 
 

@@ -50,7 +50,7 @@ def test_packing_keeps_the_running_rows_and_moves_few(flags):
 
 
 def test_slots_of_kept_rows_move_with_them():
-    slots = Slots(torch.tensor([0, 1]), torch.tensor([2, 2]), width=4, dtype=torch.float32)
+    slots = Slots(torch.tensor([0, 1]), torch.tensor([2, 2]), width=4)
     slots.update(torch.arange(12.0).view(2, 1, 2, 3), -torch.arange(12.0).view(2, 1, 2, 3), 0)
     slots.used = 2
     keys, values = slots.append(torch.arange(100.0, 112.0).view(4, 1, 3), torch.zeros(4, 1, 3), 0)

@@ -14,7 +14,7 @@ import pytest
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from retrain.engines import VllmServerEngine
+from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.errors import ComponentError, EngineError
 from retrain.system.http_client import is_loopback
 from tests.engines.models import Asked, flat, sample, tiny

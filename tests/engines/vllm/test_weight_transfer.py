@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from retrain.engines import VllmServerEngine
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.server_process import weight_options
+from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.errors import EngineError, MissingExtraError, StorageError
 from tests.engines.models import flat, sample, tiny
 from tests.engines.servers import Server
