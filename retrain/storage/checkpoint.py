@@ -10,7 +10,6 @@ A directory without a valid manifest is not a checkpoint. What the manifest does
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.errors import StorageError, UserCodeError
-from retrain.system.files import remove, sha256, staged
+from retrain.system.files import remove, sha256, staged, writing
 from retrain.system.records import checked, parse_json
 from retrain.types import State
 
@@ -36,6 +35,10 @@ MANIFEST, STATE_FILE = "manifest.json", "state.json"
 _STEP = re.compile(r"step-(\d{6,})(\.old)?")
 _STAGE = ".tmp-"
 _QUARANTINE = "bad-"
+_FIX = (
+    "free some space or lower [checkpoint] keep, and check that the folder can be written; "
+    "the previous checkpoints are intact"
+)
 _VANISHED = 100
 """Checkpoints that a reader sees deleted under it, one after the other, before it gives up."""
 
@@ -72,18 +75,18 @@ def save(root: Path, step: int, state: State, keep: int) -> Path:
         UserCodeError: the state holds something that is neither a JSON value nor a tensor.
     """
     final = root / f"step-{step:06d}"
-    try:
+    with writing(final, _FIX):
         root.mkdir(parents=True, exist_ok=True)
+        # Only the owner of the run's lock saves, so whatever is staged here belongs to a save that was killed.
         for leftover in root.glob(f"{_STAGE}*"):
             remove(leftover)
         with staged(final) as stage:
             stage.mkdir()
             _write(stage, step, state)
-    except OSError as error:
-        raise StorageError(
-            f"cannot save checkpoint {final}: {error.strerror or error}; {_remedy(error)}",
-        ) from error
-    _retain(root, keep)
+    # A checkpoint that was replaced (.old) is redundant now; it must not count as one of those to keep.
+    current = [path for path in _checkpoints(root) if not path.name.endswith(".old")]
+    for path in set(_checkpoints(root)) - set(current[:keep]):
+        _drop(path)
     return final
 
 
@@ -207,37 +210,18 @@ def _manifest(path: Path) -> _Manifest:
 
 
 def _write(stage: Path, step: int, state: State) -> None:
+    from safetensors.torch import save_file
+
     document: dict[str, Any] = {}
     for key, value in state.items():
         tensors = _Tensors()
         document[key] = _encode(value, key, tensors)
         if tensors.by_name:
-            _write_tensors(stage / _file(key), tensors.by_name)
+            save_file(tensors.by_name, stage / _file(key))
     (stage / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
     entries = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(stage.iterdir())}
     manifest = {"format": FORMAT, "step": step, "files": entries}
     (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-
-
-def _write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(tensors, file)
-    except SafetensorError as error:
-        # The Rust writer reports a full disk in a class of its own, as text ending in "(os error 28)".
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else errno.EIO
-        raise OSError(code, os.strerror(code)) from error
-
-
-def _retain(root: Path, keep: int) -> None:
-    current = [path for path in _checkpoints(root) if not path.name.endswith(".old")]
-    kept = set(current[: max(1, keep)])
-    for path in _checkpoints(root):
-        if path not in kept:
-            _drop(path)
 
 
 def _drop(path: Path) -> None:
@@ -261,12 +245,6 @@ def _quarantine(path: Path) -> None:
         path.rename(target)
 
 
-def _remedy(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "free some space or lower [checkpoint] keep; the previous checkpoints are intact"
-    return "check that the directory can be written; the previous checkpoints are intact"
-
-
 def _file(key: str) -> str:
     return f"{quote(key, safe='')}.safetensors"
 
@@ -287,17 +265,14 @@ class _Tensors:
         name, number = where, 2
         while name in self.by_name:
             name, number = f"{where}~{number}", number + 1
-        self.by_name[name] = self._own(tensor.detach().cpu().contiguous())
-        self._names[same] = name
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage()
+        # safetensors refuses memory that two entries share: a view is copied.
+        if storage.nbytes() != own.nbytes or storage.data_ptr() in self._storages:
+            own = own.clone()
+        self._storages.add(own.untyped_storage().data_ptr())
+        self.by_name[name], self._names[same] = own, name
         return name
-
-    def _own(self, tensor: Tensor) -> Tensor:
-        """safetensors refuses memory that two entries share: a view is copied."""
-        storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.nbytes or storage.data_ptr() in self._storages:
-            tensor = tensor.clone()
-        self._storages.add(tensor.untyped_storage().data_ptr())
-        return tensor
 
 
 def _encode(value: Any, where: str, tensors: _Tensors) -> Any:

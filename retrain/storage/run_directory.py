@@ -14,15 +14,15 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
 from retrain.storage import checkpoint
 from retrain.storage.run_files import parse_row
-from retrain.system.files import remove, sync, write_bytes, write_text
+from retrain.system.files import remove, sync, write_bytes, write_text, writing
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
 from retrain.system.secret_names import masked
@@ -68,7 +68,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         if self.path.name in ("", ".."):
             raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run directory", "is not a name of its own")])
-        with _storage(f"use run directory {self.path}"):
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
             try:
@@ -86,12 +86,10 @@ class RunDirectory:
             status |= {"exit_code": error.exit_code, "error": str(error).split("\n")[0]}
         if isinstance(error, ConfigError) and self._earlier:
             status = self._earlier  # a refused resume says nothing of how the run itself ended
-        try:
+        # What ended the run is the better message, even where the full disk that ended it keeps this from being said.
+        with writing(self.path) if error is None else suppress(OSError):
             self._write_status(status)
             self._lock.release()
-        except OSError as problem:
-            if error is None:
-                raise StorageError(f"cannot write {self.path}: {problem}") from problem
 
     def _admit(self) -> None:
         """Refuse or clear what is there, according to the mode."""
@@ -100,7 +98,8 @@ class RunDirectory:
                 remove(self.path / name)
         existing = self._existing()
         if existing and self.mode == "new":
-            raise ConfigError([self._problem(f"holds {self._describe()}", "--resume auto, --fresh, or another name")])
+            state = "a finished" if self._stored_status().get("outcome") == "finished" else "an unfinished"
+            raise ConfigError([self._problem(f"holds {state} run", "--resume auto, --fresh, or another name")])
         if not existing and self.mode == "resume":
             raise ConfigError([self._problem("holds no run to resume", "leave out --resume, or check the name")])
 
@@ -109,9 +108,6 @@ class RunDirectory:
 
     def _problem(self, problem: str, fix: str) -> ConfigProblem:
         return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
-
-    def _describe(self) -> str:
-        return "a finished run" if self._stored_status().get("outcome") == "finished" else "an unfinished run"
 
     def _stored_status(self) -> dict[str, Any]:
         """How the run ended; what cannot be read says nothing, and is about to be written anew."""
@@ -132,7 +128,7 @@ class RunDirectory:
                 checkpoint holds them, without secrets.
         """
         self._started = {"started_with": {**started, "config": masked(started["config"])}}
-        with _storage(f"write the configuration to {self.path}"):
+        with writing(self.path):
             write_text(self.path / "config.toml", source)
             write_text(self.path / "config.resolved.json", json.dumps(started["config"], indent=2) + "\n")
             write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
@@ -185,7 +181,7 @@ class RunDirectory:
             accept(state)
         elif (self.path / "metrics.jsonl").exists():
             self._say("there is no checkpoint to resume from: starting from step 0")
-        with _storage(f"rewind {self.path}"):
+        with writing(self.path):
             self._rewind(done)
             checkpoint.drop_after(self.checkpoints, done)
         return state
@@ -208,13 +204,13 @@ class RunDirectory:
         self._append("eval.jsonl", row)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with _storage(f"append to {self.path / name}"), (self.path / name).open("a", encoding="utf-8") as file:
+        with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step") -> Path:
         """Write rollouts/NAME-STEP.jsonl.gz; equal rows give equal bytes."""
         path = self.path / "rollouts" / f"{name}-{step:06d}.jsonl.gz"
-        with _storage(f"write {path}"):
+        with writing(path):
             path.parent.mkdir(exist_ok=True)
             text = "".join(json.dumps(row) + "\n" for row in rows)
             write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
@@ -227,7 +223,7 @@ class RunDirectory:
             whether it is saved.
         """
         try:
-            with _storage(f"flush {self.path}"):
+            with writing(self.path):
                 for name in ("metrics.jsonl", "eval.jsonl"):
                     if (self.path / name).exists():
                         sync(self.path / name)
@@ -259,12 +255,3 @@ def _outcome(error: BaseException | None) -> str:
         return "finished"
     names = {Preempted: "preempted", DivergedError: "diverged", KeyboardInterrupt: "interrupted"}
     return next((name for kind, name in names.items() if isinstance(error, kind)), "failed")
-
-
-@contextmanager
-def _storage(action: str) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(f"cannot {action}: {reason}; check its permissions and the free space") from error

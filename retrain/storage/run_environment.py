@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ def environment() -> dict[str, Any]:
     """What environment.json holds; loads torch to ask for devices and threads."""
     import torch
 
+    packages: dict[str, str] = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": packages,
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -28,13 +33,6 @@ def environment() -> dict[str, Any]:
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "git": _git(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str:

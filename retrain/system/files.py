@@ -109,7 +109,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Generator[None]:
+def writing(path: Path, fix: str = "free some space, and check that its folder can be written") -> Generator[None]:
     """Turn whatever keeps `path` from being written, a full disk above all, into a StorageError."""
     try:
         yield
@@ -118,9 +118,7 @@ def writing(path: Path) -> Generator[None]:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise StorageError(
-            f"{path} cannot be written: {reason}; free some space, and check that its folder can be written"
-        ) from error
+        raise StorageError(f"{path} cannot be written: {reason}; {fix}") from error
 
 
 def sha256(path: Path) -> str:

@@ -7,8 +7,9 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,13 +34,14 @@ class HttpError(OSError):
 
 
 class Calls:
-    """Calls of several threads to servers, all of which any thread can break off.
+    """JSON calls of several threads to servers, all of which any thread can break off.
 
     Args:
-        seconds: the deadline of a call that has none of its own.
+        seconds: until the whole answer of a call must have arrived, counted from its start: a server that sends a
+            byte now and then is late as well.
 
     Attributes:
-        over: they have been broken off; there are none any more.
+        over: they have been broken off, and new ones are refused.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -49,84 +51,71 @@ class Calls:
         self._lock = threading.Lock()
 
     def __call__(self, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Any:
-        """`call`, as one of these."""
-        return call(url, body, self.seconds if seconds is None else seconds, self)
+        """GET, or POST of a JSON body; the answer's JSON, or its text where its type is not JSON.
+
+        Asks no proxy of the environment and follows no redirect.
+
+        Args:
+            seconds: instead of the deadline of all calls.
+        Raises:
+            HttpError: the status is not 200. Any other of FAILURES: there is no answer, or broken JSON in it.
+        """
+        seconds = self.seconds if seconds is None else seconds
+        parts = urlsplit(url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=min(seconds, _CONNECT_S))
+        path = url.partition(parts.netloc)[2] or "/"
+        with closing(connection), self._connected(connection, seconds):
+            if body is None:
+                connection.request("GET", path)
+            else:
+                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            content, answer = response.getheader("Content-Type", ""), response.read()
+        if response.status != 200:
+            raise HttpError(response.status, answer[:500].decode(errors="replace"))
+        return json.loads(answer) if content.startswith("application/json") else answer.decode(errors="replace")
 
     def break_off(self) -> None:
-        """End every call under way under whoever waits for it, and refuse those to come."""
+        """End every call under way, whoever waits for it, and refuse later ones."""
         self.over.set()
         with self._lock:
             for connected in self._under_way:
                 _cut(connected)
 
     @contextmanager
-    def under_way(self, connected: socket.socket) -> Generator[None]:
-        """While the block runs, the connection is one of those that are broken off."""
+    def _connected(self, connection: HTTPConnection, seconds: float) -> Generator[None]:
+        """A block that has the connection, and fails when its time is up or the calls are broken off."""
+        began, late = time.monotonic(), threading.Event()
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise TimeoutError(f"no connection within {connection.timeout:g} seconds") from None
+        connected = connection.sock  # the connection itself lets go of its socket before the answer has been read
+        connected.settimeout(seconds)
+
+        def expire() -> None:
+            late.set()
+            _cut(connected)
+
+        # The socket's own timeout starts anew with every byte; only another thread can end the whole.
+        watch = threading.Timer(began + seconds - time.monotonic(), expire)
+        watch.daemon = True
+        watch.start()
         with self._lock:
             self._under_way.add(connected)
         try:
+            if self.over.is_set():  # asked only now: `break_off` may have missed this call
+                raise ConnectionAbortedError("broken off")
             yield
+        except FAILURES as error:
+            if late.is_set() or isinstance(error, TimeoutError):
+                raise TimeoutError(f"no answer within {seconds:g} seconds") from None
+            raise
         finally:
+            watch.cancel()
             with self._lock:
                 self._under_way.discard(connected)
-
-
-def call(url: str, body: Mapping[str, Any] | None, seconds: float, calls: Calls | None = None) -> Any:
-    """GET, or POST of a JSON body; the answer's JSON, or its text where it does not say that it is JSON.
-
-    No proxy of the environment is asked, no redirect followed.
-
-    Args:
-        seconds: until the whole answer must have arrived, counted from here: a server that sends a byte now and
-            then is late as well.
-        calls: those that this one is broken off with.
-    Raises:
-        HttpError: the status is not 200. Any other of FAILURES: there is no answer, or broken JSON in it.
-    """
-    parts = urlsplit(url)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=min(seconds, _CONNECT_S))
-    late = threading.Event()
-    # The connection itself lets go of its socket before the answer has been read.
-    sockets: list[socket.socket] = []
-    watch = threading.Timer(seconds, _late, [sockets, late])
-    watch.daemon = True
-    watch.start()
-    try:
-        with closing(connection):
-            connection.connect()
-            sockets.append(connection.sock)
-            connection.sock.settimeout(seconds)
-            with calls.under_way(connection.sock) if calls else nullcontext():
-                if late.is_set() or (calls and calls.over.is_set()):
-                    raise ConnectionAbortedError("broken off")
-                code, content, text = _exchange(connection, url.partition(parts.netloc)[2] or "/", body)
-    except FAILURES as error:
-        if late.is_set() or isinstance(error, TimeoutError):
-            limit = seconds if sockets else connection.timeout
-            raise TimeoutError(f"no {'answer' if sockets else 'connection'} within {limit:g} seconds") from None
-        raise
-    finally:
-        watch.cancel()
-    if code != 200:
-        raise HttpError(code, text[:500].decode(errors="replace"))
-    return json.loads(text) if content.startswith("application/json") else text.decode(errors="replace")
-
-
-def _exchange(connection: HTTPConnection, path: str, body: Mapping[str, Any] | None) -> tuple[int, str, bytes]:
-    """(status, content type, body) of the answer."""
-    if body is None:
-        connection.request("GET", path)
-    else:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    return response.status, response.getheader("Content-Type", ""), response.read()
-
-
-def _late(sockets: list[socket.socket], late: threading.Event) -> None:
-    late.set()
-    for connected in sockets:
-        _cut(connected)
 
 
 def _cut(connected: socket.socket) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import re
 import zlib
@@ -15,7 +14,8 @@ from pydantic import BeforeValidator, Discriminator, Tag, TypeAdapter, Validatio
 from pydantic_core import ErrorDetails, from_json
 from typing_extensions import TypedDict
 
-from retrain.errors import DataError, MissingExtraError, StorageError
+from retrain.errors import DataError, StorageError
+from retrain.system.extras import library
 
 T = TypeVar("T")
 Rows = Iterable[tuple[str, Any]]
@@ -46,10 +46,6 @@ class BadRow(ValueError):  # noqa: N818 - a finding, collected with its likes
     """Why a row cannot be used."""
 
 
-def _tag(value: Any) -> str:
-    return "messages" if isinstance(value, list) else "text"
-
-
 class Message(TypedDict):
     """A chat message."""
 
@@ -59,7 +55,7 @@ class Message(TypedDict):
 
 Prompt = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[Message], Tag("messages")],
-    Discriminator(_tag),
+    Discriminator(lambda value: "messages" if isinstance(value, list) else "text"),
 ]
 """Text, or chat messages."""
 
@@ -116,13 +112,14 @@ def _words(error: ErrorDetails, row: Any) -> str:
 
 
 def jsonl_rows(path: str | Path) -> Rows:
-    """Every line of a file of JSON lines, parsed; blank lines are left out.
+    """Every line of a file of JSON lines, which may be packed (.gz), parsed; blank lines are left out.
 
     Raises:
         DataError: the file cannot be read.
     """
+    opened: Any = gzip.open if str(path).endswith(".gz") else open
     try:
-        with open(path, "rb") as file:
+        with opened(path, "rb") as file:
             number = 0
             while line := file.readline(_LONGEST + 1):
                 number += 1
@@ -133,7 +130,7 @@ def jsonl_rows(path: str | Path) -> Rows:
                     yield f"{path}:{number}", BadRow(f"the line is longer than {_LONGEST:,} bytes")
                 elif line.strip():
                     yield f"{path}:{number}", _parsed(line, number)
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
 
 
@@ -145,25 +142,13 @@ def _parsed(line: bytes, number: int) -> Any:
         return reason
 
 
-def _packed_rows(path: Path) -> Rows:
-    try:
-        with gzip.open(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                yield f"{path}:{number}", _parsed(line, number)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from error
-
-
 def parquet_rows(path: str | Path) -> Rows:
     """Every row of a parquet file (extra `parquet`) as a dict; places count rows from 1.
 
     Raises:
         DataError: the file cannot be read. MissingExtraError: pyarrow is not installed.
     """
-    try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("pyarrow", "parquet") from error
+    arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
@@ -188,9 +173,7 @@ def _batch_rows(batch: Any) -> Iterator[Any]:
 
 def rows_of(path: str | Path) -> Rows:
     """The rows of .jsonl, .jsonl.gz as a run writes it, or .parquet, by the file's name."""
-    path = Path(path)
-    readers: dict[str, Callable[[Path], Rows]] = {".parquet": parquet_rows, ".gz": _packed_rows}
-    return readers.get(path.suffix, jsonl_rows)(path)
+    return parquet_rows(path) if Path(path).suffix == ".parquet" else jsonl_rows(path)
 
 
 def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> list[T]:

@@ -26,13 +26,8 @@ from retrain.system.process import follower
 PROCESSES = 320
 """Processes and threads that a sandbox may hold: more than one thread for each core of a large machine."""
 
-_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = (
-    0x00020000,
-    0x08000000,
-    0x10000000,
-    0x20000000,
-    0x40000000,
-)
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
+_CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 _AT_FDCWD, _AT_RECURSIVE, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x8000, 1, 4
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MS_PRIVATE = 1, 2, 1 << 18
@@ -104,6 +99,7 @@ def _hide(hidden: set[str], readable: Iterable[str]) -> None:
     hidden = hidden - set(wanted.values())
     places = [path for path in hidden if not _below(path, hidden - {path})]
     kept = {path for path in wanted.values() if _below(path, places)}
+    # Cloned before the empty places hide the originals.
     trees = {path: _clone(path) for path in kept if not _below(path, kept - {path})}
     for path in places:
         room = _ROOM_FOR_DEVICES if path == "/dev" else _ROOM

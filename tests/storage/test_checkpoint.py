@@ -301,7 +301,7 @@ def test_a_write_that_hits_the_limit_leaves_the_old_checkpoint_and_no_stray_file
 
 def test_a_root_that_cannot_be_made_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="check that the directory can be written"):
+    with pytest.raises(StorageError, match="check that the folder can be written"):
         save(tmp_path / "file" / "checkpoints", 1, some_state(1), keep=1)
 
 

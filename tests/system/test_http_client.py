@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from retrain.system.http_client import Calls, address, call, is_loopback
+from retrain.system.http_client import Calls, address, is_loopback
 from tests.waiting import PATIENCE_S, until
 
 
@@ -32,12 +32,12 @@ def test_the_deadline_counts_from_before_there_is_a_connection(silent):
             one.setblocking(False)
             one.connect_ex(silent.getsockname())
         with pytest.raises(TimeoutError, match=r"no connection within 0\.5 seconds"):
-            call(url(silent), None, 0.5)
+            Calls(0.5)(url(silent))
 
 
 def test_a_server_that_says_nothing_is_late(silent):
     with pytest.raises(TimeoutError, match=r"no answer within 0\.5 seconds"):
-        call(url(silent), None, 0.5)
+        Calls(0.5)(url(silent))
 
 
 def test_calls_are_broken_off_under_whoever_waits_and_there_are_none_afterwards(silent):

@@ -263,15 +263,15 @@ def test_the_work_of_a_frozen_server_is_done_by_the_other(servers, model, tmp_pa
 
 def before(monkeypatch, url, path, count, then):
     """Have something done before the request number `count` to that path of a server."""
-    call, left = http.call, [count]
+    call, left = http.Calls.__call__, [count]
 
-    def watched(asked, *rest):
+    def watched(calls, asked, *rest, **options):
         left[0] -= asked.startswith(url + path)
         if asked.startswith(url + path) and left[0] == 0:
             then()
-        return call(asked, *rest)
+        return call(calls, asked, *rest, **options)
 
-    monkeypatch.setattr(http, "call", watched)
+    monkeypatch.setattr(http.Calls, "__call__", watched)
 
 
 def options(servers, folder, tmp_path, name):

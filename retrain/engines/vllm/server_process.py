@@ -143,7 +143,7 @@ def _watch(group: int) -> subprocess.Popen[bytes]:
 
 def _answers(url: str) -> bool:
     try:
-        http.call(f"{url}/health", None, seconds=2.0)
+        http.Calls(2.0)(f"{url}/health")
     except http.FAILURES:
         return False
     return True
