@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.errors import ComponentError, EngineError
-from retrain.types import Batch, Completion, Metrics, Problem, Request, Sampling, State
+from retrain.types import Batch, Completion, Metrics, Observer, Problem, Request, Sampling, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,6 +188,17 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Flush and finish."""
+
+
+class Executor(Protocol):
+    """What executes the runs of a campaign; it may be built with `campaign`."""
+
+    def __init__(self) -> None:
+        """Without parameters, unless the class has its own."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Any], observe: Observer) -> None:
+        """Execute the jobs; returns when all of them have ended."""
 
 
 class Part(Protocol):

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from retrain.errors import ComponentError, MissingExtraError
+from retrain.registry.call import Call
+from retrain.registry.verbs import Check, guarded
 
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,7 +100,7 @@ class Component:
     @cached_property
     def whole(self) -> type[Any]:
         """The class, with its protocol's defaults for the verbs that it leaves out; ComponentError if one has none."""
-        protocol, target = KINDS[self.kind].protocol, self.target
+        protocol, verbs, target = KINDS[self.kind].protocol, KINDS[self.kind].verbs, self.target
         assert inspect.isclass(target)
         if protocol is None:
             return target
@@ -107,6 +109,8 @@ class Component:
         if lacking := ", ".join(sorted(whole.__abstractmethods__)):
             problem = f"{self.kind} {self.name!r} lacks {lacking}"
             raise ComponentError(problem, f"see {protocol.__name__} in retrain/protocols.py")
+        if verbs and self.source != "built-in":
+            whole = guarded(whole, Call(self.kind, self.name), verbs)
         return whole
 
     @cached_property
@@ -140,6 +144,7 @@ class Component:
     def check(self) -> None:
         """ComponentError if no run can build or call it: a library, a part of the run or its columns are missing."""
         self.require_extra()
+        assert not self.stateful or self.whole  # a verb is missing
         kind = KINDS[self.kind]
         if missing := [name for name in self.needs if name not in kind.parts]:
             raise ComponentError(
@@ -210,6 +215,7 @@ class Kind:
         protocol: what its classes may be asked for, with defaults.
         plain: how an undecorated function is called; see `Component.contract`.
         parts: parts of the run that its classes may be built with.
+        verbs: methods of its classes that are guarded, with the checks of what they return.
         must_read: whether a component without any column can do nothing.
         traits: traits that every component of the kind has unless its decorator says otherwise.
     """
@@ -221,6 +227,7 @@ class Kind:
     protocol: Any = None
     plain: Contract = "columns"
     parts: tuple[str, ...] = ()
+    verbs: Mapping[str, Check] = field(default_factory=dict[str, Check])
     must_read: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

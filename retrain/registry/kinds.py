@@ -5,6 +5,7 @@ components, and any module of the package that declares one with it is imported.
 """
 
 import retrain.protocols as _protocols
+import retrain.registry.verbs as _verbs
 from retrain.registry.component import Kind as _Kind
 
 _PART = _protocols.Part
@@ -13,14 +14,23 @@ _RUN = (
     *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths"),
 )
 """Parts of a run that its components may be built with, by name."""
-task = _Kind("task", "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",))
+task = _Kind(
+    "task", "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",), verbs=_verbs.TASK
+)
 reward = _Kind(
     "reward",
     "Score of one completion: `fn(completion, answer, ...)` -> float, or None for no opinion.",
     ("rewards", "name"),
     "params",
 )
-engine = _Kind("engine", "Source of completions.", ("rollout", "engine"), protocol=_protocols.Sampler, parts=_RUN)
+engine = _Kind(
+    "engine",
+    "Source of completions.",
+    ("rollout", "engine"),
+    protocol=_protocols.Sampler,
+    parts=_RUN,
+    verbs=_verbs.ENGINE,
+)
 filter = _Kind(
     "filter",
     "Which rows are worth training on: columns -> [N] bool, the same for a whole group.",
@@ -92,5 +102,7 @@ executor = _Kind(
     "executor",
     "How a campaign's runs are executed: a class with `run(jobs, observe)`.",
     ("campaign", "executor"),
+    protocol=_protocols.Executor,
     parts=("campaign",),
+    verbs=_verbs.EXECUTOR,
 )

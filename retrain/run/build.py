@@ -18,6 +18,7 @@ from retrain.errors import ComponentError, DataError, RetrainError
 from retrain.functional.devices import matmul_dtype
 from retrain.protocols import Sampler, Task
 from retrain.registry import Bound
+from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
@@ -133,7 +134,7 @@ def _trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Obs
         except RetrainError:
             raise
         except Exception as error:  # a library may raise anything, and none of it is worth a run
-            text = f"tracker {tracker.name} cannot be built: {type(error).__name__}: {error}; training goes on without"
+            text = f"tracker {tracker.name} cannot be built: {described(error)}; training goes on without"
             observe("message", {"text": text, "level": "warning"})
     return built
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 
 from retrain.protocols import Tracker
+from retrain.registry.call import described
 from retrain.types import Metrics, Observer
 
 _WAITING = 1000
@@ -54,7 +55,7 @@ class Guard(Tracker):
                 self._tracker.log(*item)
             self._tracker.close()
         except BaseException as error:  # SystemExit as well: some libraries exit on bad credentials
-            self._disable(f"raised {type(error).__name__}: {error}")
+            self._disable(f"raised {described(error)}")
 
     def _disable(self, reason: str) -> None:
         if not self._disabled.is_set():

@@ -17,6 +17,7 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Component, bind
+from retrain.types import Completion, Problem, Request, Sampling
 from tests.algorithms.conftest import make_batch
 
 
@@ -247,3 +248,89 @@ def part(**verbs):
 
     sound = {"state_dict": lambda self: {}, "load_state_dict": lambda self, state: None, "__call__": call}
     return type("Mine", (Part,), sound | verbs)
+
+
+QUESTION, ANSWERS = Request((1, 2), count=2, max_tokens=3, stream=0), Completion((5,), (-0.5,), "stop")
+ASKED = {
+    ("task", "problem"): (0,),
+    ("task", "heldout"): (4,),
+    ("task", "fingerprint"): (),
+    ("engine", "sample"): ([QUESTION], Sampling()),
+    ("engine", "load_weights"): ({}, 1),
+    ("engine", "load_adapter"): (None, 1),
+    ("engine", "describe"): (),
+    ("engine", "metrics"): (),
+    ("engine", "hurry"): (),
+    ("engine", "close"): (),
+    ("executor", "run"): ([], None),
+}
+SOUND = {
+    "task": ("problem", "heldout"),
+    "engine": ("sample", "load_weights"),
+    "executor": ("run",),
+}
+
+
+def ask(kind, verb, function):
+    """Build a class of the kind, one verb of which does what `function` does, and call that."""
+    verbs = dict.fromkeys((*SOUND[kind], verb), lambda self, *arguments: function())
+    built = Component(kind, "mine", type("Mine", (), verbs), "mine", source="dotted path").bind().build({})
+    return getattr(built, verb)(*ASKED[kind, verb])
+
+
+def refused_verb(kind, verb, function):
+    with pytest.raises(UserCodeError, match=f"^{kind} ") as caught:
+        ask(kind, verb, function)
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert text.startswith(f'{kind} "mine": ')
+    assert "\x1b" not in text
+    assert len(text) < 5000
+    assert "/retrain/registry" not in text, "frames of this package are not the user's"
+    return text
+
+
+@pytest.mark.parametrize(("kind", "verb"), ASKED)
+@pytest.mark.parametrize("what", RAISED)
+def test_what_a_verb_raises(kind, verb, what):
+    assert "test_plugins.py" in refused_verb(kind, verb, lambda: raising(RAISED[what])(1, 1))
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_class_that_cannot_be_built(kind):
+    def fail(self):
+        raise ValueError("no")
+
+    verbs = {"__init__": fail} | dict.fromkeys(SOUND[kind], lambda self, *arguments: None)
+    with pytest.raises(UserCodeError, match=f'{kind} "mine": raised ValueError: no'):
+        Component(kind, "mine", type("Mine", (), verbs), "mine", source="dotted path").bind().build({})
+
+
+PROBLEMS = [
+    None, 3, "1+1?", {"prompt": "1+1?"}, (), Problem(3, "1+1?", "2"), Problem("a", None, "2"), Problem("a", b"1", "2"),
+    Problem("a", "1+1?", 2), Problem("a", "1+1?", "2", solution=3), Problem,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", PROBLEMS, ids=lambda value: repr(value)[:50])
+def test_a_problem_that_is_none(value):
+    refused_verb("task", "problem", lambda: value)
+    refused_verb("task", "heldout", lambda: [value])
+    refused_verb("task", "heldout", lambda: value)
+    refused_verb("task", "heldout", lambda: iter([value]))
+
+
+COMPLETIONS = [
+    None, 3, "text", [], [[]], [[ANSWERS]], [[ANSWERS] * 3], [[ANSWERS] * 2] * 2, [[ANSWERS, None]], [["a", "b"]],
+    [[Completion((5, 6), (-0.5,), "stop")] * 2], [[Completion((5,) * 4, (-0.5,) * 4, "length")] * 2], iter([[ANSWERS]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", COMPLETIONS, ids=lambda value: repr(value)[:50])
+def test_completions_that_are_none(value):
+    refused_verb("engine", "sample", lambda: value)
+
+
+def test_what_is_right_passes():
+    assert ask("task", "problem", lambda: Problem("a", "1+1?", "2")).answer == "2"
+    assert ask("task", "heldout", list) == []
+    assert ask("engine", "sample", lambda: [[ANSWERS] * 2]) == [[ANSWERS] * 2]

@@ -285,8 +285,12 @@ UNUSABLE = {
     },
     "transform": {
         "from retrain import transform\n@transform('no_column_of_mine')\ndef fn():\n    return 1": "reads no column",
+        "class fn:\n    def state_dict(self): ...\n    def __call__(self, rewards): ...": "has only one of state_dict",
         "class fn:\n    def __init__(self, nonsense): ...\n    def __call__(self, rewards): ...": "built with nonsense",
     },
+    "task": {"class fn:\n    def problem(self, index): ...": "lacks heldout"},
+    "engine": {"class fn:\n    def sample(self, requests, sampling): ...": "lacks load_weights"},
+    "tracker": {"class fn: ...": "lacks log"},
 }
 
 
@@ -297,6 +301,8 @@ def test_what_train_would_refuse_is_found_by_validate(folder, kind, source, says
     name = f"unusable_{abs(hash((kind, source)))}"
     (folder / f"{name}.py").write_text(source + "\n")
     keys = {"reward": f'rewards=[{{name="{name}.fn"}}]', "transform": f"algorithm.transform_mode={name}.fn"}
+    keys |= {"task": f"task.name={name}.fn", "engine": f"rollout.engine={name}.fn"}
+    keys |= {"tracker": f'logging.trackers=["{name}.fn"]'}
     (folder / "plain.toml").write_text("")
     result = cli("validate", "plain.toml", "--set", keys[kind])
     assert result.exit_code == 2

@@ -1,0 +1,82 @@
+"""Calls of a user's task, engine or executor: what a verb raises names the class, and what it returns is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from retrain.registry.call import Call, shown
+from retrain.types import Completion, Problem, Request
+
+Check = Callable[..., None]
+"""Called with the call, what the verb returned, and its arguments; raises the call's error if that cannot be used."""
+
+
+def anything(call: Call, found: Any, *arguments: Any) -> None:
+    """Nobody reads what this verb returns, or nothing can be wrong with it."""
+
+
+def problem(call: Call, found: Any, *arguments: Any) -> None:
+    """A Problem whose fields have their types."""
+    if not isinstance(found, Problem):
+        raise call.fail(f"problem {', '.join(map(str, arguments))} is {shown(found)}, not a retrain.types.Problem")
+    fields: dict[str, Any] = {"id": found.id, "answer": found.answer, "solution": found.solution or ""}
+    for name, value in (fields if isinstance(found.prompt, list) else {"prompt": found.prompt, **fields}).items():
+        if not isinstance(value, str):
+            raise call.fail(f"{name} of problem {shown(found.id)} is {shown(value)}, not text")
+
+
+def problems(call: Call, found: Any, *arguments: Any) -> None:
+    """A list of problems."""
+    if not isinstance(found, list):
+        raise call.fail(f"heldout returned {shown(found)}, not a list of problems")
+    for one in found:
+        problem(call, one)
+
+
+def fingerprint(call: Call, found: Any, *arguments: Any) -> None:
+    """A hash as text, or None."""
+    if not isinstance(found, str | None):
+        raise call.fail(f"fingerprint returned {shown(found)}, not text or None")
+
+
+def completions(call: Call, found: Any, requests: Sequence[Request], sampling: Any) -> None:
+    """The completions of every request, each with a log-prob for every token."""
+    if not isinstance(found, Sequence) or len(found) != len(requests):
+        raise call.fail(
+            f"sample returned {shown(found)}, not a list of completions for each of {len(requests)} requests"
+        )
+    for request, group in zip(requests, found, strict=True):
+        if not isinstance(group, Sequence) or len(group) != request.count:
+            raise call.fail(f"sample returned {shown(group)} for a request of {request.count} completions")
+        for one in group:
+            if not isinstance(one, Completion) or not len(one.ids) == len(one.logprobs) <= request.max_tokens:
+                raise call.fail(
+                    f"sample returned {shown(one)}; a completion is a retrain.types.Completion of at most "
+                    f"{request.max_tokens} tokens, with a log-prob for each"
+                )
+
+
+TASK: Mapping[str, Check] = {"problem": problem, "heldout": problems, "fingerprint": fingerprint}
+ENGINE: Mapping[str, Check] = {"sample": completions} | dict.fromkeys(
+    ("load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything
+)
+EXECUTOR: Mapping[str, Check] = {"run": anything}
+
+
+def guarded(base: type[Any], call: Call, verbs: Mapping[str, Check]) -> type[Any]:
+    """The class with these verbs guarded, and its `__init__`."""
+
+    def guard(verb: str, check: Check) -> Callable[..., Any]:
+        real = getattr(base, verb)
+
+        def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            with call():
+                found = real(self, *arguments, **keywords)
+                check(call, found, *arguments)
+            return found
+
+        return called
+
+    methods = {verb: guard(verb, check) for verb, check in {"__init__": anything, **verbs}.items()}
+    return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **methods})
