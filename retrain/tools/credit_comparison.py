@@ -16,6 +16,7 @@ from retrain.algorithms.graph.plain_functions import hyper_of
 from retrain.algorithms.graph.responses import padded, response_batch
 from retrain.algorithms.transforms import transform_chain
 from retrain.errors import ComponentError, DataError
+from retrain.functional.groups import group_mean
 from retrain.registry import Bound, find, names
 from retrain.system.records import OBJECT, BadRow, Listed, checked, read_records
 from retrain.tools.parameters import Parameters
@@ -215,36 +216,24 @@ def _completion(place: str, group: str, row: Mapping[str, Any]) -> Completion:
     )
 
 
-class _Pieces:
+class _Pieces(list[str]):
     """The file's token texts as a vocabulary: what the planning detector needs of a tokenizer."""
 
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {"a": 0}
-        self._texts = ["a"]
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def add(self, text: str) -> int:
-        if text not in self._ids:
-            self._ids[text] = len(self._texts)
-            self._texts.append(text)
-        return self._ids[text]
-
     def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return "".join(self._texts[index] for index in ids)
+        return "".join(self[index] for index in ids)
 
 
 def _batch(completions: Sequence[Completion]) -> tuple[Batch, _Pieces]:
     """The completions as responses without prompts, in float64; without log-probs each is one token wide."""
-    pieces, numbers = _Pieces(), dict[str, int]()
-    groups = [numbers.setdefault(one.group, len(numbers)) for one in completions]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(one.group for one in completions))}
     rewards, correct = [one.reward for one in completions], [one.correct for one in completions]
     logprobs = [(0.0,) if one.logprobs is None else one.logprobs for one in completions]
-    batch = response_batch(logprobs, rewards, correct, groups, torch.float64)
-    ids = [[pieces.add(text) for text in one.tokens or ()] for one in completions]
+    batch = response_batch(logprobs, rewards, correct, [numbers[one.group] for one in completions], torch.float64)
+    pieces = _Pieces(dict.fromkeys(["a", *(text for one in completions for text in one.tokens or ())]))  # 0 pads
+    ids = {text: number for number, text in enumerate(pieces)}
     if completions[0].logprobs is not None:
-        batch = batch.replace(input_ids=padded(ids, batch.response_mask, torch.long))
+        tokens = [[ids[text] for text in one.tokens or ()] for one in completions]
+        batch = batch.replace(input_ids=padded(tokens, batch.response_mask, torch.long))
     return batch.replace(
         lengths=torch.tensor([one.length for one in completions]),
         max_tokens=max(one.length for one in completions),
@@ -277,12 +266,12 @@ def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeli
 def _credit(name: str, credited: Batch, completions: Sequence[Completion], tokens: bool) -> Credit:
     sizes = credited.response_mask.sum(-1).tolist()
     rows = [row[:size].tolist() for row, size in zip(credited.advantages, sizes, strict=True)]
+    advantages = [sum(row) / max(len(row), 1) for row in rows] if tokens else [row[0] if row else 0.0 for row in rows]
+    summary = summarize(advantages, completions)
     if not tokens:
-        advantages = [row[0] if row else 0.0 for row in rows]
-        return Credit(name, advantages, None, None, summarize(advantages, completions))
-    advantages = [sum(row) / max(len(row), 1) for row in rows]
+        return Credit(name, advantages, None, None, summary)
     planning = [row[:size].tolist() for row, size in zip(credited.column("planning_mask"), sizes, strict=True)]
-    return Credit(name, advantages, rows, planning, summarize(advantages, completions))
+    return Credit(name, advantages, rows, planning, summary)
 
 
 def _share(flags: Sequence[bool]) -> float | None:
@@ -291,13 +280,12 @@ def _share(flags: Sequence[bool]) -> float | None:
 
 def _within_groups(rows: Sequence[tuple[float, Completion]]) -> float | None:
     """Correlation of advantage and length, both less their group's mean; None without spread."""
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for advantage, one in rows:
-        groups.setdefault(one.group, []).append((advantage, float(one.length)))
-    xs, ys = list[float](), list[float]()
-    for pairs in groups.values():
-        for values, column in ((xs, 0), (ys, 1)):
-            mean = sum(pair[column] for pair in pairs) / len(pairs)
-            values.extend(pair[column] - mean for pair in pairs)
-    spread = math.sqrt(sum(x * x for x in xs) * sum(y * y for y in ys))
-    return sum(x * y for x, y in zip(xs, ys, strict=True)) / spread if spread > 1e-12 else None
+    if not rows:
+        return None
+    numbers = {name: number for number, name in enumerate({one.group for _, one in rows})}
+    groups = torch.tensor([numbers[one.group] for _, one in rows])
+    columns = ([advantage for advantage, _ in rows], [float(one.length) for _, one in rows])
+    values = (torch.tensor(column, dtype=torch.float64) for column in columns)
+    advantages, lengths = (column - group_mean(column, groups) for column in values)
+    spread = float(advantages.norm() * lengths.norm())
+    return float(advantages @ lengths) / spread if spread > 1e-12 else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from retrain.algorithms.planning.embedding import embedder, load
 from retrain.algorithms.planning.phrases import phrases
@@ -106,12 +105,14 @@ def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
     """
     documents = [_runs(solution, recipe.lowercase) for solution in solutions]
     frequent = _frequent(documents, recipe.n_max, max(1, ceil(recipe.min_df * len(documents) - 1e-9)))
-    long_enough = {gram for gram in frequent if gram.count(" ") + 1 >= recipe.n_min}
-    occurrences = _occurrences(documents, recipe, long_enough)
-    sparing = {gram for gram, (total, where) in occurrences.items() if total <= recipe.max_per_doc_rate * len(where)}
-    holders = {gram: frozenset(occurrences[gram][1]) for gram in sorted(sparing)}
+    long_enough = {gram: found for gram, found in sorted(frequent.items()) if gram.count(" ") + 1 >= recipe.n_min}
+    holders = {
+        gram: frozenset(where)
+        for gram, (count, where) in long_enough.items()
+        if count <= recipe.max_per_doc_rate * len(where)
+    }
     candidates = _without_redundant(holders)
-    counts = {"frequent": len(long_enough), "sparing": len(sparing), "not contained": len(candidates)}
+    counts = {"frequent": len(long_enough), "sparing": len(holders), "not contained": len(candidates)}
     if not candidates:
         raise DataError(
             f"no n-gram of {recipe.n_min} to {recipe.n_max} words is left of {len(documents)} solutions "
@@ -128,9 +129,7 @@ def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
 
 
 def _runs(solution: str, lowercase: bool) -> Runs:
-    if lowercase:
-        return [[word.text for word in run] for run in phrases(solution)]
-    return [[solution[word.start : word.end] for word in run] for run in phrases(solution)]
+    return [[word.text if lowercase else solution[word.start : word.end] for word in run] for run in phrases(solution)]
 
 
 def _ngrams(runs: Runs, n: int) -> Iterator[str]:
@@ -139,45 +138,20 @@ def _ngrams(runs: Runs, n: int) -> Iterator[str]:
             yield " ".join(words[start : start + n])
 
 
-def _frequent(documents: Sequence[Runs], n_max: int, floor: int) -> set[str]:
-    """N-grams of 1 to n_max words in at least `floor` documents.
-
-    An n-gram can only be frequent if both (n-1)-grams in it are, so each length counts few candidates.
-    """
-    found: set[str] = set()
-    shorter: set[str] | None = None
+def _frequent(documents: Sequence[Runs], n_max: int, floor: int) -> dict[str, tuple[int, list[int]]]:
+    """N-grams of 1 to n_max words in at least `floor` documents: their count, and the indices of these documents."""
+    frequent: dict[str, tuple[int, list[int]]] = {}
     for n in range(1, n_max + 1):
-        counts: Counter[str] = Counter()
-        for runs in documents:
-            counts.update(_extensions(runs, n, shorter))
-        shorter = {gram for gram, count in counts.items() if count >= floor}
-        found |= shorter
-    return found
-
-
-def _extensions(runs: Runs, n: int, shorter: Collection[str] | None) -> set[str]:
-    """Distinct n-grams of a document whose beginning and end of n-1 words are both in `shorter`."""
-    if shorter is None:
-        return set(_ngrams(runs, n))
-    found: set[str] = set()
-    for words in runs:
-        known = [gram in shorter for gram in _ngrams([words], n - 1)]
-        for start in range(len(words) - n + 1):
-            if known[start] and known[start + 1]:
-                found.add(" ".join(words[start : start + n]))
-    return found
-
-
-def _occurrences(documents: Sequence[Runs], recipe: Recipe, grams: Collection[str]) -> dict[str, tuple[int, list[int]]]:
-    """Count of each gram in all documents, and the indices of those that hold it."""
-    found: dict[str, tuple[int, list[int]]] = {}
-    for index, runs in enumerate(documents):
-        counts = Counter(gram for n in range(recipe.n_min, recipe.n_max + 1) for gram in _ngrams(runs, n))
-        for gram in counts.keys() & grams:
-            total, where = found.setdefault(gram, (0, []))
-            where.append(index)
-            found[gram] = (total + counts[gram], where)
-    return found
+        found: dict[str, tuple[int, list[int]]] = {}
+        for index, runs in enumerate(documents):
+            for gram, times in Counter(_ngrams(runs, n)).items():
+                # An n-gram can only be frequent if both (n-1)-grams in it are: most are not even counted.
+                if n == 1 or (gram.rpartition(" ")[0] in frequent and gram.partition(" ")[2] in frequent):
+                    count, where = found.setdefault(gram, (0, []))
+                    where.append(index)
+                    found[gram] = (count + times, where)
+        frequent |= {gram: one for gram, one in found.items() if len(one[1]) >= floor}
+    return frequent
 
 
 def _without_extensions(grams: Collection[str]) -> list[str]:
@@ -215,17 +189,12 @@ def _clusters(grams: Sequence[str], holders: dict[str, frozenset[int]], recipe: 
     members: dict[int, list[int]] = {}
     for index, label in enumerate(means.labels_.tolist()):
         members.setdefault(label, []).append(index)
-    built = [_cluster(label, rows, grams, holders, distances) for label, rows in members.items()]
+    built: list[Cluster] = []
+    for label, rows in members.items():
+        nearest = min(rows, key=lambda row: (float(distances[row, label]), grams[row]))
+        inside = tuple(sorted(grams[row] for row in rows))
+        held = frozenset[int]().union(*(holders[gram] for gram in inside))
+        built.append(Cluster(len(held), inside, center=grams[nearest], selected=False))
     built.sort(key=lambda cluster: (-cluster.frequency, cluster.grams))
     top = ceil(recipe.top_percentile * len(built) - 1e-9)
-    return tuple(
-        Cluster(cluster.frequency, cluster.grams, cluster.center, rank < top) for rank, cluster in enumerate(built)
-    )
-
-
-def _cluster(
-    label: int, rows: Sequence[int], grams: Sequence[str], holders: dict[str, frozenset[int]], distances: Any
-) -> Cluster:
-    nearest = min(rows, key=lambda row: (float(distances[row, label]), grams[row]))
-    inside = tuple(sorted(grams[row] for row in rows))
-    return Cluster(len(frozenset[int]().union(*(holders[gram] for gram in inside))), inside, grams[nearest], False)
+    return tuple(replace(cluster, selected=rank < top) for rank, cluster in enumerate(built))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def coverage(grams: Sequence[str], solutions: Iterable[str]) -> dict[str, float]
     for solution in solutions:
         text = normalize(solution)
         spans = [(start, end) for start, end, _ in pattern.find(text)]
-        places = list(_word_places(text))
+        places = [word.start() for word in re.finditer(r"\S+", text)]
         inside = sum(any(start <= place < end for start, end in spans) for place in places)
         words, covered, total, holding = words + len(places), covered + inside, total + 1, holding + bool(spans)
     return {"words": covered / max(words, 1), "solutions": holding / max(total, 1)}
@@ -162,15 +163,6 @@ def _solution(place: str, row: Any, reading: Reading) -> str | None:
     reward = row[reading.reward_column]  # None: it could not be scored
     least = _PASSED if reading.min_reward is None else reading.min_reward
     return row[column] if isinstance(reward, (int, float)) and reward >= least else None
-
-
-def _word_places(text: str) -> Iterator[int]:
-    """Where each word of a text starts."""
-    inside = False
-    for place, character in enumerate(text):
-        starts, inside = not inside and not character.isspace(), not character.isspace()
-        if starts:
-            yield place
 
 
 def plot(found: Extraction) -> str:

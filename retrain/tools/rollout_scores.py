@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -141,14 +141,12 @@ def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
         open_ = [(i, j) for i, right in enumerate(simple) for j, equal in enumerate(right) if not equal]
         pairs = [(results[i].predictions[j], results[i].truth) for i, j in open_]
         verdicts = dict(zip(open_, _symbolic(pairs), strict=True))
-    return [
-        Result(
-            *(r.place, r.key, r.predictions, r.lengths, r.truth),
-            right=tuple(equal or bool(verdicts.get((i, j))) for j, equal in enumerate(simple[i])),
-            failed=sum(verdicts.get((i, j), False) is None for j in range(len(r.predictions))),
-        )
-        for i, r in enumerate(results)
-    ]
+    judged: list[Result] = []
+    for i, r in enumerate(results):
+        right = tuple(equal or bool(verdicts.get((i, j))) for j, equal in enumerate(simple[i]))
+        failed = sum(verdicts.get((i, j), False) is None for j in range(len(r.predictions)))
+        judged.append(replace(r, right=right, failed=failed))
+    return judged
 
 
 def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:

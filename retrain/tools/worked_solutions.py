@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -47,14 +48,12 @@ def export_solutions(
     """
     task: Task = loaded.components.one("task").build({"seed": seed})
     found: list[Problem] = []
-    seen = 0
-    for chunk in _distinct(task, count):
+    seen, problems = 0, _distinct(task, count)
+    while len(found) < count and (chunk := list(islice(problems, _CHUNK))):
         kept = _correct(loaded, chunk) if correct_only else chunk
         missing = count - len(found)
         seen += len(chunk) if len(kept) <= missing else chunk.index(kept[missing - 1]) + 1
         found += kept[:missing]
-        if len(found) == count:
-            break
     if not found:
         raise DataError(
             f"none of {seen:,} solutions is correct by the rewards; leave out --correct-only, or correct the data"
@@ -65,21 +64,15 @@ def export_solutions(
     return Exported(len(found), seen)
 
 
-def _distinct(task: Task, count: int) -> Iterator[list[Problem]]:
-    """Training problems with solutions, each once, in chunks."""
+def _distinct(task: Task, count: int) -> Iterator[Problem]:
+    """Training problems with solutions, each once."""
     seen: set[str] = set()
-    chunk: list[Problem] = []
-    for index in range(_DRAWS * count):
-        problem = task.problem(index)
+    for problem in map(task.problem, range(_DRAWS * count)):
         if problem.solution is None:
             raise DataError(f"problem {problem.id!r} has no worked solution to export; the task must have solutions")
         if problem.id not in seen:
             seen.add(problem.id)
-            chunk.append(problem)
-        if len(chunk) == _CHUNK:
-            yield chunk
-            chunk = []
-    yield chunk
+            yield problem
 
 
 def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]:
