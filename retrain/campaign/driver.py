@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import Job
@@ -52,27 +51,14 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
 
     If this fails, the runs fail as well, and say why.
     """
-    for index, job in enumerate(_distinct(loaded, jobs)):
+    distinct: dict[str, Job] = {}
+    configs = {condition.label: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
+    for job in jobs:
+        warmup, facts = configs[job.condition].config.warmup, configs[job.condition].resolved()
+        if warmup.steps and warmup.cache:
+            parts = (facts["model"], facts["warmup"], facts["components"]["task"])
+            distinct.setdefault(json.dumps(parts, sort_keys=True), job)
+    for index, job in enumerate(distinct.values()):
         observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})
         with Stop():
             run_process.warm_start(campaign.run(job), campaign.path / f"warmstart-{index}.log")
-
-
-def _distinct(loaded: LoadedCampaign, jobs: Sequence[Job]) -> list[Job]:
-    """One job for each different warm start."""
-    found: dict[str, Job] = {}
-    configs = {condition.label: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
-    for job in jobs:
-        config = configs[job.condition]
-        if config.config.warmup.steps and config.config.warmup.cache:
-            facts = config.resolved()
-            parts = [facts[name] for name in ("model", "warmup")] + [facts["components"]["task"]]
-            found.setdefault(json.dumps(parts, sort_keys=True), job)
-    return list(found.values())
-
-
-def verdict(directory: Path) -> str:
-    """Write the report of a campaign and return its verdict."""
-    from retrain.campaign.verdict.campaign_page import write_report
-
-    return write_report(directory).text

@@ -60,12 +60,13 @@ def _slurm(loaded: LoadedCampaign, fresh: bool) -> None:
 
 
 def _run(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
-    from retrain.campaign.driver import failed, run_campaign, verdict
+    from retrain.campaign.driver import failed, run_campaign
+    from retrain.campaign.verdict.campaign_page import write_report
     from retrain.cli.campaign_display import matrix
 
     with matrix(plain=plain) as observe:
         directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    say(verdict(directory.path))
+    say(write_report(directory.path).text)
     if failed(directory):
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
+from os.path import commonprefix
 from pathlib import Path
 
 from retrain.campaign.plan.plan_file import PLAN
@@ -31,19 +31,24 @@ def read_runs(paths: Sequence[Path]) -> Results:
     Raises:
         ConfigError: there is no run at a path.
     """
-    single, campaigns = list[tuple[str, Cell]](), list[tuple[Path, Results]]()
-    for path in dict.fromkeys(paths):
-        if (path / PLAN).is_file():
-            campaigns.append((path, read_campaign(path)))
-        else:
-            single.append(_run(path))
-    cells = _of_campaigns(campaigns)
+    campaigns = {path: read_campaign(path) for path in paths if (path / PLAN).is_file()}
+    uses = Counter(label for found in campaigns.values() for label in found.conditions)
+    taken = {label for label, times in uses.items() if times == 1}
+    cells: list[Cell] = []
+    for path, found in campaigns.items():
+        for label in found.conditions:
+            own = label if uses[label] == 1 else _free(f"{path.resolve().name}: {label}", taken)
+            cells += [replace(cell, condition=own) for cell in found.of(label)]
     groups: dict[str, list[Cell]] = {}
-    for key, cell in single:
-        groups.setdefault(key, []).append(cell)
+    for path in dict.fromkeys(paths):
+        if path not in campaigns:
+            key, cell = _run(path)
+            groups.setdefault(key, []).append(cell)
     for group in groups.values():
-        cells += _labelled(group, {cell.condition for cell in cells})
-    return table("comparison", _in_order(cells, paths))
+        cells += _labelled(group, taken)
+    order = {path: index for index, path in reversed([*enumerate(paths)])}
+    cells.sort(key=lambda cell: min(order[path] for path in (cell.path, *cell.path.parents) if path in order))
+    return table("comparison", cells)
 
 
 def compare_command(paths: Sequence[Path]) -> str:
@@ -67,18 +72,6 @@ def _run(path: Path) -> tuple[str, Cell]:
         return key, read_cell(path, path.resolve().name, int(config["training"]["seed"]))
 
 
-def _of_campaigns(campaigns: Sequence[tuple[Path, Results]]) -> list[Cell]:
-    """All their cells; a label that several campaigns use gets the name of the campaign's directory."""
-    uses = Counter(label for _, found in campaigns for label in found.conditions)
-    taken = {label for label, times in uses.items() if times == 1}
-    cells: list[Cell] = []
-    for path, found in campaigns:
-        for label in found.conditions:
-            own = label if uses[label] == 1 else _free(f"{path.resolve().name}: {label}", taken)
-            cells += [replace(cell, condition=own) for cell in found.of(label)]
-    return cells
-
-
 def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
     """The runs of one configuration under one label: what their names begin with."""
     names = [cell.condition for cell in group]
@@ -86,9 +79,7 @@ def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
         return [replace(cell, condition=_free(cell.condition, taken)) for cell in group]
     if all(cell.path.resolve().parent.parent.name == "cells" for cell in group):
         names = [cell.path.resolve().parent.name for cell in group]
-    pairs = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    common = "".join(letters[0] for letters in pairs)
-    label = names[0] if len(set(names)) == 1 else _SEED.sub("", common)
+    label = names[0] if len(set(names)) == 1 else _SEED.sub("", commonprefix(names))  # noqa: RUF071 - of names, not paths
     label = _free(label or names[0], taken)
     return [replace(cell, condition=label) for cell in group]
 
@@ -100,13 +91,3 @@ def _free(label: str, taken: set[str]) -> str:
         number, found = number + 1, f"{label} ({number})"
     taken.add(found)
     return found
-
-
-def _in_order(cells: Sequence[Cell], paths: Sequence[Path]) -> list[Cell]:
-    """Cells in the order in which their run, or the campaign around it, was named."""
-
-    def position(cell: Cell) -> int:
-        own = {cell.path, *cell.path.parents}
-        return next(index for index, path in enumerate(paths) if path in own)
-
-    return sorted(cells, key=position)

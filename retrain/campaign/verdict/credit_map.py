@@ -88,8 +88,10 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     Raises:
         RetrainError: the pipeline reads a column that only the model can compute.
     """
+    import torch
+
     from retrain.algorithms.graph.pipeline import Pipeline
-    from retrain.algorithms.graph.responses import padded
+    from retrain.algorithms.graph.responses import padded, response_batch
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
@@ -99,27 +101,19 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")
     pipeline.build(loaded.config.resources | {"run_dir": run})
     metrics = next((row for row in read_rows(run / "metrics.jsonl") if row["step"] == step), {})
-    batch = _batch(rows, step, loaded.config.training.max_tokens)
+    names = ("sampler_logprobs", "reward", "correct", "group", "completion_ids")
+    logprobs, rewards, correct, groups, ids = ([row[name] for row in rows] for name in names)
+    batch = response_batch(logprobs, rewards, correct, groups, torch.float32)
+    mask = batch.response_mask
+    # No credit reads the prompts, so the completions stand alone.
+    batch = batch.replace(
+        input_ids=padded(ids, mask, torch.long), step=step, max_tokens=loaded.config.training.max_tokens
+    )
     for column, name in kept.items():
         if "/" in name:  # a metric, which runs of version 0.1 report under the name of the column
             value: Any = float(metrics.get(name, metrics.get(column, 0.0)))
         else:
-            value = padded([row.get(name) or [] for row in rows], batch.response_mask, batch.response_mask.dtype)
+            value = padded([row.get(name) or [] for row in rows], mask, mask.dtype)
         batch = batch.replace(**{column: value})
     batch, _ = pipeline.credit(batch)
     return [batch.advantages[i, : len(row["tokens"])].tolist() for i, row in enumerate(rows)]
-
-
-def _batch(rows: Sequence[Row], step: int, max_tokens: int) -> Any:
-    """Completions without their prompts, which no credit reads, as a batch."""
-    import torch
-
-    from retrain.algorithms.graph.responses import padded, response_batch
-
-    rewards, correct, groups = ([row[name] for row in rows] for name in ("reward", "correct", "group"))
-    batch = response_batch([row["sampler_logprobs"] for row in rows], rewards, correct, groups, torch.float32)
-    return batch.replace(
-        input_ids=padded([row["completion_ids"] for row in rows], batch.response_mask, torch.long),
-        step=step,
-        max_tokens=max_tokens,
-    )

@@ -153,17 +153,13 @@ class Worker:
         for job in self._left:
             if len(self._running) == len(self._slots) or self._limit == 0:
                 return
-            if job.id not in busy and (lease := self._take(job)) is not None:
+            lease = None if job.id in busy else self._watch.take(job.id, self._campaign.run(job) / "metrics.jsonl")
+            if lease is not None and self._campaign.outcome(job):
+                lease.release()  # it ended between the look at its outcome and the lease
+            elif lease is not None:
                 self._limit = None if self._limit is None else self._limit - 1
                 free = set(range(len(self._slots))) - {running.slot for running in self._running}
                 self._start(job, lease, min(free))
-
-    def _take(self, job: Job) -> Lease | None:
-        lease = self._watch.take(job.id, self._campaign.run(job) / "metrics.jsonl")
-        if lease is None or not self._campaign.outcome(job):
-            return lease
-        lease.release()  # it ended between the look at its outcome and the lease
-        return None
 
     def _start(self, job: Job, lease: Lease, slot: int) -> None:
         run = self._campaign.run(job)

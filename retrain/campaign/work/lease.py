@@ -124,11 +124,8 @@ def _gone(lease: Mapping[str, Any]) -> bool:
 
 def _me() -> dict[str, Any]:
     """This process, with its machine and namespace: a process id is unique only within these."""
-    me = identity(os.getpid())
-    try:
-        return me | {"space": f"{me['host']} {os.readlink('/proc/self/ns/pid')}"}
-    except OSError:
-        return me | {"space": me["host"]}
+    me, space = identity(os.getpid()), Path("/proc/self/ns/pid")
+    return me | {"space": f"{me['host']} {space.readlink()}" if space.is_symlink() else me["host"]}
 
 
 def _numbered(folder: Path, number: int) -> Path:

@@ -6,6 +6,7 @@ Ray decides where a run is executed, and nothing else: leases and outcomes are f
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -51,7 +52,7 @@ class RayCluster:
         self._cpus, self._gpus = cpus_per_run, gpus_per_run
 
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
-        """Submit the jobs, and again what the cluster loses, until each has an outcome.
+        """Submit the jobs, and submit again what the cluster loses, until each has an outcome.
 
         Raises:
             ConfigError: no cluster, one without a token or with another, or nodes that cannot do the runs.
@@ -61,22 +62,18 @@ class RayCluster:
 
         ray = _connect(self._address)
         try:
-            self._warn_of_waiting(ray.nodes(), observe)
+            has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            if not any(one.get("CPU", 0) >= self._cpus and one.get("GPU", 0) >= self._gpus for one in has):
+                text = f"no node of the cluster has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait for one"
+                observe("message", {"text": text, "level": "warning"})
             task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(ray_task)
             folder, path = self._campaign.plan["folder"], str(self._campaign.path.resolve())
             tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._cpus), observe)
             with Signals() as signals:
                 tasks.run(jobs, signals)
-                signals.end("stopped; the same command goes on")
+                signals.end("stopped; the same command continues")
         finally:
             ray.shutdown()
-
-    def _warn_of_waiting(self, nodes: Sequence[Any], observe: Observer) -> None:
-        wanted = {"CPU": self._cpus, "GPU": self._gpus}
-        resources = [node["Resources"] for node in nodes if node["Alive"]]
-        if not any(all(has.get(name, 0) >= count for name, count in wanted.items()) for has in resources):
-            text = f"no node of the cluster has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait for one"
-            observe("message", {"text": text, "level": "warning"})
 
 
 class _Tasks:
@@ -86,7 +83,7 @@ class _Tasks:
         self._ray, self._campaign, self._submit, self._observe = ray, campaign, submit, observe
         self._flying: dict[Any, Job] = {}
         self._started: set[str] = set()
-        self._losses: dict[str, int] = {}
+        self._losses = Counter[str]()
 
     def run(self, jobs: Sequence[Job], signals: Signals) -> None:
         """Until every job has an outcome or a signal has come; no task is left behind."""
@@ -110,11 +107,10 @@ class _Tasks:
             self._tell(job, str(outcome["status"]), str(outcome["reason"]))
             return
         if loss:
-            self._losses[job.id] = self._losses.get(job.id, 0) + 1
+            self._losses[job.id] += 1
             if self._losses[job.id] == _LOSSES:
-                raise _refusal(
-                    job.id, f"the cluster has lost it {_LOSSES} times: {loss}", "look at the logs of its nodes"
-                )
+                problem = f"the cluster has lost it {_LOSSES} times: {loss}"
+                raise _refusal(job.id, problem, "look at the logs of its nodes")
             self._tell(job, "lost", loss)
         self._started.discard(job.id)
         self._flying[self._submit(job)] = job
