@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_mode
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.system.records import BadRow, Message, Prompt, Rows, checked, refusal
+from retrain.system.records import BadRow, Message, Prompt, Rows, checked, parsed_rows, refusal
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -122,21 +122,18 @@ def read_problems(rows: Rows, name: str, reading: Reading, forbidden: frozenset[
     Raises:
         DataError: no rows, or more bad ones than `reading` allows; it lists the first of them together.
     """
-    problems: list[Problem] = []
-    bad: list[str] = []
     places: dict[str, str] = {}
-    for place, row in rows:
-        try:
-            problem = _problem(row, place, reading)
-            if problem.id in places:
-                raise BadRow(f'{reading.id_field} "{problem.id}" is taken by {places[problem.id]}')
-            if prompt_hash(problem) in forbidden:
-                raise BadRow("this prompt is held out")
-        except BadRow as reason:
-            bad.append(f"{place}: {reason}")
-        else:
-            places[problem.id] = place
-            problems.append(problem)
+
+    def parse(place: str, row: Any) -> Problem:
+        problem = _problem(row, place, reading)
+        if problem.id in places:
+            raise BadRow(f'{reading.id_field} "{problem.id}" is taken by {places[problem.id]}')
+        if prompt_hash(problem) in forbidden:
+            raise BadRow("this prompt is held out")
+        places[problem.id] = place
+        return problem
+
+    problems, bad = parsed_rows(rows, parse)
     _judge(bad, len(problems), name, reading)
     return problems
 

@@ -105,7 +105,7 @@ class RewardPool:
     def close(self) -> None:
         """Kill the workers. A later `score` starts new ones."""
         for worker in self._workers:
-            worker.process.kill()
+            worker.kill()
         self._workers = []
 
     def score(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
@@ -136,7 +136,7 @@ class RewardPool:
     def _start(self) -> None:
         """Have all workers alive and loaded, whatever became of them since."""
         for worker in [worker for worker in self._workers if worker.gone()]:
-            worker.process.kill()
+            worker.kill()
             self._workers.remove(worker)
         self._workers += [self._worker() for _ in range(self._size - len(self._workers))]
         try:
@@ -156,25 +156,23 @@ class RewardPool:
             for worker in self._workers:
                 if worker.ready and not worker.pending and queue:
                     count = max(1, min(_CHUNK, len(queue) // (2 * self._size)))
-                    worker.send(calls, [queue.popleft() for _ in range(count)])
+                    worker.give(calls, [queue.popleft() for _ in range(count)])
             self._receive(calls, replies, queue)
         return cast("list[Reply]", replies)
 
     def _receive(self, calls: list[Call], replies: list[Reply | None], queue: deque[int]) -> None:
         """Wait for one message or deadline, and act on it."""
         soonest = min(worker.deadline for worker in self._workers)
-        heard = wait([worker.process.fileno() for worker in self._workers], max(0.0, soonest - time.monotonic()))
+        heard = wait([worker.fileno() for worker in self._workers], max(0.0, soonest - time.monotonic()))
         for position, worker in enumerate(self._workers):
             failure: Reply | None = None
-            if worker.process.fileno() in heard:
-                failure = worker.receive(calls, replies, self.names)
-            elif time.monotonic() >= worker.deadline and not wait(
-                [worker.process.fileno()], 0
-            ):  # it may just have answered
+            if worker.fileno() in heard:
+                failure = worker.take(calls, replies, self.names)
+            elif time.monotonic() >= worker.deadline and not worker.has_answered():  # it may just have done so
                 failure = worker.overdue()
             if failure is None:
                 continue
-            worker.process.kill()
+            worker.kill()
             if worker.pending and failure.status != "retired":
                 index = worker.pending.popleft()
                 replies[index] = failure._replace(detail=f"{self.names[calls[index][0]]} {failure.detail}")
@@ -216,7 +214,7 @@ class RewardPool:
         )
 
 
-class _Worker:
+class _Worker(WorkerProcess):
     """One worker and what it is doing.
 
     Attributes:
@@ -227,7 +225,7 @@ class _Worker:
 
     def __init__(self, settings: Settings, containment: Containment, variables: Sequence[str]) -> None:
         seconds = settings.timeout_s
-        self.process = WorkerProcess("retrain.rewards.worker", tuple(settings), containment, variables, seconds)
+        super().__init__("retrain.rewards.worker", tuple(settings), containment, variables, seconds)
         self._timeout_s, self._sandboxed = seconds, containment.sandboxed
         self.ready = False
         self.pending: deque[int] = deque()
@@ -235,18 +233,18 @@ class _Worker:
 
     def gone(self) -> bool:
         """Whether it has ended, or has something to say though nothing was asked."""
-        return self.process.process.poll() is not None or (self.ready and self.process.has_answered())
+        return self.process.poll() is not None or (self.ready and self.has_answered())
 
-    def send(self, calls: list[Call], indices: list[int]) -> None:
+    def give(self, calls: list[Call], indices: list[int]) -> None:
         """Give it these calls to do; the clock of the first runs from now."""
         self.pending.extend(indices)
         self.deadline = time.monotonic() + self._timeout_s
-        self.process.send([calls[index] for index in indices])
+        self.send([calls[index] for index in indices])
 
-    def receive(self, calls: list[Call], replies: list[Reply | None], names: Sequence[str]) -> Reply | None:
+    def take(self, calls: list[Call], replies: list[Reply | None], names: Sequence[str]) -> Reply | None:
         """Take its answers; a failure to pass on if it is gone or must go."""
         try:
-            for answer in self.process.receive():
+            for answer in self.receive():
                 if not self.ready:
                     self._started(answer)
                 else:

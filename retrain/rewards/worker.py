@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -59,8 +60,7 @@ def load(name: str, target: str, params: Mapping[str, Any], search_paths: tuple[
     bound = component.bind(params)
     if component.stateful:
         return bound.build({})
-    arguments = bound.arguments
-    return lambda **columns: component.target(**columns, **arguments)
+    return partial(component.target, **bound.arguments)
 
 
 def evaluate(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Reply:

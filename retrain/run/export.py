@@ -24,22 +24,19 @@ def export(trained: Trained, folder: Path, dtype: str = "float32") -> None:
     Raises:
         StorageError: the folder cannot be written; it is as it was.
     """
-    with published(folder) as stage:
-        _write(trained, stage, dtype)
-
-
-def _write(trained: Trained, folder: Path, dtype: str) -> None:
     policy = trained.policy
-    save_model(folder, policy.model, trained.loaded.tokenizer, policy.weights(), dtype)
-    if trained.final is not None:
-        _copy_folders(trained.final, folder)
-    else:
-        for name, part in trained.pipeline.stateful.items():
-            part.export(folder / name)
-    card = card_of(trained, folder)
-    if policy.adapter is not None:
-        _save_adapter(trained, folder, card)
-    write_card(folder, card)
+    with published(folder) as stage:
+        save_model(stage, policy.model, trained.loaded.tokenizer, policy.weights(), dtype)
+        if trained.final is None:
+            for name, part in trained.pipeline.stateful.items():
+                part.export(stage / name)
+        else:  # of a final model that was opened again the signals are new ones in this process: theirs are copied
+            for part in filter(Path.is_dir, trained.final.iterdir()):
+                shutil.copytree(part, stage / part.name)
+        card = _card(trained, stage)
+        if policy.adapter is not None:
+            _save_adapter(trained, stage, card)
+        write_card(stage, card)
 
 
 def _save_adapter(trained: Trained, folder: Path, card: Card) -> None:
@@ -54,14 +51,7 @@ def _save_adapter(trained: Trained, folder: Path, card: Card) -> None:
     policy.save_adapter(folder / "adapter", base, render_adapter_card(card, base))
 
 
-def _copy_folders(model: Path, folder: Path) -> None:
-    """What stands beside a final model that was opened again: its signals are new ones in this process."""
-    for part in model.iterdir():
-        if part.is_dir():
-            shutil.copytree(part, folder / part.name)
-
-
-def card_of(trained: Trained, folder: Path) -> Card:
+def _card(trained: Trained, folder: Path) -> Card:
     """What the run's own files say of the model in `folder`: how it started, was trained and did."""
     run = trained.directory.path
     return Card(

@@ -301,17 +301,16 @@ class Collector:
     def take(self, step: int, clock: Clock) -> Collection:
         """The batch of a step: the one that waits for it, or else collected now."""
         if self._ahead is None:
-            self._begin(step, clock)
+            self.begin(step, clock)
             self._wait(clock)
-        assert self._ahead is not None
-        collection, self._ahead = self._ahead, None
-        self.cursor = collection.cursor
+        collection = self._ahead or self._collect(step, clock)
+        self._ahead, self.cursor = None, collection.cursor
         return collection
 
     def begin(self, step: int, clock: Clock) -> None:
-        """Have the thread collect the batch of this step, if there is to be one; without a thread, nothing."""
+        """Have the thread collect the batch of this step, if the run has such a step; without a thread, nothing."""
         if self._thread is not None and step < self._parts.config.training.max_steps:
-            self._begin(step, clock)
+            self._coming = self._thread.submit(self._collect, step, clock)
 
     def sync(self, version: int, clock: Clock) -> None:
         """Wait for the thread, then give the sampler the trainer's weights.
@@ -319,8 +318,7 @@ class Collector:
         Raises:
             RetrainError: whatever the thread raised, as it raised it.
         """
-        if self._coming is not None:
-            self._wait(clock)
+        self._wait(clock)
         with clock("sync"):
             sync(self._parts, version)
 
@@ -328,12 +326,6 @@ class Collector:
         """The run's state after `done` steps, with the batch that waits."""
         waiting = {} if self._ahead is None else {_AHEAD: self._ahead.state_dict()}
         return self._parts.state_dict(done, self.cursor) | waiting
-
-    def _begin(self, step: int, clock: Clock) -> None:
-        if self._thread is None:
-            self._ahead = self._collect(step, clock)
-        else:
-            self._coming = self._thread.submit(self._collect, step, clock)
 
     def _wait(self, clock: Clock) -> None:
         if self._coming is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,18 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
     from retrain.run.build import build  # torch and transformers take seconds to import
     from retrain.run.collect import sync
 
-    loaded = stored(run, overrides, final=saved is None)
-    with _without_its_servers(loaded):
+    loaded, parts = stored(run, overrides, final=saved is None), None
+    try:
         parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
-        try:
-            _restore(parts, run, saved)
-            sync(parts, parts.policy.step)
-        except BaseException:
+        _restore(parts, run, saved)
+        sync(parts, parts.policy.step)
+    except BaseException as error:
+        if parts is not None:
             parts.close()
-            raise
+        engine = loaded.components.optional("engine")
+        if isinstance(error, EngineError) and engine is not None and engine.component.traits.get("elsewhere", False):
+            raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
+        raise
     return parts
 
 
@@ -74,18 +76,6 @@ def _restore(trained: Trained, run: Path, saved: State | None) -> None:
     else:
         with understood(run):
             trained.restore(saved)
-
-
-@contextmanager
-def _without_its_servers(loaded: LoadedConfig) -> Generator[None]:
-    """Say how a run is sampled from whose engine is elsewhere and does not answer."""
-    try:
-        yield
-    except EngineError as error:
-        engine = loaded.components.optional("engine")
-        if engine is None or not engine.component.traits.get("elsewhere", False):
-            raise
-        raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
 
 
 def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:

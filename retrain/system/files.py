@@ -62,7 +62,10 @@ def published(folder: Path) -> Generator[Path]:
         with staged(folder.with_name(f"{folder.name}.new") if others else folder) as stage:
             stage.mkdir()
             yield stage
-            _write_sums(stage)
+            # Prose is left out: people edit it.
+            files = sorted(path for path in stage.rglob("*") if path.is_file() and path.suffix != ".md")
+            lines = [f"{sha256(file)}  {file.relative_to(stage).as_posix()}\n" for file in files if file.name != SUMS]
+            (stage / SUMS).write_text("".join(lines), encoding="utf-8")
         if others:
             complete = folder.with_name(f"{folder.name}.new")
             for entry in sorted(complete.iterdir(), key=lambda entry: entry.name == SUMS):
@@ -125,13 +128,6 @@ def sha256(path: Path) -> str:
     """Hash of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_sums(folder: Path) -> None:
-    """Write the hashes of the folder's files, prose (*.md) aside, which people edit."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".md")
-    lines = [f"{sha256(file)}  {file.relative_to(folder).as_posix()}\n" for file in files if file.name != SUMS]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def _sums(folder: Path) -> list[str]:

@@ -54,7 +54,10 @@ class Lock:
         with exclusive(self.path, waiting=lambda: None) as file:
             owner = self.owner()
             if owner is not None and alive(owner):
-                raise ConfigError([self._refusal(owner)])
+                away = owner["host"] != socket.gethostname()
+                fix = f"if that process is gone, delete {self.path}" if away else "wait for it, or choose another name"
+                problem = f"in use by process {owner['pid']} on host {owner['host']}"
+                raise ConfigError([ConfigProblem(str(self.path.parent), 0, 0, "run directory", problem, fix)])
             file.truncate(0)
             file.write(json.dumps(identity(os.getpid())))
 
@@ -79,12 +82,6 @@ class Lock:
         """Somebody owns the lock and may be alive."""
         owner = self.owner()
         return owner is not None and alive(owner)
-
-    def _refusal(self, owner: dict[str, Any]) -> ConfigProblem:
-        away = owner["host"] != socket.gethostname()
-        fix = f"if that process is gone, delete {self.path}" if away else "wait for it, or choose another name"
-        problem = f"in use by process {owner['pid']} on host {owner['host']}"
-        return ConfigProblem(str(self.path.parent), 0, 0, "run directory", problem, fix)
 
 
 def alive(owner: Mapping[str, Any]) -> bool:

@@ -176,6 +176,18 @@ def rows_of(path: str | Path) -> Rows:
     return parquet_rows(path) if Path(path).suffix == ".parquet" else jsonl_rows(path)
 
 
+def parsed_rows(rows: Rows, parse: Callable[[str, Any], T]) -> tuple[list[T], list[str]]:
+    """What `parse` makes of (place, row as read); and `place: reason` of each row for which it raises BadRow."""
+    found: list[T] = []
+    bad: list[str] = []
+    for place, row in rows:
+        try:
+            found.append(parse(place, row))
+        except BadRow as reason:
+            bad.append(f"{place}: {reason}")
+    return found, bad
+
+
 def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> list[T]:
     """Every row of a file, parsed.
 
@@ -185,13 +197,7 @@ def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> l
     Raises:
         DataError: the file cannot be read, has no rows, or has bad ones; the first 20 are listed.
     """
-    parsed: list[T] = []
-    bad: list[str] = []
-    for place, row in rows_of(path):
-        try:
-            parsed.append(parse(place, row))
-        except BadRow as reason:
-            bad.append(f"{place}: {reason}")
+    parsed, bad = parsed_rows(rows_of(path), parse)
     if bad:
         raise refusal(bad, f"{path}: {len(bad):,} bad rows{what}: mend or remove them")
     if not parsed:

@@ -55,7 +55,7 @@ def pool(*rewards, **settings):
 
 def innermost(scorer):
     """The process in which the first worker's rewards run: that of the sandbox, as it is known out here."""
-    pid = scorer._workers[0].process.process.pid
+    pid = scorer._workers[0].process.pid
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[0])
     return pid
@@ -151,11 +151,11 @@ def test_workers_outlive_the_thread_that_first_asked():
     asking.start()
     asking.join()
     with made[0] as scoring:
-        first = [worker.process.process.pid for worker in scoring._workers]
+        first = [worker.process.pid for worker in scoring._workers]
         for _ in range(20):  # the system would tell them within a moment
             time.sleep(0.01)
             assert scoring.score(items("right"))[0].value == 1.0
-        assert [worker.process.process.pid for worker in scoring._workers] == first
+        assert [worker.process.pid for worker in scoring._workers] == first
 
 
 def test_close_ends_the_workers_and_score_starts_new_ones():
