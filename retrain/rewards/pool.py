@@ -270,11 +270,11 @@ class _Worker(WorkerProcess):
         if answer == ["ready"]:
             self.ready = True
             return
-        how, kind, problem, fix, trace = answer
+        how, problem, fix, trace = answer
         if how == "refused":
             raise ComponentError(problem, fix, trace)
         hint = f" ({_LOOSEN})" if self._sandboxed else ""
-        raise UserCodeError(f"loading a reward raised {kind}: {problem}{hint}\n{trace}")
+        raise UserCodeError(f"loading a reward raised {problem}{hint}\n{trace}")
 
 
 def _reply(answer: Any, name: str) -> Reply:

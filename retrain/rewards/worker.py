@@ -6,7 +6,6 @@ import math
 import reprlib
 import resource
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,6 +13,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from retrain.errors import ComponentError
+from retrain.registry.call import described, own_frames
 from retrain.registry.component import Component
 from retrain.registry.lookup import load_object
 from retrain.system.worker_process import limit, serve
@@ -43,8 +43,8 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
         rewards = [(name, load(name, path, params, settings.search_paths)) for name, path, params in settings.rewards]
     except BaseException as error:
         if isinstance(error, ComponentError):
-            return ["refused", type(error).__name__, error.problem, error.fix, error.trace], None
-        return ["raised", type(error).__name__, str(error)[:500], "", traceback.format_exc()[-4000:]], None
+            return ["refused", error.problem, error.fix, error.trace], None
+        return ["raised", described(error), "", own_frames(error)], None
 
     def call(body: tuple[int, Mapping[str, Any]]) -> Reply:
         # Should the parent be unable to kill it, the worker dies of its own CPU time.
@@ -70,9 +70,8 @@ def evaluate(name: str, function: Callable[..., Any], arguments: Mapping[str, An
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        with suppress(Exception):
-            detail = " ".join(f"{name} raised {type(error).__name__}: {error}".split())[:300]
-            return Reply("error", None, detail, traceback.format_exc()[-4000:])
+        with suppress(MemoryError):
+            return Reply("error", None, f"{name} raised {described(error)}", own_frames(error))
         return Reply("error", None, f"{name} raised {type(error).__name__}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from retrain.config.document import Document, canonical
 from retrain.config.load import LoadedConfig, validate
-from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError
+from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError, UserCodeError
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.run_parts import Parts
@@ -70,6 +70,9 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
             start, cursor = _restore(parts, state, resume)
             train(parts, stop, start, cursor, state)
             finish(parts, time.perf_counter() - began)
+        except UserCodeError as error:
+            error.add_note(f"after {parts.steps} steps")
+            raise
         finally:
             parts.close()
     return path

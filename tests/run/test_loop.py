@@ -163,8 +163,9 @@ def test_failed_scores_are_masked_and_counted_never_zero(train, plugin):
 
 
 def test_too_many_failed_scores_are_the_users_error(train, plugin):
-    with pytest.raises(UserCodeError, match="no score for this one"):
+    with pytest.raises(UserCodeError, match="no score for this one") as caught:
         train('rewards=[{name="mine_for_loop.fails_on_some"}]', "reward_pool.max_failed=0.0")
+    assert caught.value.__notes__ == ["after 0 steps"]
 
 
 def test_groups_without_signal_are_resampled_a_bounded_number_of_times(train, plugin):

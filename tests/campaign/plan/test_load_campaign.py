@@ -235,6 +235,7 @@ advantage_mode = "maxrl"
     ("text", "expected"),
     [
         ("campaign = 3\n", "must be a table"),
+        ("[campaign]\nseeds = 10000000000000000000000\n", "it must be <= 1000"),
         ("[campaign]\nseeds = [1, 1]\n", "listed twice"),
         ("[campaign]\nslots = 'many'\n", "slots"),
         ('[[campaign.conditions]]\n"training.seed.x" = 1\n[training]\nseed = 3\n', "[training] seed is not a table"),
