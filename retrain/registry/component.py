@@ -144,6 +144,10 @@ class Component:
     def check(self) -> None:
         """ComponentError if no run can build or call it: a library, a part of the run or its columns are missing."""
         self.require_extra()
+        if self.name in KINDS[self.kind].taken:
+            raise ComponentError(
+                f"the run reports {self.kind}/{self.name} itself", f"give the {self.kind} another name"
+            )
         assert not self.stateful or self.whole  # a verb is missing
         kind = KINDS[self.kind]
         if missing := [name for name in self.needs if name not in kind.parts]:
@@ -216,6 +220,7 @@ class Kind:
         plain: how an undecorated function is called; see `Component.contract`.
         parts: parts of the run that its classes may be built with.
         verbs: methods of its classes that are guarded, with the checks of what they return.
+        taken: names that no component may have, since the run reports its own figures as `kind/name`.
         must_read: whether a component without any column can do nothing.
         traits: traits that every component of the kind has unless its decorator says otherwise.
     """
@@ -228,6 +233,7 @@ class Kind:
     plain: Contract = "columns"
     parts: tuple[str, ...] = ()
     verbs: Mapping[str, Check] = field(default_factory=dict[str, Check])
+    taken: tuple[str, ...] = ()
     must_read: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

@@ -22,6 +22,7 @@ reward = _Kind(
     "Score of one completion: `fn(completion, answer, ...)` -> float, or None for no opinion.",
     ("rewards", "name"),
     "params",
+    taken=("mean", "std", "accuracy", "failed"),
 )
 engine = _Kind(
     "engine",
@@ -82,6 +83,7 @@ loss = _Kind(
     "Loss term per token: columns -> [N, T]. `weight=` is the default of its `weight` key; 0 drops the term.",
     ("loss", "name"),
     "params",
+    taken=("total",),
     must_read=True,
     traits={"weight": 1.0},
 )

@@ -308,3 +308,17 @@ def test_what_train_would_refuse_is_found_by_validate(folder, kind, source, says
     assert result.exit_code == 2
     assert re.search(says, result.stderr)
     assert os._exit.__module__ == "posix", "it is put back"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key"), [("reward", "mean", 'rewards=[{name="mean"}]'), ("loss", "total", 'loss=[{name="total"}]')]
+)
+def test_a_name_under_which_the_run_reports_its_own_figures_is_refused(folder, kind, name, key):
+    column = {"reward": "completion", "loss": "logprobs"}[kind]
+    (folder / f"taken_{name}.py").write_text(
+        f"from retrain import {kind}\n\n@{kind}('{name}')\ndef fn({column}):\n    return 1.0\n"
+    )
+    importlib.import_module(f"taken_{name}")
+    result = cli("validate", "run.toml", "--set", key)
+    assert result.exit_code == 2
+    assert f"the run reports {kind}/{name} itself; give the {kind} another name" in result.stderr
