@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.config.load import LoadedConfig
-from retrain.engines.vllm.lora_options import by_itself
 from retrain.engines.vllm.server_process import ENGINE, check_installed, command, weight_options
 from retrain.engines.vllm.server_process import serve as run_server
+from retrain.engines.vllm.vllm_options import by_itself
 from retrain.errors import EngineError
 from retrain.system.http_client import address
 from retrain.system.lock import exclusive

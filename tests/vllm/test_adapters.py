@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from retrain.engines.vllm.in_process import VllmEngine
-from retrain.engines.vllm.lora_options import adapter_options
+from retrain.engines.vllm.vllm_options import adapter_options
 from retrain.errors import ComponentError, EngineError
 from retrain.run.reopen import stored
 from retrain.run.session import Resume
@@ -245,11 +245,6 @@ def test_a_model_that_vllm_takes_no_adapters_for_shows_at_the_start(tmp_path):
 
 
 ADAPTER = ("model.lora={r=4}", "training.lr=1e-2")
-
-
-def test_a_model_without_adapters_is_told_so(tmp_path):
-    with pytest.raises(ComponentError, match=r"this run trains all weights; set \[model\] lora"):
-        VllmEngine(tiny("qwen3"), 0, CPU, tmp_path, lora="adapter")
 
 
 def test_a_run_stays_in_step_and_resumes_bit_for_bit(train):

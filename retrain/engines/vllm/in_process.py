@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from retrain.engines.capability import base_model
+from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm.isolation import Isolation
-from retrain.engines.vllm.lora_options import ADAPTERS, MERGE, adapter_options, adapter_rank, check_table, is_adapted
 from retrain.errors import EngineError
-from retrain.functional.seeds import derive_seed
-from retrain.protocols import Sampler, check_requests, tolerance_of
+from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
-from retrain.system.files import writing
 from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
@@ -31,15 +28,13 @@ _VARIABLES = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads and their processors are the trainer's business
 }
-_CPU_CACHE_MB = 256
-_LEAST_TEMPERATURE = 0.01
 _ADVICE = (
     "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` are one package directory and "
     "must not both be installed, and torchvision must be built for the same torch"
 )
 
 
-@engine("vllm", extra=("vllm", "vllm"), check=check_table, adapters=ADAPTERS)
+@engine("vllm", extra=("vllm", "vllm"), check=options.check_table, adapters=options.ADAPTERS)
 class VllmEngine(Sampler):
     """Samples with vLLM, in this process, from weights that are replaced in place after every step.
 
@@ -97,7 +92,7 @@ class VllmEngine(Sampler):
         if cpu and sleep:
             raise EngineError("[vllm] sleep = true needs a GPU: on a CPU there is no memory to give back; remove it")
         self._isolated = Isolation(_VARIABLES)
-        self._expected = full_shapes(base_model(model))
+        self._expected = options.full_shapes(base_model(model))
         self._sleeps, self._asleep = sleep, False
         table: dict[str, Any] = {
             "dtype": dtype,
@@ -108,17 +103,15 @@ class VllmEngine(Sampler):
             "enforce_eager": enforce_eager,
             "quantization": quantization,
         }
-        folder = write_config(base_model(model), run_dir / "vllm")
-        self._options = engine_options(table, folder, seed, cpu) | {
-            "load_format": "dummy",
-            "enable_sleep_mode": sleep,
-        }
+        folder = options.write_config(base_model(model), run_dir / "vllm")
+        self._options = options.engine_options(table, folder, seed, cpu)
+        self._options |= {"load_format": "dummy", "enable_sleep_mode": sleep}
         self._dtype = str(self._options["dtype"])
-        possible = lora is None and is_adapted(model) and self._serves_adapters(model, cpu)
-        self.takes_adapters = lora == "adapter" or possible
+        adapted = options.is_adapted(model)
+        self.takes_adapters = lora == "adapter" or (lora is None and adapted and self._serves_adapters(model, cpu))
         if self.takes_adapters:
-            self._options |= adapter_options(adapter_rank(model))
-        self._merges = is_adapted(model) and not self.takes_adapters
+            self._options |= options.adapter_options(options.adapter_rank(model))
+        self._merges = adapted and not self.takes_adapters
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         self._has_base, self._adapter = False, None
@@ -187,7 +180,7 @@ class VllmEngine(Sampler):
         """The completions of every request, in the requests' order."""
         if self.version is None:
             raise EngineError("the sampler has no weights: call load_weights first")
-        check(requests, sampling, self._longest)
+        options.check(requests, sampling, self._longest)
         prompts = [{"prompt_token_ids": list(request.ids)} for request in requests]
         with self._isolated():
             self._wake()
@@ -196,13 +189,18 @@ class VllmEngine(Sampler):
             try:
                 fields = _parameters(requests, sampling)
                 results = self._llm.generate(prompts, fields, use_tqdm=False, lora_request=self._adapter)
+                groups = [
+                    options.completions(map(_row, result.outputs), request, sampling, self.version)
+                    for result, request in zip(results, requests, strict=True)
+                ]
             except Exception as error:
                 raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
             self._sleep()
-        return [
-            self._completions(result.outputs, request.count, sampling)
-            for result, request in zip(results, requests, strict=True)
-        ]
+        if any(score != score for group in groups for row in group for score in row.logprobs):
+            version = self.version
+            self.close()  # not-a-numbers stay in the cache of keys, whatever weights come next
+            raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
+        return groups
 
     def close(self) -> None:
         """End the engine and give its memory back."""
@@ -218,16 +216,16 @@ class VllmEngine(Sampler):
         """Start the engine and have it sample one token: what it cannot serve shows now, and not in the first step."""
         try:
             with self._isolated(), warnings.catch_warnings(action="ignore"):
-                self._llm = _llm(self._options)
-                self._llm.generate(
-                    [{"prompt_token_ids": [0]}],
-                    _parameters([Request((0,), count=1, max_tokens=1, stream=0)], Sampling()),
-                    use_tqdm=False,
-                )
+                platform = _vllm("platforms").current_platform
+                if platform.is_cpu():
+                    platform.simple_compile_backend = "eager"  # compiling two helpers takes half a minute
+                self._llm = _vllm().LLM(**self._options)
+                fields = _parameters([Request((0,), count=1, max_tokens=1, stream=0)], Sampling())
+                self._llm.generate([{"prompt_token_ids": [0]}], fields, use_tqdm=False)
                 self._longest = int(self._llm.llm_engine.model_config.max_model_len)
                 self._sleep()
         except Exception as error:
-            advice = f"{MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE
+            advice = f"{options.MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE
             raise EngineError(f'engine "vllm" cannot be started ({_line(error)}); {advice}') from error
         return self._llm
 
@@ -249,136 +247,18 @@ class VllmEngine(Sampler):
             self._llm.sleep(level=1)
             self._asleep = True
 
-    def _completions(self, outputs: Sequence[Any], count: int, sampling: Sampling) -> list[Completion]:
-        """vLLM's outputs for one prompt; greedy ones are sampled once and repeated."""
-        rows: list[Completion] = []
-        version = self.version or 0
-        for output in outputs:
-            ids, logprobs = tuple(output.token_ids), tuple(output.logprobs.logprobs)
-            if len(ids) != len(logprobs) or output.finish_reason not in ("stop", "length"):
-                raise EngineError(
-                    f"vLLM returned {len(ids)} tokens with {len(logprobs)} log-probs, ended by {output.finish_reason!r}"
-                )
-            if not all(score == score for score in logprobs):
-                self.close()  # not-a-numbers stay in the cache of keys, whatever weights come next
-                raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
-            rows.append(Completion(ids, logprobs, output.finish_reason, version))
-        if sampling.temperature == 0:
-            rows *= count
-        if len(rows) != count:
-            raise EngineError(f"vLLM returned {len(rows)} completions of {count}")
-        return rows
-
-
-def check(requests: Sequence[Request], sampling: Sampling, room: int) -> None:
-    """EngineError for what vLLM would do otherwise than asked, without a word, or refuse.
-
-    Args:
-        room: tokens that vLLM has room for, of a prompt with its completion.
-    """
-    check_requests(requests, room, "vLLM", "lower max_tokens, or raise [vllm] max_model_len or its memory")
-    if 0 < sampling.temperature < _LEAST_TEMPERATURE:
-        raise EngineError(
-            f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
-            f"{sampling.temperature} is between"
-        )
-
 
 def _vllm(module: str = "") -> Any:
     """vLLM, or a module of it: an extra, imported where it is used."""
     return importlib.import_module(f"vllm.{module}" if module else "vllm")
 
 
-def _llm(options: Mapping[str, Any]) -> Any:
-    platform = _vllm("platforms").current_platform
-    if platform.is_cpu():
-        platform.simple_compile_backend = "eager"  # compiling two helpers takes half a minute
-    return _vllm().LLM(**options)
-
-
-def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -> dict[str, Any]:
-    """What vLLM is started with, in this process or in a server's.
-
-    Args:
-        table: `[vllm]` with its defaults.
-        model: directory or hub name that vLLM reads the architecture from.
-        seed: of vLLM's own generators.
-        cpu: vLLM runs on a CPU, without compilation.
-    """
-    dtype, cache = table["dtype"], table["kv_cache_mb"] or (_CPU_CACHE_MB if cpu else None)
-    return {
-        "model": model,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # a model's own would change every field that a request leaves out
-        "logprobs_mode": "processed_logprobs",
-        "seed": seed % 2**31,
-        "dtype": ("float32" if cpu else "bfloat16") if dtype == "auto" else dtype,
-        "gpu_memory_utilization": table["gpu_memory_utilization"],
-        "kv_cache_memory_bytes": None if cache is None else cache << 20,
-        "max_model_len": table["max_model_len"] or -1,
-        "tensor_parallel_size": table["tensor_parallel_size"],
-        "enforce_eager": table["enforce_eager"] or cpu,
-        "quantization": table["quantization"],
-    }
-
-
-def flags(options: Mapping[str, Any]) -> list[str]:
-    """vLLM's options as a server's command line has them; what is off or left to vLLM is not named."""
-    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False)}
-    return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
-
-
-def request_fields(requests: Sequence[Request], sampling: Sampling) -> list[dict[str, Any]]:
-    """vLLM's sampling parameters for each request, every field explicit; completion k draws from the seed + k.
-
-    Streams of one sampling seed share no seed of vLLM's as long as their requests have one count.
-    """
-    greedy = sampling.temperature == 0
-    first = derive_seed(sampling.seed, "vllm") % 2**62
-    return [
-        {
-            "n": 1 if greedy else request.count,
-            "temperature": sampling.temperature,
-            "top_p": 1.0 if greedy else sampling.top_p,
-            "top_k": 0 if greedy else sampling.top_k,
-            "min_p": 0.0,
-            "seed": first + request.stream * request.count,
-            "max_tokens": request.max_tokens,
-            "stop_token_ids": list(sampling.stop_ids),
-            "ignore_eos": True,  # stop_token_ids say it all
-            "logprobs": 0,  # the sampled token's alone
-            "flat_logprobs": True,
-            "detokenize": False,
-        }
-        for request in requests
-    ]
-
-
 def _parameters(requests: Sequence[Request], sampling: Sampling) -> list[Any]:
-    return [_vllm().SamplingParams(**fields) for fields in request_fields(requests, sampling)]
+    return [_vllm().SamplingParams(**options.request_fields(request, sampling)) for request in requests]
 
 
-def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the full state dict of this model without its adapters."""
-    import torch
-
-    with torch.device("meta"):
-        bare = type(model)._from_config(copy.deepcopy(model.config))
-    return {name: tuple(value.shape) for name, value in bare.state_dict().items()}
-
-
-def write_config(model: Any, folder: Path) -> str:
-    """Write the model's configuration for vLLM to read; returns the folder.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        config.save_pretrained(folder)
-    return str(folder)
+def _row(output: Any) -> tuple[Sequence[int], Sequence[float], str]:
+    return output.token_ids, output.logprobs.logprobs, output.finish_reason
 
 
 def _line(error: Exception | None) -> str:

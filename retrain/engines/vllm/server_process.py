@@ -12,8 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from retrain.engines.vllm.in_process import engine_options, flags
-from retrain.engines.vllm.lora_options import adapter_options
+from retrain.engines.vllm.vllm_options import adapter_options, engine_options, flags
 from retrain.errors import EngineError, MissingExtraError
 from retrain.system import http_client as http
 from retrain.system.process import SignalHandler, end, follower

@@ -7,16 +7,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
 from retrain.engines.capability import base_model
+from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm import weight_transfer as vllm_transfer
-from retrain.engines.vllm.in_process import check, full_shapes, request_fields, write_config
-from retrain.engines.vllm.lora_options import ADAPTERS, MERGE, adapter_rank, by_itself, check_table, is_adapted
 from retrain.errors import EngineError
 from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
@@ -49,8 +47,8 @@ _SERVE = ("gpu_memory_utilization", "kv_cache_mb", "max_model_len", "tensor_para
     concurrent=True,
     elsewhere=True,
     also=(*_SERVE, "quantization"),
-    check=check_table,
-    adapters=ADAPTERS,
+    check=options.check_table,
+    adapters=options.ADAPTERS,
 )
 class VllmServerEngine(Sampler):
     """Samples from vLLM servers, which take new weights from a file or from the trainer's GPU.
@@ -102,13 +100,13 @@ class VllmServerEngine(Sampler):
         self._call = http.Calls(request_timeout_s)
         self._restart, self._retries = restart_timeout_s, retries
         self._hurried = threading.Event()
-        self._expected = full_shapes(base_model(model))
-        self._folder = Path(write_config(base_model(model), run_dir / "vllm")).resolve()
+        self._expected = options.full_shapes(base_model(model))
+        self._folder = Path(options.write_config(base_model(model), run_dir / "vllm")).resolve()
         place = next(model.parameters()).device
         self._transfer = vllm_transfer.transfer(transfer, self._folder, place, self._call)
         self._backend = transfer
-        self.takes_adapters = by_itself(lora, dtype) and (lora is not None or is_adapted(model))
-        self._rank = adapter_rank(model) if self.takes_adapters else 0
+        self.takes_adapters = options.by_itself(lora, dtype) and (lora is not None or options.is_adapted(model))
+        self._rank = options.adapter_rank(model) if self.takes_adapters else 0
         self._claim = f"incomplete, of {uuid.uuid4().hex}"
         self._models: dict[str, Mapping[str, Any]] = {}
         self._base, self._label = "", ""
@@ -121,8 +119,8 @@ class VllmServerEngine(Sampler):
         self._lock = threading.Lock()
         self.tolerance = tolerance_of("float32" if dtype == "float32" else "bfloat16")
         self.version: int | None = None
-        greeted = zip(self._urls, self._together(self._greet, self._urls, len(self._urls)), strict=True)
-        self._why = {url: why for url, why in greeted if why}
+        self._why: dict[str, str] = {}
+        self._together(self._greet, self._urls, len(self._urls))
         if len(self._why) == len(self._urls):
             raise EngineError(self._reasons())
 
@@ -166,15 +164,9 @@ class VllmServerEngine(Sampler):
         """The completions of every request, in the requests' order."""
         if self.version is None:
             raise EngineError("the sampler has no weights: call load_weights first")
-        check(requests, sampling, min(int(known["max_model_len"]) for known in self._models.values()))
-        model = {"model": _ADAPTER} if self._adapter else {}
-        bodies = [
-            {"token_ids": list(request.ids), "sampling_params": fields, **model}
-            for request, fields in zip(requests, request_fields(requests, sampling), strict=True)
-        ]
+        options.check(requests, sampling, min(int(known["max_model_len"]) for known in self._models.values()))
         self._failure = None
-        accept = [partial(self._completions, request=request, sampling=sampling) for request in requests]
-        return self._together(lambda n: self._request(n, bodies[n], accept[n]), range(len(bodies)), _AT_ONCE)
+        return self._together(lambda n: self._request(n, requests[n], sampling), range(len(requests)), _AT_ONCE)
 
     def _together(self, function: Callable[[_T], _R], items: Sequence[_T], threads: int) -> list[_R]:
         """The function of every item, in threads; Ctrl-C, and whatever else interrupts the wait, breaks them off."""
@@ -204,10 +196,10 @@ class VllmServerEngine(Sampler):
         self._reissued = self._refused = 0
         return counts
 
-    def _request(
-        self, index: int, body: Mapping[str, Any], accept: Callable[[Any], list[Completion]]
-    ) -> list[Completion]:
-        """One request's completions from whichever server gives them; `accept` reads an answer."""
+    def _request(self, index: int, request: Request, sampling: Sampling) -> list[Completion]:
+        """One request's completions from whichever server gives them."""
+        body: dict[str, Any] = {"token_ids": list(request.ids)} | ({"model": _ADAPTER} if self._adapter else {})
+        body["sampling_params"] = options.request_fields(request, sampling)
         for attempt in range(self._retries + 1):
             url, revivals = self._choose(index, attempt)
             try:
@@ -219,31 +211,23 @@ class VllmServerEngine(Sampler):
                 self._distrust(url, error, revivals)
                 continue
             try:
-                return accept(answer)
+                return self._completions(answer, request, sampling)
             except http.FAILURES as error:
                 self._distrust(url, error, revivals, refused=1)
         self._give_up(f"a request failed {self._retries + 1} times; {self._reasons()}")
 
     def _completions(self, answer: Any, request: Request, sampling: Sampling) -> list[Completion]:
         """The completions of an answer; ValueError if it is not one to the request, or from other weights."""
-        rows: list[Completion] = []
+        rows: list[tuple[list[int], list[float], str]] = []
         for choice in answer["choices"]:
-            ids = tuple(choice["token_ids"])
-            content = choice["logprobs"]["content"]
+            ids, content = choice["token_ids"], choice["logprobs"]["content"]
             spans = {span["version"] for span in choice["weight_versions"] or ()}
             if spans != {self._label}:
                 raise ValueError(f"it sampled from the weights {', '.join(sorted(spans))}, not {self._label}")
-            reason = choice["finish_reason"]
-            if tuple(entry["token_id"] for entry in content) != ids or not _ended(ids, reason, request, sampling):
-                limit = f"max_tokens = {request.max_tokens}"
-                raise ValueError(f"{len(ids)} tokens with {len(content)} log-probs, ended by {reason}, {limit}")
-            logprobs = tuple(float(entry["logprob"]) for entry in content)
-            rows.append(Completion(ids, logprobs, reason, self.version or 0))
-        if sampling.temperature == 0:
-            rows *= request.count
-        if len(rows) != request.count:
-            raise ValueError(f"{len(rows)} completions instead of {request.count}")
-        return rows
+            if [entry["token_id"] for entry in content] != ids:
+                raise ValueError(f"its {len(content)} log-probs are not those of its {len(ids)} tokens")
+            rows.append((ids, [float(entry["logprob"]) for entry in content], choice["finish_reason"]))
+        return options.completions(rows, request, sampling, self.version or 0)
 
     def _sync_all(self) -> None:
         loaded = self._together(self._sync, self._urls, len(self._urls))
@@ -342,18 +326,17 @@ class VllmServerEngine(Sampler):
         self._hurried.set()
 
     def _reasons(self) -> str:
-        return "; ".join(f"{url}: {why}" for url, why in self._why.items())
+        return "; ".join(f"{url}: {self._why[url]}" for url in self._urls if url in self._why)
 
-    def _greet(self, url: str) -> str:
-        """Why this is no vLLM server of a version that is known to work, with replaceable weights; else nothing."""
+    def _greet(self, url: str) -> None:
+        """Leave out, for now, what is no vLLM server of a version that is known to work, with replaceable weights."""
         try:
             self._probe(url)
             self._inspect(url)
         except http.HttpError as error:
-            return f"{error}; start it with `retrain serve`, which sets VLLM_SERVER_DEV_MODE=1"
+            self._why[url] = f"{error}; start it with `retrain serve`, which sets VLLM_SERVER_DEV_MODE=1"
         except http.FAILURES as error:
-            return f"{_cause(error)}; start it with `retrain serve`, or correct [vllm] urls"
-        return ""
+            self._why[url] = f"{_cause(error)}; start it with `retrain serve`, or correct [vllm] urls"
 
     def _probe(self, url: str) -> str:
         """The label of the weights that a server has. It comes from the process that samples, which may hang alone."""
@@ -374,18 +357,12 @@ class VllmServerEngine(Sampler):
         if self._backend not in ("file", backend):
             raise ValueError(f'it was started with transfer = "{backend}", not "{self._backend}"')
         if self.takes_adapters and not config["lora_config"]:
-            raise ValueError(f"it was started without room for adapters; start it again for this run, or {MERGE}")
+            raise ValueError(
+                f"it was started without room for adapters; start it again for this run, or {options.MERGE}"
+            )
         if self.takes_adapters and (room := config["lora_config"]["max_lora_rank"]) < self._rank:
             raise ValueError(f"it was started for adapters of rank {room} at most, and [model.lora] r is {self._rank}")
         self._models[url] = config["model_config"]
-
-
-def _ended(ids: Sequence[int], reason: str, request: Request, sampling: Sampling) -> bool:
-    """Whether a completion ends as the request says: with the first stop id, or at max_tokens."""
-    stops = [token in sampling.stop_ids for token in ids]
-    if reason == "stop":
-        return 0 < len(ids) <= request.max_tokens and stops.index(True) == len(ids) - 1 if any(stops) else False
-    return reason == "length" and len(ids) == request.max_tokens and not any(stops)
 
 
 def _cause(error: Exception) -> str:

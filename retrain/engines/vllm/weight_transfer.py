@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from retrain.engines.vllm.isolation import Isolation
@@ -34,41 +33,19 @@ _VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_L
 _T = TypeVar("_T")
 
 
-class Transfer(Protocol):
-    """Gives servers the weights of the last `take`; whatever fails is one of `http.FAILURES`."""
-
-    def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a full state dict: the trainer changes its own while a server that has come back still needs these."""
-        ...
-
-    def give(self, url: str) -> None:
-        """Have a server load them."""
-        ...
-
-    def drop(self, url: str) -> None:
-        """Forget what connects the trainer with a server that has failed."""
-        ...
-
-
-def transfer(name: Name, folder: Path, place: device, calls: http.Calls) -> Transfer:
-    """The transfer of that name.
+class FileTransfer:
+    """Writes the weights once, for every server to read.
 
     Args:
-        folder: where a file of weights is written.
-        place: where the trainer's weights are.
+        folder: where the file is written.
         calls: to the servers; their deadline is that for all that one server takes to load weights.
     """
-    return FileTransfer(folder, calls) if name == "file" else NativeTransfer(name, place, calls)
-
-
-class FileTransfer:
-    """Writes the weights once, for every server to read."""
 
     def __init__(self, folder: Path, calls: http.Calls) -> None:
         self._folder, self._call = folder, calls
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the file, and only then put it in the place of the last one.
+        """Write a full state dict, and only then put it in the place of the last one.
 
         Raises:
             StorageError: it cannot be written; the last one stays, and nothing of this one.
@@ -96,6 +73,10 @@ class NativeTransfer:
     requests are refused and its group is aborted, which ends what waits on the GPU. Only the meeting of a new
     group cannot be aborted; its thread stays until the process ends, and does not keep it from ending.
 
+    Args:
+        name: "nccl" or "ipc".
+        place: where the trainer's weights are.
+        calls: as of `FileTransfer`.
     Raises:
         MissingExtraError: vLLM is not installed beside the trainer.
         EngineError: the trainer's weights are not on a GPU, or vLLM cannot be imported.
@@ -109,21 +90,19 @@ class NativeTransfer:
                 f'[vllm] transfer = "{name}" hands weights from GPU to GPU, and the trainer is on {place.type}; '
                 'use transfer = "file"'
             )
-        self._place, self._call = place, calls
-        self._links: dict[str, _Link] = {}
+        self._name, self._place, self._call = name, place, calls
+        self._links: dict[str, _Client] = {}
         self._one_at_a_time = threading.Lock()
         try:
             with Isolation(_VARIABLES)():
                 self._library = importlib.import_module("vllm.distributed.weight_transfer")
-                engine = importlib.import_module(f"vllm.distributed.weight_transfer.{name}_engine")
+                self._engine = importlib.import_module(f"vllm.distributed.weight_transfer.{name}_engine")
         except Exception as error:
             raise EngineError(f"vllm cannot be imported ({error}); check it with `retrain doctor`") from error
-        self._meeting = _nccl if name == "nccl" else _ipc
-        self._engine = engine
         self._weights: dict[str, Tensor] = {}
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy the weights on their GPU, in their precision."""
+        """Copy a full state dict: the trainer changes its own while a server that has come back still needs these."""
         import torch
 
         self._weights = {}  # no room for three
@@ -134,7 +113,7 @@ class NativeTransfer:
     def give(self, url: str) -> None:
         """Send a server the weights, after meeting it if this is the first time or the last one failed."""
         with self._one_at_a_time:  # groups that share a GPU could wait for each other
-            link = self._links.setdefault(url, _Link(_Client(url, self._call)))
+            link = self._links.setdefault(url, _Client(url, self._call))
             try:
                 within(self._call.seconds, lambda: self._send(url, link), self._call.over)
             except http.FAILURES:
@@ -148,31 +127,30 @@ class NativeTransfer:
         """Abort the group of a server."""
         if (link := self._links.pop(url, None)) is None:
             return
-        link.client.closed = True
+        link.closed = True
         if link.engine is not None:
             with suppress(Exception):
                 within(_SHUTDOWN_S, link.engine.shutdown)
 
-    def _send(self, url: str, link: _Link) -> None:
-        self._enter()
+    def _send(self, url: str, link: _Client) -> None:
+        import torch
+
+        if self._place.type == "cuda":
+            torch.cuda.set_device(self._place)  # every thread has its own
         if link.engine is None:
-            link.engine = self._meet(url, link.client)
+            link.engine = self._meet(url, link)
         link.engine.send_weights()
 
     def _meet(self, url: str, client: _Client) -> Any:
         """vLLM's end of a new group with a server, whatever an earlier trainer may have left half-done there."""
         client.reset()
         workers = int(self._call(f"{url}/get_world_size")["world_size"])
-        met = self._meeting(self._engine, url, workers)
+        if self._name == "ipc":
+            met = self._engine.IPCTrainerInitInfo(rank=0)
+        else:  # the trainer is rank 0 of a group with the server's workers
+            met = self._engine.NCCLTrainerInitInfo(*_meeting_place(url), workers + 1, rank=0)
         factory = self._library.WeightTransferTrainerFactory
         return factory.trainer_init(met, client=client, source=self._source())
-
-    def _enter(self) -> None:
-        """Make the trainer's GPU that of the running thread: every thread has its own."""
-        import torch
-
-        if self._place.type == "cuda":
-            torch.cuda.set_device(self._place)
 
     def _source(self) -> Any:
         """The weights of the last `take` as vLLM reads them: all of the state dict, tied entries as well."""
@@ -188,15 +166,22 @@ class NativeTransfer:
         return Source()
 
 
+def transfer(name: Name, folder: Path, place: device, calls: http.Calls) -> FileTransfer | NativeTransfer:
+    """What gives servers the weights of the last `take`; whatever fails in it is one of `http.FAILURES`."""
+    return FileTransfer(folder, calls) if name == "file" else NativeTransfer(name, place, calls)
+
+
 class _Client:
     """What vLLM's side of the trainer asks a server for, every call with a deadline.
 
     Attributes:
+        engine: the trainer's end of the group with the server, once they have met.
         closed: nothing is asked any more: a thread that was left behind must not disturb the next transfer.
     """
 
     def __init__(self, url: str, calls: http.Calls) -> None:
         self._url, self._call, self.closed = url, calls, False
+        self.engine: Any = None
 
     def reset(self) -> None:
         """End an update that was broken off: the layers it had begun would take the next weights for its own."""
@@ -226,14 +211,6 @@ class _Client:
         self._call(f"{self._url}/{path}", body)
 
 
-@dataclass
-class _Link:
-    """A server, and the trainer's end of the group with it once they have met."""
-
-    client: _Client
-    engine: Any = None
-
-
 def within(seconds: float, function: Callable[[], _T], over: threading.Event | None = None) -> _T:
     """The result of a function, or TimeoutError; a thread that is late is left behind.
 
@@ -259,17 +236,12 @@ def within(seconds: float, function: Callable[[], _T], over: threading.Event | N
     raise ConnectionAbortedError("broken off")
 
 
-def _nccl(engine: Any, url: str, workers: int) -> Any:
-    """The trainer is rank 0 of a group with the server's workers; they meet at an address that the server reaches."""
+def _meeting_place(url: str) -> tuple[str, int]:
+    """An address of this machine that the server reaches, and a port that is free there."""
     target = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         route.connect((target.hostname or "", target.port or 80))  # sends nothing
         address = route.getsockname()[0]
     with socket.socket() as free:
         free.bind((address, 0))
-        port = free.getsockname()[1]
-    return engine.NCCLTrainerInitInfo(address, port, workers + 1, rank=0)
-
-
-def _ipc(engine: Any, url: str, workers: int) -> Any:
-    return engine.IPCTrainerInitInfo(rank=0)
+        return address, free.getsockname()[1]
