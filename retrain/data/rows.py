@@ -1,13 +1,14 @@
-"""Rows of a file or data set become problems: checked, split, and served in a seeded order."""
+"""Tasks whose problems are rows of a file or data set: checked, split, and served in a seeded order."""
 
-# No postponed annotations here: those of `RowTask` are read in the modules of its subclasses.
+from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
+from pathlib import Path
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,12 +17,16 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_mode
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.system.records import BadRow, Message, Prompt, Rows, checked, parsed_rows, refusal
+from retrain.registry import task
+from retrain.system import records
+from retrain.system.extras import library
+from retrain.system.files import sha256
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
-"""Trait `when` of a task that reads rows."""
+_BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
+_FILE = {**_BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
+"""Trait `when` of a task that reads a file."""
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +78,7 @@ class RowTask(Reading, Task):
     shuffle: bool = True
     fix: ClassVar[str] = 'mend them, or leave them out with on_bad_row = "skip"'
 
-    def divide(self, rows: Rows, name: str, heldout: tuple[Rows, str] | None) -> None:
+    def divide(self, rows: records.Rows, name: str, heldout: tuple[records.Rows, str] | None) -> None:
         """Read the problems of both sides. Names are those of the sources, for errors.
 
         Args:
@@ -104,6 +109,96 @@ class RowTask(Reading, Task):
         return self.digest
 
 
+@dataclass
+class FileTask(RowTask):
+    """Problems from the rows of a file; all bad rows are reported together.
+
+    Args:
+        seed: of the order of every epoch.
+        path: of the file with the training problems.
+        heldout_path: of a file with the held-out problems; a training row with one of its prompts is bad.
+        heldout_fraction: share of `path` to hold out where there is no `heldout_path`.
+        shuffle: a new order for every epoch; False keeps the order of the file.
+    """
+
+    kind: ClassVar[str]
+    rows: ClassVar[Callable[[str], records.Rows]]
+    """The rows of a file with their places."""
+    _: KW_ONLY
+    path: str
+    heldout_path: str | None = None
+
+    def __post_init__(self) -> None:
+        rows, heldout = type(self).rows, self.heldout_path
+        self.divide(rows(self.path), self.path, None if heldout is None else (rows(heldout), heldout))
+        other = self.heldout_fraction if heldout is None else sha256(Path(heldout))
+        self.sign(self.kind, [sha256(Path(self.path)), other])
+
+
+@task("jsonl", when=_FILE)
+class Jsonl(FileTask):
+    """One JSON object per line, UTF-8, at most 1,000,000 bytes; blank lines are ignored."""
+
+    kind = "jsonl"
+    rows = staticmethod(records.jsonl_rows)
+
+
+@task("parquet", extra=("pyarrow", "parquet"), when=_FILE)
+class Parquet(FileTask):
+    """Rows of a parquet file (extra `parquet`); places count rows from 1."""
+
+    kind = "parquet"
+    rows = staticmethod(records.parquet_rows)
+
+
+@task("hub", extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
+@dataclass
+class Hub(RowTask):
+    """Rows of a data set (extra `hub`); what is in the local cache needs no network.
+
+    Args:
+        seed: of the order of every epoch.
+        name: of the data set, or a local directory.
+        split: to train on; heldout_split: to evaluate on; a training row with one of its prompts is bad.
+        config: which of its configurations; revision: commit, tag or branch; pin a commit to stay reproducible.
+        heldout_fraction: share of `split` to hold out where there is no `heldout_split`.
+        shuffle: a new order for every epoch.
+    """
+
+    _: KW_ONLY
+    name: str
+    split: str = "train"
+    config: str | None = None
+    revision: str | None = None
+    heldout_split: str | None = None
+
+    def __post_init__(self) -> None:
+        contents = [self.name, self.config, self.revision, self.split]
+        data = self._load(self.split)
+        contents += [data._fingerprint, self.heldout_split, self.heldout_fraction]
+        heldout = None
+        if self.heldout_split is not None:
+            other = self._load(self.heldout_split)
+            contents.append(other._fingerprint)
+            heldout = self._rows(other, self.heldout_split), self.name
+        self.divide(self._rows(data, self.split), self.name, heldout)
+        self.sign("hub", contents)
+
+    def _load(self, split: str) -> Any:
+        datasets = library("datasets", "hub")
+        try:
+            return datasets.load_dataset(self.name, self.config, split=split, revision=self.revision)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            raise DataError(
+                f"data set {self.name}, split {split}: {reason}; check [hub] name, config, split and revision, "
+                "and without a network that the data set is in the cache"
+            ) from error
+
+    def _rows(self, data: Any, split: str) -> records.Rows:
+        return ((f"{self.name}/{split}:{number}", row) for number, row in enumerate(data, start=1))
+
+
 @lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
     """The numbers below `count`, shuffled anew for every epoch."""
@@ -112,7 +207,9 @@ def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
     return order
 
 
-def read_problems(rows: Rows, name: str, reading: Reading, forbidden: frozenset[str] = frozenset()) -> list[Problem]:
+def read_problems(
+    rows: records.Rows, name: str, reading: Reading, forbidden: frozenset[str] = frozenset()
+) -> list[Problem]:
     """The problems in `rows`.
 
     Args:
@@ -127,13 +224,13 @@ def read_problems(rows: Rows, name: str, reading: Reading, forbidden: frozenset[
     def parse(place: str, row: Any) -> Problem:
         problem = _problem(row, place, reading)
         if problem.id in places:
-            raise BadRow(f'{reading.id_field} "{problem.id}" is taken by {places[problem.id]}')
+            raise records.BadRow(f'{reading.id_field} "{problem.id}" is taken by {places[problem.id]}')
         if prompt_hash(problem) in forbidden:
-            raise BadRow("this prompt is held out")
+            raise records.BadRow("this prompt is held out")
         places[problem.id] = place
         return problem
 
-    problems, bad = parsed_rows(rows, parse)
+    problems, bad = records.parsed_rows(rows, parse)
     _judge(bad, len(problems), name, reading)
     return problems
 
@@ -171,7 +268,7 @@ def _judge(bad: list[str], good: int, name: str, reading: Reading) -> None:
     if len(bad) > allowed or not good:
         limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; mend them or raise it"
         fix = limit if reading.on_bad_row == "skip" else reading.fix
-        raise refusal(bad, f"{name}: {len(bad):,} bad rows: {fix}")
+        raise records.refusal(bad, f"{name}: {len(bad):,} bad rows: {fix}")
     if bad:
         _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
 
@@ -180,7 +277,7 @@ def _problem(row: Any, place: str, reading: Reading) -> Problem:
     prompt = reading.prompt_field
     if isinstance(row, dict) and prompt == "prompt" and "prompt" not in row and "messages" in row:
         prompt = "messages"
-    found = checked(_schema(prompt, reading.answer_field, reading.solution_field, reading.id_field), row)
+    found = records.checked(_schema(prompt, reading.answer_field, reading.solution_field, reading.id_field), row)
     id_ = place if found.id is None else str(found.id)
     return Problem(id_, found.prompt, found.answer, found.solution, extra=found.model_extra)
 
@@ -191,7 +288,7 @@ def _schema(prompt: str, answer: str, solution: str, id_: str) -> TypeAdapter[An
     row: Any = create_model(
         "Row",
         __config__=ConfigDict(strict=True, extra="allow"),
-        prompt=(Annotated[Prompt, AfterValidator(_answerable)], Field(alias=prompt)),
+        prompt=(Annotated[records.Prompt, AfterValidator(_answerable)], Field(alias=prompt)),
         answer=(str, Field(alias=answer)),
         solution=(str | None, Field(None, alias=solution)),
         id=(str | int | None, Field(None, alias=id_)),
@@ -199,7 +296,7 @@ def _schema(prompt: str, answer: str, solution: str, id_: str) -> TypeAdapter[An
     return TypeAdapter(row)
 
 
-def _answerable(prompt: str | list[Message]) -> str | list[Message]:
+def _answerable(prompt: str | list[records.Message]) -> str | list[records.Message]:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ValueError("empty")

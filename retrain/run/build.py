@@ -61,7 +61,6 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         pool=reward_pool(loaded),
         chat=model.chat,
         layout=Layout(model.pad_id, trained.policy.device, max_tokens, config.rollout.mask_truncated),
-        room=positions(model.model) - max_tokens,
         prompts=prompts,
         experts=experts,
         trackers=_trackers(components.all("tracker"), trained.resources, observe),

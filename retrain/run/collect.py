@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from retrain.engines.capability import positions
 from retrain.errors import ComponentError, DataError, EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _MOST_TOO_LONG = 1000
 _PARITY_ROWS = 8
-"""Completions re-scored per check: enough to see wrong weights, cheap enough to forget about."""
+"""Completions re-scored per check: enough to see wrong weights, cheap enough not to matter."""
 
 Posed = tuple[Problem, Prompt]
 """A problem with its prompt as the model sees it."""
@@ -128,7 +129,8 @@ class _Round:
 def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
     """Sample and score the groups of the next `prompts` problems, the first of which is group number `first`."""
     training, pipeline = parts.config.training, parts.pipeline
-    posed, after = draw(parts.task, parts.chat, parts.room, cursor, prompts)
+    room = positions(parts.loaded.model) - training.max_tokens
+    posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
     requests = ask(posed, training.group_size, training.max_tokens)
     sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
     rollouts = roll(parts.sampler, parts.chat, posed, requests, sampling, first)
@@ -325,14 +327,11 @@ def check_parity(policy: Policy, batch: Batch, limit: float) -> Metrics:
             update (see `is_stale`): with LoRA that is the base, else the weights of the last check. Stale or wrong
             sampler weights are the most expensive silent failure there is.
     """
-    rows = (~batch.is_expert).nonzero()[:_PARITY_ROWS, 0]
-    if not len(rows):
-        return {}
-    part = batch.rows(rows)
+    part = batch.rows((~batch.is_expert).nonzero()[:_PARITY_ROWS, 0])
     cells = part.response_mask
-    sampler, trainer = part.sampler_logprobs[cells], policy.logprobs(part)["old_logprobs"][cells]
-    if not len(sampler):
+    if not cells.any():
         return {}
+    sampler, trainer = part.sampler_logprobs[cells], policy.logprobs(part)["old_logprobs"][cells]
     difference = (trainer - sampler).abs()
     mean, largest = float(difference.mean()), float(difference.max())
     if not mean <= limit:

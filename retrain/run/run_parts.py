@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from retrain.training.model.loading import Loaded
 
 
-def silent(event: str, details: Any) -> None:
-    """An observer for runs that nobody watches."""
-
-
 class Experts(NamedTuple):
     """Where the expert rows of a step come from.
 
@@ -54,8 +50,8 @@ class Trained:
         pipeline: credit, from rewards to advantages per token.
         objective: what the update minimizes.
         directory: where everything is written.
-        observe: is told of events as they happen.
-        steps: of the run, that the policy's weights have behind them.
+        observe: called with events as they happen.
+        steps: how many steps of the run have changed the policy's weights.
         final: the folder of the final model that the weights come from; the signals are then new ones.
     """
 
@@ -67,7 +63,7 @@ class Trained:
     pipeline: Pipeline
     objective: Objective
     directory: RunDirectory
-    observe: Observer = silent
+    observe: Observer
     steps: int = 0
     final: Path | None = None
 
@@ -97,7 +93,6 @@ class Parts(Trained):
         pool: scores completions in killable processes.
         chat: renders prompts.
         layout: makes batches of rollouts.
-        room: tokens that a prompt may have.
         prompts: sampled per step.
         experts: where expert rows come from, if a loss term trains on them.
         trackers: sinks of metrics besides the run directory.
@@ -109,7 +104,6 @@ class Parts(Trained):
     pool: RewardPool
     chat: Chat
     layout: Layout
-    room: float
     prompts: int
     experts: Experts | None = None
     trackers: Sequence[Tracker] = ()

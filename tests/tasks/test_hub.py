@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from retrain.data.hub import Hub
+from retrain.data.rows import Hub
 from retrain.errors import DataError
 
 pytest.importorskip("datasets")

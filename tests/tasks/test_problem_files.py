@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from retrain.data.problem_files import Jsonl, Parquet
+from retrain.data.rows import Jsonl, Parquet
 from retrain.errors import DataError
 from retrain.registry import find
 

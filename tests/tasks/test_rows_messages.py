@@ -2,7 +2,7 @@
 
 import json
 
-from retrain.data.problem_files import Jsonl
+from retrain.data.rows import Jsonl
 
 
 def test_messages_serve_where_there_is_no_prompt(tmp_path):

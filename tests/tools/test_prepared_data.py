@@ -4,7 +4,7 @@ import pytest
 
 from retrain.data.addition import Addition
 from retrain.data.gym import Gym, GymReward
-from retrain.data.problem_files import Jsonl, Parquet
+from retrain.data.rows import Jsonl, Parquet
 from retrain.errors import DataError, StorageError
 from retrain.tools.prepared_data import as_jsonl, as_parquet, distinct, final_answer, publish, rows, select
 from retrain.types import Problem
