@@ -5,7 +5,9 @@ The message of an error names what the user typed, what is wrong with it and wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 class RetrainError(Exception):
@@ -77,6 +79,12 @@ class MissingExtraError(ComponentError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", f'pip install "retrain[{extra}]"')
+
+
+def did_you_mean(word: str, known: Sequence[str], otherwise: str = "", cutoff: float = 0.6) -> str:
+    """The fix for a word that is not known: the one that it resembles most, or `otherwise` if it resembles none."""
+    near = get_close_matches(word, known, 1, cutoff)
+    return f'did you mean "{near[0]}"?' if near else otherwise
 
 
 class DataError(RetrainError):

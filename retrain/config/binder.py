@@ -10,10 +10,10 @@ from retrain import registry
 from retrain.config.document import Document
 from retrain.config.mistakes import Catalog, catalog, collect
 from retrain.config.positions import Path
-from retrain.config.presets import suggest
+from retrain.config.presets import preset_names
 from retrain.config.resolve import Slot
 from retrain.config.schema import Config
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, Component, Finding, ParameterError, is_dotted
 from retrain.registry.call import Call
 
@@ -43,7 +43,10 @@ class Binder:
             component = registry.find(slot.kind, slot.name, self._search_paths)
             component.check()
         except ComponentError as error:
-            fix = suggest(slot.name) if slot.kind == "algorithm" and not is_dotted(slot.name) else error.fix
+            fix = error.fix
+            if slot.kind == "algorithm" and not is_dotted(slot.name):  # its key takes presets as well
+                known = [*preset_names(), *registry.names(slot.kind)]
+                fix = did_you_mean(slot.name, known, f"known: {', '.join(known)}, or a dotted path to your own")
             self.document.refuse(slot.path, error.problem, fix)
             self.traces += [error.trace] if error.trace else []
             return None

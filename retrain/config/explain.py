@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,38 @@ from retrain.types import BUILTIN
 TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, head_width=32, tied=True, gated=True)
 """The builtin model."""
 
+_OVERLAP = (
+    "while step t is trained, the batch of step t + 1 is sampled and scored with the weights that step t started from: "
+    "one step stale from the second step on"
+)
+
 
 def explain(loaded: LoadedConfig) -> dict[str, Any]:
     """Facts by topic, JSON-able; imports torch for the probe."""
     from retrain.config.probe import probe
 
-    engine = _engine(loaded)
+    config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])
+    pipeline = Pipeline.resolve(loaded.components.stages(loaded.objective.signals), loaded.components.signal)
+    # Models that signals in use hold, as their trait `models` says: "frozen" or "trained".
+    beside: list[str] = [kind for stage in pipeline.graph for kind in stage.bound.component.traits.get("models", ())]
+    bound = [(kind, one) for kind, several in loaded.components.bound.items() for one in several]
     return {
         "file": loaded.file,
         "run_directory": str(loaded.directory),
         "preset": _preset(loaded),
-        "components": _components(loaded),
-        "imported": [f"{kind} {bound.name}" for kind, bound in _all(loaded) if bound.component.source != "built-in"],
+        "components": _components(loaded, bound),
+        "imported": [f"{kind} {one.name}" for kind, one in bound if one.component.source != "built-in"],
         "engine": engine,
-        "overlap": _overlap(loaded),
-        "pipeline": _pipeline(loaded, exact),
+        "overlap": _OVERLAP if config.rollout.overlap else None,
+        "pipeline": _pipeline(loaded, pipeline, exact),
         "loss": _loss(loaded),
         "batch": _batch(loaded),
-        "forwards_per_step": _forwards(loaded, exact),
-        "model": _model(loaded),
+        "forwards_per_step": _forwards(loaded, pipeline, exact, beside),
+        "model": _model(loaded, beside),
         "evaluation": _evaluation(loaded),
-        "seeds": _seeds(loaded),
-        "overrides": list(dict.fromkeys(place.file for place in loaded.places.values() if not place.line)),
+        "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
+        "overrides": loaded.overrides,
         "probe": probe(loaded),
     }
 
@@ -79,23 +88,19 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _all(loaded: LoadedConfig) -> list[tuple[str, Bound]]:
-    return [(kind, bound) for kind, several in loaded.components.bound.items() for bound in several]
-
-
-def _components(loaded: LoadedConfig) -> list[dict[str, Any]]:
-    keys: dict[tuple[str, str], list[str]] = {}
+def _components(loaded: LoadedConfig, bound: Sequence[tuple[str, Bound]]) -> list[dict[str, Any]]:
+    keys: dict[tuple[str, str], str] = {}
     for slot in slots(loaded.config, loaded.tables):
-        keys.setdefault((slot.kind, slot.name), []).append(show(slot.path))
+        keys.setdefault((slot.kind, slot.name), show(slot.path))
     return [
         {
-            kind: bound.name,
-            "from": _source(bound),
-            "key": keys[kind, bound.name][0],
-            "reads": list(bound.reads),
-            "params": masked(dict(bound.params)),
+            kind: one.name,
+            "from": _source(one),
+            "key": keys[kind, one.name],
+            "reads": list(one.reads),
+            "params": masked(dict(one.params)),
         }
-        for kind, bound in _all(loaded)
+        for kind, one in bound
     ]
 
 
@@ -120,24 +125,15 @@ def _source(bound: Bound) -> str:
 
 def _engine(loaded: LoadedConfig) -> dict[str, Any]:
     """Which engine samples and why, and with LoRA what it does with the adapter."""
-    return _chosen_engine(loaded) | {"lora": _lora(loaded)}
-
-
-def _lora(loaded: LoadedConfig) -> str | None:
-    """How the engine computes LoRA's update, its trait `adapters`; None without LoRA, or if only the engine knows."""
-    engines = loaded.components.engines(loaded.config.model.path) if loaded.config.model.lora else []
+    engines = loaded.components.engines(loaded.config.model.path)
+    if loaded.components.optional("engine"):
+        name, why = engines[0].name, "[rollout] engine says so"
+    elif known := choose_engine_at(loaded.config.model.path):
+        name, why = known[0], f'"{AUTO}": {known[1]}'
+    else:
+        name, why = AUTO, "torch if the embedded engine can serve the architecture, else transformers"
     said = {one.component.traits.get("adapters", {}).get(one.params.get("lora")) for one in engines}
-    return said.pop() if len(said) == 1 else None
-
-
-def _chosen_engine(loaded: LoadedConfig) -> dict[str, Any]:
-    engine = loaded.components.optional("engine")
-    if engine is not None:
-        return {"name": engine.name, "why": "[rollout] engine says so"}
-    known = choose_engine_at(loaded.config.model.path)
-    if known is None:
-        return {"name": AUTO, "why": "torch if the embedded engine can serve the architecture, else transformers"}
-    return {"name": known[0], "why": f'"{AUTO}": {known[1]}'}
+    return {"name": name, "why": why, "lora": said.pop() if loaded.config.model.lora and len(said) == 1 else None}
 
 
 def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
@@ -149,37 +145,19 @@ def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
     return bool(registry.find("engine", name, loaded.config.plugins.search_paths).traits.get("exact", False))
 
 
-def _overlap(loaded: LoadedConfig) -> str | None:
-    if not loaded.config.rollout.overlap:
-        return None
-    return (
-        "while step t is trained, the batch of step t + 1 is sampled and scored with the weights that step t started "
-        "from: one step stale from the second step on"
-    )
-
-
-def _pipeline(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
-    pipeline = _planned(loaded)
+def _pipeline(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None) -> dict[str, Any]:
     idle = idle_rewards(loaded.components, loaded.objective, pipeline.graph)
     corrections = " and ".join(one.name for one in loaded.components.objective(exact is True).corrections)
+    if corrections and exact is None and not loaded.objective.corrections:  # nobody named it: the engine decides
+        corrections += ", unless the engine's log-probs are the trainer's own"
     return {
         "stages": [
             {stage.kind: stage.name, "reads": list(stage.reads), "writes": stage.writes} for stage in pipeline.graph
         ],
         "columns_from_the_policy": sorted(pipeline.policy_columns),
-        "correction_in_the_update": corrections + _condition(loaded, exact) if corrections else None,
+        "correction_in_the_update": corrections or None,
         "rewards_that_train_nothing": [f"{loaded.config.rewards[index].name}: {why}" for index, why in idle.items()],
     }
-
-
-def _condition(loaded: LoadedConfig, exact: bool | None) -> str:
-    """What a correction that nobody named depends on, while the engine is not known."""
-    named = bool(loaded.objective.corrections)
-    return "" if named or exact is not None else ", unless the engine's log-probs are the trainer's own"
-
-
-def _planned(loaded: LoadedConfig) -> Pipeline:
-    return Pipeline.resolve(loaded.components.stages(loaded.objective.signals), loaded.components.signal)
 
 
 def _loss(loaded: LoadedConfig) -> dict[str, Any]:
@@ -199,7 +177,7 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     rounds = 1 + (rollout.max_resample if rollout.resamples else 0)
     return {
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
-        "expert_rows_per_step": _expert(loaded, rows, expert),
+        "expert_rows_per_step": f"{expert} of {rows + expert}, from {loaded.config.expert.path}" if expert else None,
         "response_tokens_per_step_at_most": tokens * rounds,
         "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
         "optimizer_steps_per_step": training.epochs * training.minibatches,
@@ -209,33 +187,19 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     }
 
 
-def _expert(loaded: LoadedConfig, sampled: int, written: int) -> str | None:
-    if not written:
-        return None
-    return f"{written} of {sampled + written}, from {loaded.config.expert.path}"
-
-
-def _forwards(loaded: LoadedConfig, exact: bool | None) -> dict[str, Any]:
+def _forwards(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, beside: Sequence[str]) -> dict[str, Any]:
     """How often the model sees the whole batch in one step, apart from sampling it."""
     training, objective = loaded.config.training, loaded.components.objective(exact is True)
     several = training.epochs * training.minibatches > 1
-    scoring = bool(_planned(loaded).policy_columns) or (several and "old_logprobs" in objective.reads)
-    beside = _beside(loaded)
     trained = {"other_models": beside.count("trained")} if "trained" in beside else {}
     return {
-        "scoring": int(scoring),
+        "scoring": int(bool(pipeline.policy_columns) or (several and "old_logprobs" in objective.reads)),
         "reference": beside.count("frozen"),
         "forward_and_backward": training.epochs,
     } | trained
 
 
-def _beside(loaded: LoadedConfig) -> list[str]:
-    """Models that signals in use hold, as their trait `models` says: "frozen" or "trained"."""
-    stages = _planned(loaded).graph
-    return [kind for stage in stages for kind in stage.bound.component.traits.get("models", ())]
-
-
-def _model(loaded: LoadedConfig) -> dict[str, Any]:
+def _model(loaded: LoadedConfig, beside: Sequence[str]) -> dict[str, Any]:
     """Parameters and memory, as far as they are known without loading the model."""
     model, training = loaded.config.model, loaded.config.training
     file = Path(model.path).expanduser() / "config.json"
@@ -256,7 +220,7 @@ def _model(loaded: LoadedConfig) -> dict[str, Any]:
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
     )
-    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=_beside(loaded))
+    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=beside)
     elsewhere = (engine := loaded.components.optional("engine")) and engine.component.traits.get("elsewhere", False)
     here = {name: size for name, size in sizes.items() if not (elsewhere and name in OF_THE_SAMPLER)}
     megabytes = {name: round(size / 1e6, 1) for name, size in here.items()}
@@ -273,8 +237,3 @@ def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
         "completions_each": settings.problems * (settings.samples + settings.greedy),
         "half_width_of_accuracy_at_most": round(0.98 / settings.problems**0.5, 3),
     }
-
-
-def _seeds(loaded: LoadedConfig) -> dict[str, int]:
-    config = loaded.config
-    return {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed}

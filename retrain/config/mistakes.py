@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import date, time
-from difflib import get_close_matches
+from math import isfinite
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from retrain.config.document import Document, aliases
 from retrain.config.positions import Path
+from retrain.errors import did_you_mean
 
 Catalog = dict[tuple[str, ...], list[str]]
 """Keys of every table by its dotted name; `()` holds the tables themselves."""
@@ -96,7 +98,9 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[
     if kind in _LENGTHS:
         return f"{_toml(value)} is too {kind[4:]}", _LENGTHS[kind].format(**context)
     if kind == "literal_error":
-        return f"{_toml(value)} is none of its values", _alternatives(value, str(context["expected"]))
+        names = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        fix = f"{did_you_mean(str(value), names)} it is one of {', '.join(map(_toml, names))}".lstrip()
+        return f"{_toml(value)} is none of its values", fix
     if kind in _BOUNDS:
         bound = f"{_BOUNDS[kind]} {next(iter(context.values()))}"
         return f"{_toml(value)} is out of range", f"it must be {bound}"
@@ -109,7 +113,7 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[
 
 def close(table: str, known: Catalog) -> bool:
     """Whether a table's name looks like a slip in a known one, or is a key of a known one."""
-    return bool(get_close_matches(table, known[()], 1)) or any(table in keys for keys in known.values())
+    return bool(did_you_mean(table, known[()])) or any(table in keys for keys in known.values())
 
 
 def unknown_key(path: Path, is_table: bool, known: Catalog) -> tuple[str, str]:
@@ -117,28 +121,18 @@ def unknown_key(path: Path, is_table: bool, known: Catalog) -> tuple[str, str]:
     key = str(path[-1])
     table = tuple(part for part in path[:-1] if isinstance(part, str))
     siblings = known.get(table, [])
-    if near := get_close_matches(key, siblings, 1, 0.75):
-        return "unknown key", f'did you mean "{near[0]}"?'
+    if near := did_you_mean(key, siblings, cutoff=0.75):
+        return "unknown key", near
     if homes := [home for home, keys in known.items() if key in keys and home != table]:
-        return "unknown key here", f"{key} belongs {_places(homes)}"
-    if near := get_close_matches(key, siblings, 1):
-        return ("unknown table" if is_table and not table else "unknown key"), f'did you mean "{near[0]}"?'
-    if is_table and not table:
-        return "unknown table", f"tables: {', '.join(sorted(siblings))}"
+        places = " or ".join(f"[{'.'.join(home)}]" for home in homes[:3])
+        return "unknown key here", f"{key} belongs {f'in {places}' if homes[0] else 'at the top level'}"
+    fix = f"keys of [{'.'.join(table)}]: {', '.join(siblings) or 'none'}"
     if not table:
-        return "unknown key", "every key stands in a table, such as [training]"
-    return "unknown key", f"keys of [{'.'.join(table)}]: {', '.join(siblings) or 'none'}"
-
-
-def _places(homes: list[tuple[str, ...]]) -> str:
-    return "in " + " or ".join(f"[{'.'.join(home)}]" for home in homes[:3]) if homes[0] else "at the top level"
-
-
-def _alternatives(value: Any, expected: str) -> str:
-    names = [name.strip("'") for name in expected.replace(" or ", ", ").split(", ")]
-    listed = f"it is one of {', '.join(_toml(name) for name in names)}"
-    near = get_close_matches(str(value), names, 1)
-    return f"did you mean {_toml(near[0])}? {listed}" if near else listed
+        fix = (
+            f"tables: {', '.join(sorted(siblings))}" if is_table else "every key stands in a table, such as [training]"
+        )
+    what = "unknown table" if is_table and not table else "unknown key"
+    return what, did_you_mean(key, siblings, fix)
 
 
 def _retype(path: Path, wanted: str, value: Any) -> str:
@@ -153,19 +147,12 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
         return f"write {key} = {_toml(str(value))}" if not isinstance(value, (list, dict)) else "give a single string"
     if wanted == "a list":
         return f"write {key} = [{_toml(value)}]"
-    if isinstance(value, str) and _is_number(value):
-        return f"write {key} = {value}, without quotes"
+    with suppress(ValueError):
+        if isinstance(value, str) and isfinite(float(value)):
+            return f"write {key} = {value}, without quotes"
     if isinstance(value, float) and value.is_integer():
         return f"write {key} = {int(value)}"
     return f"write {key} = a number" if wanted == "a number" else f"write {key} = a whole number"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _toml(value: Any) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
 import tomli
 
-from retrain import registry
 from retrain.config.document import Document, Place, show
 from retrain.config.positions import Path, positions
 
@@ -43,13 +41,6 @@ def preset_names() -> tuple[str, ...]:
 def preset_summary(name: str) -> str:
     """What the first line of a preset's file says of it."""
     return (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-
-
-def suggest(name: str) -> str:
-    """A fix for an `algorithm_mode` that is neither a preset nor a registered algorithm."""
-    known = [*preset_names(), *registry.names("algorithm")]
-    close = get_close_matches(name, known, 1)
-    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}, or a dotted path to your own"
 
 
 def lay_under(document: Document) -> Preset | None:

@@ -18,7 +18,7 @@ from retrain.registry.verbs import Check, guarded
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 _OPEN = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
 
@@ -117,7 +117,7 @@ class Component:
     def schema(self) -> type[BaseModel]:
         """Pydantic model of its parameters: the keyword-only parameters, strict, unknown keys refused."""
         fields: dict[str, Any] = {}
-        config = _STRICT
+        config = STRICT
         for parameter in _signature(self.target).parameters.values():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 config = _OPEN

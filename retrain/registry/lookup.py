@@ -16,12 +16,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, create_model
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, create_model
 
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, did_you_mean
 from retrain.registry.call import described, own_frames
-from retrain.registry.component import KINDS, MARK, REGISTERED, Bound, Component, Contract, check_signature
+from retrain.registry.component import KINDS, MARK, REGISTERED, STRICT, Bound, Component, Contract, check_signature
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -72,10 +71,14 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
     if (kind, name) in REGISTERED:
         return REGISTERED[kind, name]
     if name in _entry_points(kind):
-        return _from_target(kind, name, _load_entry_point(_entry_points(kind)[name]), "entry point")
+        point = _entry_points(kind)[name]
+        with _importing(point.value):
+            target = point.load()
+        return _from_target(kind, name, target, "entry point")
     if is_dotted(name):
         return _from_target(kind, name, load_object(name, search_paths), "dotted path")
-    raise ComponentError(f'no {kind} named "{name}"', _suggest(kind, name))
+    listed = f"known: {', '.join(names(kind)) or 'none'}, or a dotted path to your own"
+    raise ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
 
 
 def is_dotted(name: str) -> bool:
@@ -113,16 +116,11 @@ def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for reader in readers:
         for key, info in reader.schema.model_fields.items():
-            everyone = all(key in other.schema.model_fields for other in readers)
-            fields[key] = (info.annotation, info if everyone or not info.is_required() else _optional(info))
-    config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-    return create_model(readers[0].table, __config__=config, **fields)
-
-
-def _optional(info: FieldInfo) -> FieldInfo:
-    info = copy.copy(info)
-    info.default = None
-    return info
+            if info.is_required() and not all(key in other.schema.model_fields for other in readers):
+                info = copy.copy(info)
+                info.default = None
+            fields[key] = (info.annotation, info)
+    return create_model(readers[0].table, __config__=STRICT, **fields)
 
 
 def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
@@ -130,25 +128,13 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise ComponentError(f'"{path}" is not a dotted path', "write it as package.module.function")
-    with _search(search_paths):
-        try:
-            with _alive():
-                module = importlib.import_module(module_name)
-                found = hasattr(module, attribute)
-        except ModuleNotFoundError as error:
-            if error.name is not None and (module_name + ".").startswith(error.name + "."):
-                places = ", ".join(str(place) for place in _places(search_paths))
-                raise ComponentError(
-                    f"no module named {error.name!r} (looked in {places})", _nearby(module_name)
-                ) from None
-            raise ComponentError(*_raised(module_name, error), trace=own_frames(error)) from error
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            raise ComponentError(*_raised(module_name, error), trace=own_frames(error)) from error
+    with _search(search_paths), _importing(module_name, search_paths):
+        module = importlib.import_module(module_name)
+        found = hasattr(module, attribute)
     if not found:
-        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise ComponentError(f"{module_name} has no {attribute!r}", _did_you_mean(attribute, public))
+        public = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+        fix = did_you_mean(attribute, public, f"known: {', '.join(public) or 'none'}")
+        raise ComponentError(f"{module_name} has no {attribute!r}", fix)
     return getattr(module, attribute)
 
 
@@ -180,19 +166,12 @@ def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> N
         )
 
 
-def _load_entry_point(point: EntryPoint) -> Any:
-    try:
-        with _alive():
-            return point.load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ComponentError(*_raised(point.value, error), trace=own_frames(error)) from error
-
-
 @contextmanager
-def _alive() -> Generator[None]:
-    """A module that leaves the process when it is imported must not take this one with it, least of all with code 0."""
+def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[None]:
+    """ComponentError for whatever importing the user's module `name` raises in this block, but for Ctrl-C.
+
+    A module that leaves the process when it is imported must not take this one with it, least of all with code 0.
+    """
 
     def leave(code: int) -> NoReturn:
         raise SystemExit(f"os._exit({code})")
@@ -203,6 +182,17 @@ def _alive() -> Generator[None]:
         module._exit = leave
     try:
         yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            looked, file = ", ".join(map(str, _places(search_paths))), name.split(".")[0]
+            fix = f"is {file}.py (or {file}/) in the directory you started from, or in [plugins] search_paths?"
+            raise ComponentError(f"no module named {error.name!r} (looked in {looked})", fix) from None
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        problem = f"importing {name} raised {described(error)}{place}"
+        raise ComponentError(problem, "mend that file", own_frames(error)) from error
     finally:
         for module in places:
             module._exit = real
@@ -223,26 +213,3 @@ def _search(search_paths: Sequence[str | Path]) -> Generator[None]:
 
 def _places(search_paths: Sequence[str | Path]) -> list[Path]:
     return [Path.cwd(), *(Path(place).expanduser().resolve() for place in search_paths)]
-
-
-def _raised(module: str, error: BaseException) -> tuple[str, str]:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"importing {module} raised {described(error)}{place}", "mend that file"
-
-
-def _suggest(kind: str, name: str) -> str:
-    found = _did_you_mean(name, names(kind))
-    return found if found.endswith("?") else f"{found}, or a dotted path to your own"
-
-
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, known, 1)
-    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(sorted(known)) or 'none'}"
-
-
-def _nearby(module_name: str) -> str:
-    file = module_name.split(".")[0]
-    return f"is {file}.py (or {file}/) in the directory you started from, or in [plugins] search_paths?"

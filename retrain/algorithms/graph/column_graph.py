@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from retrain.algorithms.graph.plain_functions import CONTEXT_READS, LISTS_READS
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, names
 from retrain.types import POLICY_COLUMNS
 
@@ -99,8 +98,7 @@ class _Planner:
     def _unknown(self, column: str, readers: tuple[str, ...]) -> tuple[str, str]:
         reader = f'"{readers[-1]}" reads' if readers else "the run asks for"
         columns = sorted({*self._known, "uncertainty", *names("signal")})
-        close = difflib.get_close_matches(column, columns, 1)
-        fix = f'did you mean "{close[0]}"?' if close else f"write a signal of that name; known: {', '.join(columns)}"
+        fix = did_you_mean(column, columns, f"write a signal of that name; known: {', '.join(columns)}")
         return f'{reader} column "{column}", which nothing provides', fix
 
     def _check_first(self, bound: Bound) -> None:

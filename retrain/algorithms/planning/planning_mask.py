@@ -6,7 +6,6 @@ import importlib.util
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import accumulate
 from math import log
 from pathlib import Path
@@ -20,7 +19,7 @@ from retrain.algorithms.planning.embedding import EXTRA, package_of
 from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.algorithms.planning.semantic import SemanticDetector, read_execution
 from retrain.algorithms.planning.token_text import TokenText
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Finding, is_dotted, signal
 from retrain.types import Batch, Metrics
 
@@ -47,8 +46,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding((key,), error.problem, error.fix)
     detector, directory = params["detector"], params["embedder"]
     if detector not in _DETECTORS and not is_dotted(detector):
-        near = get_close_matches(detector, _DETECTORS, 1)
-        fix = f'did you mean "{near[0]}"?' if near else f"use {', '.join(_DETECTORS)}, or a dotted path to your own"
+        fix = did_you_mean(detector, _DETECTORS, f"use {', '.join(_DETECTORS)}, or a dotted path to your own")
         yield Finding(("detector",), f'no detector is called "{detector}"', fix)
     elif detector == "semantic" and directory is not None and not Path(directory).expanduser().is_dir():
         fix = "give one with a sentence-transformer in it"

@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key
 from retrain.config.resolve import Slot
 from retrain.config.unread import judged
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.registry import Bound
 
 SECTION = "campaign"
@@ -201,8 +200,7 @@ def _check_labels(found: Sequence[Condition], settings: Campaign, source: Docume
             source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "give each a label")
     labels = [condition.label for condition in found]
     if settings.baseline is not None and settings.baseline not in labels:
-        near = get_close_matches(settings.baseline, labels, 1)
-        fix = f'did you mean "{near[0]}"?' if near else f"labels: {', '.join(labels)}"
+        fix = did_you_mean(settings.baseline, labels, f"labels: {', '.join(labels)}")
         source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
     for condition in found:
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
