@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from retrain.cli.config_commands import File, Json, Overrides, warn
 from retrain.system.files import writing
 from retrain.system.terminal import say
-
-if TYPE_CHECKING:
-    from retrain.campaign.plan.load_campaign import LoadedCampaign
 
 
 def campaign(  # noqa: PLR0913 - one per option
@@ -37,29 +34,18 @@ def campaign(  # noqa: PLR0913 - one per option
     loaded = load_campaign(file, overrides or ())
     warn(loaded.warnings)
     if dry_run:
-        _preview(loaded, probe=not no_probe, as_json=as_json)
-    elif slurm:
-        _slurm(loaded, fresh)
-    else:
-        _run(loaded, fresh, retry_failed, plain)
+        from retrain.campaign.preview import preview, render
 
+        facts = preview(loaded, not no_probe)
+        print(json.dumps(facts, indent=2) if as_json else render(facts))
+        return
+    if slurm:
+        from retrain.campaign.work.campaign_directory import create
+        from retrain.campaign.work.slurm import slurm_script
 
-def _preview(loaded: LoadedCampaign, probe: bool, as_json: bool) -> None:
-    from retrain.campaign.preview import preview, render
-
-    facts = preview(loaded, probe)
-    print(json.dumps(facts, indent=2) if as_json else render(facts))
-
-
-def _slurm(loaded: LoadedCampaign, fresh: bool) -> None:
-    from retrain.campaign.work.campaign_directory import create
-    from retrain.campaign.work.slurm import slurm_script
-
-    slots = loaded.settings.slots
-    print(slurm_script(create(loaded, fresh), None if slots == "auto" else slots), end="")
-
-
-def _run(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
+        slots = loaded.settings.slots
+        print(slurm_script(create(loaded, fresh), None if slots == "auto" else slots), end="")
+        return
     from retrain.campaign.driver import failed, run_campaign
     from retrain.campaign.verdict.campaign_page import write_report
     from retrain.cli.campaign_display import matrix

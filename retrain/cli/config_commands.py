@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,30 +21,27 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
 
     Exit code 2 and one line per mistake: file:line:column, key, problem, fix.
     """
-    try:
-        warnings, runs = _loaded(file, overrides or ())
-    except ConfigError as error:
-        if not as_json:
-            raise
-        print(json.dumps({"valid": False, "problems": _rows(error.problems), "warnings": []}, indent=2))
-        raise typer.Exit(error.exit_code) from None
-    if as_json:
-        print(json.dumps({"valid": True, "problems": [], "warnings": _rows(warnings)}, indent=2))
-        return
-    warn(warnings)
-    print(f"{file}: valid{runs}")
-
-
-def _loaded(file: Path, overrides: Sequence[str]) -> tuple[tuple[ConfigProblem, ...], str]:
-    """Warnings about a run or a campaign, and how many runs the latter has."""
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
     from retrain.config.load import load
 
-    if not is_campaign(file):
-        return load(file, overrides).warnings, ""
-    campaign = load_campaign(file, overrides)
-    conditions, seeds = len(campaign.conditions), len(campaign.settings.seed_list)
-    return campaign.warnings, f": {conditions} conditions x {seeds} seeds = {conditions * seeds} runs"
+    runs = ""
+    try:
+        if is_campaign(file):
+            campaign = load_campaign(file, overrides or ())
+            conditions, seeds = len(campaign.conditions), len(campaign.settings.seed_list)
+            warnings, runs = campaign.warnings, f": {conditions} conditions x {seeds} seeds = {conditions * seeds} runs"
+        else:
+            warnings = load(file, overrides or ()).warnings
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"valid": False, "problems": [*map(vars, error.problems)], "warnings": []}, indent=2))
+        raise typer.Exit(error.exit_code) from None
+    if as_json:
+        print(json.dumps({"valid": True, "problems": [], "warnings": [*map(vars, warnings)]}, indent=2))
+        return
+    warn(warnings)
+    print(f"{file}: valid{runs}")
 
 
 def schema(
@@ -62,46 +58,32 @@ def schema(
 def explain(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
     """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
 
-    Every stage is tried on a small synthetic batch.
+    Every stage is tried on a small synthetic batch. Of a campaign: its runs, and the run of its baseline.
     """
-    from retrain.campaign.plan.load_campaign import is_campaign
-    from retrain.config.explain import explain as report
-    from retrain.config.explain import render
-    from retrain.config.load import load
-
-    if is_campaign(file):
-        _explain_campaign(file, overrides or (), as_json)
-        return
-    loaded = load(file, overrides or ())
-    facts = report(loaded)
-    print(json.dumps(facts, indent=2) if as_json else render(facts))
-    if not as_json:
-        warn(loaded.warnings)
-
-
-def _explain_campaign(file: Path, overrides: Sequence[str], as_json: bool) -> None:
-    """The campaign, and the run of its baseline as `explain` shows a run."""
-    from retrain.campaign.plan.load_campaign import load_campaign
+    from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
     from retrain.campaign.preview import preview
     from retrain.campaign.preview import render as render_campaign
     from retrain.config.explain import explain as report
     from retrain.config.explain import render
+    from retrain.config.load import load
 
-    campaign = load_campaign(file, overrides)
-    labels = [condition.label for condition in campaign.conditions]
-    facts, run = preview(campaign, probe=False), report(campaign.configs[labels.index(campaign.baseline)])
-    if as_json:
-        print(json.dumps(facts | {"run": run}, indent=2))
-        return
-    print(f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n{render(run)}")
-    warn(campaign.warnings)
+    campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
+    if campaign is None:
+        loaded = load(file, overrides or ())
+        facts, warnings = report(loaded), loaded.warnings
+        text = render(facts)
+    else:
+        labels = [condition.label for condition in campaign.conditions]
+        run = report(campaign.configs[labels.index(campaign.baseline)])
+        facts, warnings = preview(campaign, probe=False), campaign.warnings
+        text = f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n{render(run)}"
+        facts |= {"run": run}
+    print(json.dumps(facts, indent=2) if as_json else text)
+    if not as_json:
+        warn(warnings)
 
 
 def warn(warnings: tuple[ConfigProblem, ...]) -> None:
     """Print warnings to standard error."""
     for warning in warnings:
         say(f"warning: {warning}", error=True)
-
-
-def _rows(problems: list[ConfigProblem] | tuple[ConfigProblem, ...]) -> list[dict[str, Any]]:
-    return [vars(problem) for problem in problems]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,17 +12,10 @@ import typer
 from retrain.cli.config_commands import Json, Overrides
 from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraError
 
+Source = Literal["builtin", "jsonl", "parquet", "hub"]
+"""Where problems come from: a task that makes them, a file, or a data set of the hub."""
 
-class Source(StrEnum):
-    """Where problems come from: a task that makes them, a file, or a data set of the hub."""
-
-    builtin = "builtin"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    hub = "hub"
-
-
-_KEYS = {Source.jsonl: "path", Source.parquet: "path", Source.hub: "name"}
+_KEYS: dict[Source, str] = {"jsonl": "path", "parquet": "path", "hub": "name"}
 """The parameter of its task that says which."""
 
 Size = Annotated[int | None, typer.Option(min=1, help="At most so many; all rows, or 200 and 50 of a built-in task.")]
@@ -32,7 +24,7 @@ Size = Annotated[int | None, typer.Option(min=1, help="At most so many; all rows
 def data(  # noqa: PLR0913 - one option each
     what: Annotated[str | None, typer.Argument(help="The file, or the id of the data set.")] = None,
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("data"),
-    source: Annotated[Source, typer.Option(help="Kind of source.")] = Source.builtin,
+    source: Annotated[Source, typer.Option(help="Kind of source.")] = "builtin",
     task: Annotated[str, typer.Option(help="The task, where the source is built in.")] = "addition",
     train_size: Size = None,
     val_size: Size = None,
@@ -69,14 +61,13 @@ def data(  # noqa: PLR0913 - one option each
 def _task(source: Source, what: str | None, name: str, seed: int, overrides: list[str]) -> Any:
     from retrain.tools.parameters import Parameters
 
-    if (what is None) != (source is Source.builtin):
+    if (what is None) != (source == "builtin"):
         problem = f"--source {source} {'takes no file or id' if what else 'needs one'}"
         fix = "retrain data prepare --source jsonl problems.jsonl, or --source builtin --task addition"
         raise ConfigError([ConfigProblem("retrain data prepare", 0, 0, what or "--source", problem, fix)])
     parameters = Parameters(overrides)
-    chosen = name if what is None else source.value
     given = {} if what is None else {_KEYS[source]: what, "heldout_fraction": 0.0}
-    bound = parameters.bind("task", chosen, **given)
+    bound = parameters.bind("task", name if what is None else source, **given)
     parameters.refuse_unread()
     return bound.build({"seed": seed})
 

@@ -16,8 +16,8 @@ from retrain.errors import RetrainError
 from retrain.system.terminal import CleanHandler, say
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("retrain.cli.train_command:train", "Train a model as a TOML file says."),
-    "serve": ("retrain.cli.serve_command:serve", "Start a vLLM server for a run."),
+    "train": ("retrain.cli.run_commands:train", "Train a model as a TOML file says."),
+    "serve": ("retrain.cli.run_commands:serve", "Start a vLLM server for a run."),
     "campaign": ("retrain.cli.campaign_commands:campaign", "Run conditions x seeds and compare them with statistics."),
     "worker": ("retrain.cli.campaign_commands:worker", "Join a campaign from this machine."),
     "validate": (
@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("retrain.cli.trained_commands:sample", "Talk to a trained model."),
     "report": ("retrain.cli.trained_commands:report", "Write one HTML file about a run or a campaign."),
     "compare": ("retrain.cli.campaign_commands:compare", "Compare runs: paired differences, intervals, exact tests."),
-    "status": ("retrain.cli.status_command:status", "Show how far runs and campaigns are."),
+    "status": ("retrain.cli.run_commands:status", "Show how far runs and campaigns are."),
     "export": ("retrain.cli.trained_commands:export", "Write a run's model for other tools; upload it."),
     "data prepare": (
         "retrain.cli.data_commands:data",

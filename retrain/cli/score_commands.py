@@ -5,22 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from retrain.cli.config_commands import Json
 from retrain.system.files import writing
-
-
-class Equivalence(StrEnum):
-    """When a prediction is right."""
-
-    simple = "simple"
-    symbolic = "symbolic"
-
 
 _MEANING = {
     "pass@1": "first rollout of each problem",
@@ -33,17 +24,17 @@ def score(
     file: Annotated[Path, typer.Argument(help="JSON lines: predictions, lengths, ground_truth.", show_default=False)],
     base: Annotated[Path | None, typer.Option(help="Results of another model on the same problems.")] = None,
     ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Also pass@K. Repeatable.")] = None,
-    equivalence: Annotated[Equivalence, typer.Option(help="How answers are compared.")] = Equivalence.simple,
+    equivalence: Annotated[Literal["simple", "symbolic"], typer.Option(help="How answers are compared.")] = "simple",
     as_json: Json = False,
 ) -> None:
     """Score stored rollouts: pass@1, pass@k, avg@n and tokens with 95% intervals; against a base, the AES."""
     from retrain.tools.rollout_scores import compare, score_file, summarize
 
-    wanted, how = ks or (), "symbolic" if equivalence is Equivalence.symbolic else "simple"
-    found = score_file(str(file), wanted, how)
+    wanted = ks or ()
+    found = score_file(str(file), wanted, equivalence)
     facts: dict[str, Any] = summarize(found, wanted)
     if base is not None:
-        other = score_file(str(base), wanted, how)
+        other = score_file(str(base), wanted, equivalence)
         facts |= {"base": summarize(other, wanted), **compare(found, other, wanted)}
     if as_json:
         print(json.dumps(facts, indent=2))

@@ -17,7 +17,8 @@ def session_cache(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch, session_cache) -> Path:
-    """A user's folder with run.toml in it, entered."""
+    """A user's folder with run.toml in it, entered; no test finds the `mine` of another one's folder imported."""
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     (tmp_path / "run.toml").write_text(TOML)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RETRAIN_CACHE", str(session_cache))

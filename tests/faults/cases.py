@@ -35,7 +35,7 @@ def _case(inject: str, must: str, *tests: str) -> Case:
 
 SIGKILL, CHECKPOINT, DIRECTORY = "faults/test_sigkill.py", "storage/test_checkpoint.py", "storage/test_run_directory.py"
 POOL, LOOP, SERVERS = "rewards/test_pool.py", "run/test_loop.py", "engines/vllm/test_servers.py"
-COMMANDS, TRAIN, FILES = "cli/test_config_commands.py", "cli/test_train_command.py", "tasks/test_problem_files.py"
+COMMANDS, TRAIN, FILES = "cli/test_config_commands.py", "cli/test_run_commands.py", "tasks/test_problem_files.py"
 RESULTS, WORKER, CAMPAIGN = (
     "campaign/verdict/test_results.py",
     "campaign/work/test_campaign_worker.py",

@@ -1,0 +1,164 @@
+"""Commands for a run that is to be made: train, and serve for its engine; status shows how far runs are."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from retrain.cli.config_commands import File, Json, Overrides, warn
+from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.system.terminal import say
+
+if TYPE_CHECKING:
+    from retrain.storage.run_directory import Mode
+
+_REFRESH_S = 2.0
+_PLAN, _STATUS = "plan.json", "status.json"
+
+
+def train(
+    file: File,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None, typer.Option(help="auto: go on from the newest checkpoint; never; or a checkpoint's path.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run of this name first.")] = False,
+    allow_change: Annotated[
+        list[str] | None, typer.Option(help="A key that may differ from the run to be resumed. Repeatable.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Train a model as a TOML file says; everything is written to runs/NAME.
+
+    Exit codes: 0 done, 1 user code, 2 configuration, 3 data, 4 diverged, 5 engine, 6 storage,
+    75 preempted (resume with --resume auto), 130 Ctrl-C.
+    """
+    from retrain.config.load import load
+
+    loaded = load(file, overrides or ())
+    warn(loaded.warnings)
+    how = _resume(resume, loaded.config.checkpoint.resume, fresh)
+    from retrain.cli.run_display import display
+    from retrain.run.session import Resume, run
+
+    with display(plain=plain) as observe:
+        run(loaded, Resume(*how, tuple(allow_change or ())), observe)
+
+
+def _resume(asked: str | None, default: str, fresh: bool) -> tuple[Mode, Path | None]:
+    """Mode of the run directory, and the checkpoint to start from."""
+    if fresh and asked not in (None, "never"):
+        problem, fix = "--fresh deletes what there is to resume", "drop one of the two"
+        raise ConfigError([ConfigProblem("--resume", 0, 0, asked, problem, fix)])
+    if fresh:
+        return "fresh", None
+    resume = asked or default
+    if resume in ("auto", "never"):
+        return ("auto" if resume == "auto" else "new"), None
+    return "auto", Path(resume)
+
+
+def serve(
+    file: File,
+    overrides: Overrides = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Unset: of the first free one of [vllm] urls, or 8000.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="What to listen on; the server asks for no password.")] = "127.0.0.1",
+) -> None:
+    """Start a vLLM server for the model of a TOML file, with what engine = "vllm-server" needs.
+
+    The file is that of `retrain train`. What [vllm] says of dtype, memory and parallelism holds for the server;
+    its weights come from the run. On a machine with several GPUs CUDA_VISIBLE_DEVICES chooses. It runs until
+    Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
+    """
+    from retrain.config.document import read
+    from retrain.config.load import validate
+    from retrain.system.http_client import address, is_loopback
+    from retrain.tools.engine_server import serve as run_server
+
+    loaded = validate(read(file, overrides or ()))  # [vllm] counts here, whatever engine the run names
+    warn(loaded.warnings)
+    if not is_loopback(address(host, port or 80)):
+        say(
+            f"warning: whoever reaches {host} can replace weights and read files: keep to a private network", error=True
+        )
+
+    def ready(url: str) -> None:
+        print(f'ready; in {file}:\n\n[rollout]\nengine = "vllm-server"\n\n[vllm]\nurls = ["{url}"]', flush=True)
+
+    run_server(loaded, host, port, ready)
+
+
+def status(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Runs and campaigns; without any, all in runs/.")] = None,
+    as_json: Json = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again, until everything has ended.")
+    ] = False,
+) -> None:
+    """Show how far runs and campaigns are: steps, reward, held-out accuracy, time left."""
+    found = runs or sorted({path.parent for name in (_STATUS, _PLAN) for path in Path("runs").glob(f"*/{name}")})
+    if not found:
+        raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
+    console = Console(highlight=False, soft_wrap=True)
+    if as_json or not watch:
+        facts = [_facts(path) for path in found]
+        if as_json:
+            print(json.dumps(facts, indent=2))
+        else:
+            console.print(_picture(facts))
+        if runs and any(one.get("state") == "unreadable" for one in facts):
+            raise typer.Exit(StorageError.exit_code)
+        return
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            facts = [_facts(path) for path in found]
+            live.update(_picture(facts), refresh=True)
+            if not any(_going_on(one) for one in facts):
+                return
+            time.sleep(_REFRESH_S)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Facts of a run, or of a campaign; the latter has "runs". A damaged one has path, state and error."""
+    try:
+        if (path / _PLAN).exists():
+            from retrain.campaign.work.progress import Progress
+
+            return Progress(path).facts()
+        from retrain.report.run_summary import status as facts
+
+        return facts(path)
+    except StorageError as error:
+        return {"path": str(path), "state": "unreadable", "error": str(error)}
+
+
+def _picture(facts: list[dict[str, Any]]) -> RenderableType:
+    from retrain.cli.campaign_display import picture
+
+    return Group(
+        *(Group(Text(one["path"]), picture(one)) if "runs" in one else Text(_line(one), no_wrap=True) for one in facts)
+    )
+
+
+def _going_on(facts: dict[str, Any]) -> bool:
+    if "runs" in facts:
+        return any(row["state"] in ("waiting", "running", "stopped") for row in facts["runs"])
+    return facts["state"] == "running"
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["state"] == "unreadable":
+        return f"{row['path']}  unreadable: {row['error']}"
+    accuracy = "" if row["accuracy"] is None else f"  accuracy {row['accuracy']:.1%} after {row['eval_step']} steps"
+    left = "" if row["eta_s"] is None else f"  {row['eta_s'] / 60:.1f} minutes left"
+    error = f"  {row['error']}" if row["error"] else ""
+    return f"{row['path']}  {row['state']}  step {row['steps']}/{row['max_steps']}{accuracy}{left}{error}"
