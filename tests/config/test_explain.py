@@ -157,7 +157,7 @@ def test_a_failing_component_is_shown_not_raised(tmp_path, monkeypatch):
     (tmp_path / "failing_code.py").write_text(PLUGINS)
     text = '[algorithm]\nadvantage_mode = "failing_code.broken"\n[task]\nname = "failing_code.Problems"\n'
     probe = facts(tmp_path, text)["probe"]
-    assert probe["task"] == "failed: RuntimeError: no data"
+    assert probe["task"] == 'failed: task "failing_code.Problems": raised RuntimeError: no data'
     assert probe["credit and loss"].startswith("failed: ")
     assert "broken" in probe["credit and loss"]
 
