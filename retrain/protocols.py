@@ -116,10 +116,6 @@ class Policy(Protocol):
         """Full weights by the base model's names, tied entries included; with LoRA, `Adapted`."""
         ...
 
-    def base_weights(self) -> dict[str, Tensor]:
-        """The frozen weights under LoRA's adapters, by the base model's names."""
-        ...
-
     def save_adapter(self, folder: Path, base: str = "", card: str = "") -> None:
         """Write LoRA's adapter in peft's format; `base` says where its base model is, `card` is a README.md."""
         ...
@@ -137,7 +133,7 @@ class Policy(Protocol):
         ...
 
     def reference_weights(self) -> dict[str, Tensor]:
-        """Full weights of the reference, by the base model's names."""
+        """Full weights of the reference, by the base model's names: with LoRA the frozen ones under the adapters."""
         ...
 
     def remember(self) -> None:

@@ -299,7 +299,7 @@ def sync(parts: Parts, version: int) -> None:
     if parts.policy.adapter is None:
         raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
     if not parts.has_base:
-        parts.sampler.load_weights(parts.policy.base_weights(), version)
+        parts.sampler.load_weights(parts.policy.reference_weights(), version)
         parts.has_base = True
     folder = parts.directory.path / "adapter"
     parts.policy.save_adapter(folder)

@@ -43,7 +43,7 @@ def _save_adapter(trained: Trained, folder: Path, card: Card) -> None:
     """The adapter, and its base where nothing else has it: paths between the two hold wherever they are moved to."""
     policy, path = trained.policy, trained.config.model.path
     if card.made_here:
-        save_model(folder / "base", policy.model, trained.loaded.tokenizer, policy.base_weights())
+        save_model(folder / "base", policy.model, trained.loaded.tokenizer, policy.reference_weights())
         base = "../base"
     else:
         local = Path(path).expanduser()

@@ -61,15 +61,17 @@ class ModelShape:
         )
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of the matrices of one layer."""
-        attention = 2 * self.width * self.head_width * (self.heads + self.key_heads)
-        return attention + (3 if self.gated else 2) * self.width * self.inner
+    def matrices(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of every matrix of one layer."""
+        query, key = self.heads * self.head_width, self.key_heads * self.head_width
+        attention = [(self.width, query), (self.width, key), (self.width, key), (query, self.width)]
+        return attention + [(self.width, self.inner)] * (3 if self.gated else 2)
 
     @property
     def parameters(self) -> int:
         """Weights of all matrices; norms and biases are left out."""
-        return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * self.layer_parameters
+        layer = sum(inputs * outputs for inputs, outputs in self.matrices)
+        return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * layer
 
 
 def estimate_memory(
@@ -89,7 +91,8 @@ def estimate_memory(
     """
     half = 2 if settings.dtype == "bfloat16" else 4
     rank = settings.lora.r if settings.lora else 0
-    trained = shape.layers * _adapter(shape, rank) if rank else shape.parameters
+    # An adapter has rank * (inputs + outputs) weights for each matrix.
+    trained = shape.layers * rank * sum(map(sum, shape.matrices)) if rank else shape.parameters
     moments = 4 if settings.optimizer == "muon" else 8
     cells = max(settings.micro_batch_tokens, tokens)
     positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE // shape.vocabulary))
@@ -108,14 +111,6 @@ def estimate_memory(
     }
 
 
-def _adapter(shape: ModelShape, rank: int) -> int:
-    """Adapter weights of one layer with every linear layer adapted: rank * (inputs + outputs) of each matrix."""
-    query, key = shape.heads * shape.head_width, shape.key_heads * shape.head_width
-    matrices = [(shape.width, query), (shape.width, key), (shape.width, key), (query, shape.width)]
-    matrices += [(shape.width, shape.inner)] * (3 if shape.gated else 2)
-    return rank * sum(a + b for a, b in matrices)
-
-
 def _activations(shape: ModelShape, half: int) -> int:
     """Bytes that one token keeps in one layer for the backward pass.
 
@@ -123,6 +118,5 @@ def _activations(shape: ModelShape, half: int) -> int:
     read: normed inputs, attention's heads (before and after rotation, and padded), the feed-forward part.
     """
     heads = (shape.heads + 2 * shape.key_heads) * shape.head_width
-    return 4 * (4 * shape.width + 3 * heads) + half * (
-        2 * shape.width + heads + (4 if shape.gated else 3) * shape.inner
-    )
+    inner = (4 if shape.gated else 3) * shape.inner
+    return 4 * (4 * shape.width + 3 * heads) + half * (2 * shape.width + heads + inner)

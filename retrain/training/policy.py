@@ -94,8 +94,8 @@ class TorchPolicy:
         return lambda batch: frozen.logprobs(batch)["old_logprobs"]
 
     def reference_weights(self) -> dict[str, Tensor]:
-        """Full weights of the reference, by the base model's names."""
-        return self._frozen.model.state_dict() if self.adapter is None else self.base_weights()
+        """Full weights of the reference, by the base model's names: with LoRA the frozen ones under the adapters."""
+        return self._frozen.model.state_dict() if self.adapter is None else lora.base_weights(self.model)
 
     @cached_property
     def _frozen(self) -> Forward:
@@ -158,10 +158,6 @@ class TorchPolicy:
         With LoRA they are `Adapted`: a matrix is merged in float32 when it is read.
         """
         return self.model.state_dict() if self.adapter is None else lora.weights(self.model, self._name)
-
-    def base_weights(self) -> dict[str, Tensor]:
-        """The frozen weights under LoRA's adapters, by the base model's names."""
-        return lora.base_weights(self.model)
 
     def state_dict(self) -> State:
         """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies."""

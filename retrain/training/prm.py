@@ -244,11 +244,6 @@ def _start(policy: Policy, tokenizer: Any, settings: PolicySettings, path: str |
     """phi before training."""
     if path is None:
         return policy.sibling("prm", settings)
-    if settings.lora is not None:
-        raise ComponentError(
-            f"[prime] path = {path!r}: with [model.lora] the process reward model is an adapter on the policy's base",
-            "remove it, or train without LoRA",
-        )
     from retrain.training.model.loading import load_model
     from retrain.training.policy import TorchPolicy
 

@@ -54,7 +54,7 @@ def warm_start(
     Loss: mean of -log p(token) over the solutions' tokens and the end-of-sequence token after each.
 
     Args:
-        problems: with solutions. Give a sample that does not depend on the run's seed, so that
+        problems: with solutions, at least one. Give a sample that does not depend on the run's seed, so that
             runs with different seeds start from the same weights (and find them in the cache).
         observe: told of `warmup` events with step, steps, loss and seconds left.
         cache: keep the weights for, or take them from, runs with the same model, problems and settings.
@@ -64,12 +64,7 @@ def warm_start(
         DataError: a problem has no solution to imitate.
         DivergedError: the loss was not finite.
     """
-    if settings.steps == 0:
-        return False
     used = list(problems[: settings.steps * settings.batch_size])
-    if not used:
-        raise DataError("warm-up has no problems to imitate; set [warmup] steps = 0")
-
     dtype: Any = loaded.model.dtype
     build = partial(_train, loaded, used, settings, observe)
     if cache:

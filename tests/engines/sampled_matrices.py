@@ -23,7 +23,7 @@ def fused_matrix(engine: Any, policy: Any, name: str) -> torch.Tensor:
     """What the fused decoder multiplies by where the model has the matrix of this name."""
     _, _, layer, leaf = name.removesuffix(".weight").split(".", 3)
     field, leaves = next((field, leaves) for field, leaves in FUSED.items() if leaf in leaves)
-    base = policy.base_weights()
+    base = policy.reference_weights()
     sizes = [len(base[f"model.layers.{layer}.{one}.weight"]) for one in leaves]
     held = getattr(engine._decoder._layers[int(layer)], field)
     products = engine._decoder._linear(torch.eye(held.weight.shape[1]), held).double().T
@@ -41,7 +41,7 @@ def module_matrix(model: Any, name: str) -> torch.Tensor:
 
 def worst(policy: Any, matrix: Callable[[str], torch.Tensor]) -> float:
     """The largest ||sampled - (W + BA)|| / ||BA|| of any adapted matrix."""
-    base, updates = policy.base_weights(), exact_updates(policy)
+    base, updates = policy.reference_weights(), exact_updates(policy)
     assert updates
     errors = {name: matrix(name).double() - base[name].double() - update for name, update in updates.items()}
     return max(float(error.norm() / updates[name].norm()) for name, error in errors.items())

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from retrain.engines.embedded.general import AddedBeside
+from retrain.engines.embedded.general import added_beside
 from retrain.engines.generate_engine import GenerateEngine
 from retrain.engines.torch_engine import TorchEngine
 from retrain.types import LowRank
@@ -58,7 +58,7 @@ def test_adapters_on_the_embedding_and_the_head_are_sampled():
 
 def test_what_is_added_is_the_product_for_vectors_and_for_ids():
     up, down = torch.randn(6, 2), torch.randn(2, 5)
-    beside = AddedBeside(LowRank(up, down), torch.device("cpu"))
+    beside = added_beside(LowRank(up, down), torch.device("cpu"))
     given, ids = torch.randn(3, 5).bfloat16(), torch.tensor([[4, 0, 1]])
     zero = torch.zeros(3, 6)
     torch.testing.assert_close(beside(torch.nn.Identity(), (given,), zero), given.float() @ (up @ down).T)
@@ -69,9 +69,9 @@ def test_what_is_added_is_the_product_for_vectors_and_for_ids():
 def test_full_weights_take_the_place_of_adapted_ones():
     policy = train_adapter("qwen3", 1e-2)
     for engine in (TorchEngine(policy.adapter, dtype="bfloat16", fused=fused) for fused in (True, False)):
-        engine.load_weights(policy.base_weights(), 0)
+        engine.load_weights(policy.reference_weights(), 0)
         plain = sample(engine, [[5, 9]], SAMPLING)
         engine.load_weights(policy.weights(), 1)
         assert sample(engine, [[5, 9]], SAMPLING)[0][0].logprobs != plain[0][0].logprobs
-        engine.load_weights(policy.base_weights(), 0)
+        engine.load_weights(policy.reference_weights(), 0)
         assert sample(engine, [[5, 9]], SAMPLING) == plain

@@ -340,10 +340,10 @@ def test_policy_is_bit_identical_with_and_without_a_process_reward_model_beside_
         found.append(scores)
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
     assert equal(weights(alone), weights(beside))
-    assert equal(alone.base_weights(), beside.base_weights())
+    assert equal(alone.reference_weights(), beside.reference_weights())
     assert alone.state_dict()["model"].keys() == beside.state_dict()["model"].keys()
     assert prm.model.step == 3
-    assert not equal(weights(prm.model), prm.model.base_weights())
+    assert not equal(weights(prm.model), prm.model.reference_weights())
     assert not any(module.training for module in beside.model.modules())
 
 
@@ -358,9 +358,9 @@ def test_its_adapter_is_all_that_it_trains_and_the_base_is_shared():
     assert own.keys() == prm.state_dict()["model"]["model"].keys()
     assert all(".prm." in name for name in own)
     assert {id(p) for p in own.values()}.isdisjoint(id(p) for p in policy.optimizer.parameters.values())
-    base = {name: value.clone() for name, value in policy.base_weights().items()}
+    base = {name: value.clone() for name, value in policy.reference_weights().items()}
     moved(prm, judged())
-    assert equal(policy.base_weights(), base)
+    assert equal(policy.reference_weights(), base)
     assert equal(policy.weights(), base)
     assert {name for name, p in policy.model.named_parameters() if p.requires_grad} == {
         name for name, p in policy.model.named_parameters() if ".default." in name

@@ -96,17 +96,9 @@ def test_without_the_cache_the_result_is_the_same_and_the_global_generator_untou
     assert same(weights(loaded), weights(again))
 
 
-def test_no_steps_change_nothing(loaded):
-    start = weights(loaded)
-    assert not warm_start(loaded, [], dataclasses.replace(SETTINGS, steps=0), Watch())
-    assert same(start, weights(loaded))
-
-
 def test_problems_without_solutions_are_refused(loaded):
     with pytest.raises(DataError, match=r"problem 'x' has no solution.*steps = 0"):
         warm_start(loaded, [Problem("x", "1?", "1")], SETTINGS, Watch())
-    with pytest.raises(DataError, match="no problems"):
-        warm_start(loaded, [], SETTINGS, Watch())
 
 
 def test_loss_that_is_not_finite_ends_the_run_and_leaves_no_cache_entry(loaded):

@@ -45,7 +45,7 @@ def served(request, tmp_path_factory):
     """(policy with adapters, engine with its base)."""
     policy = trainable(request.param)
     engine = VllmEngine(policy.adapter, 0, CPU, tmp_path_factory.mktemp("run"), lora="adapter")
-    engine.load_weights(policy.base_weights(), 0)
+    engine.load_weights(policy.reference_weights(), 0)
     yield policy, engine
     engine.close()
 
@@ -192,7 +192,7 @@ def test_a_base_alone_is_not_sampled_from_and_a_new_one_takes_its_adapter(served
     give(policy, engine, tmp_path, 1)
     with torch.no_grad():
         policy.model.model.norm.weight.mul_(1.1)
-    engine.load_weights(policy.base_weights(), 2)
+    engine.load_weights(policy.reference_weights(), 2)
     with pytest.raises(EngineError, match="no weights"):
         sample(engine, PROMPTS, SAMPLING)
     give(policy, engine, tmp_path, 2)
@@ -219,7 +219,7 @@ def test_an_adapter_without_a_base_is_refused(served, tmp_path):
     engine.close()
     with pytest.raises(EngineError, match="no base"):
         engine.load_adapter(tmp_path, 1)
-    engine.load_weights(policy.base_weights(), 1)
+    engine.load_weights(policy.reference_weights(), 1)
     engine.load_adapter(tmp_path, 1)
     assert right(policy, engine, 1)
 

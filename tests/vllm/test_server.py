@@ -221,7 +221,7 @@ def test_adapters_replace_each_other_and_a_server_started_anew_gets_base_and_ada
     policy, change_adapter = with_adapter(folder)
     engine = VllmServerEngine(policy.model, tmp_path, urls=[server.url], transfer="ipc", restart_timeout_s=300.0)
     change(policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model)
-    engine.load_weights(policy.base_weights(), 0)
+    engine.load_weights(policy.reference_weights(), 0)
     for version in (0, 1, 2):
         change_adapter()
         policy.save_adapter(tmp_path / "adapter")

@@ -87,19 +87,16 @@ def own_instance(model: Any, dtype: torch.dtype) -> Any:
     return own
 
 
-class AddedBeside:
+def added_beside(update: LowRank, device: torch.device) -> Any:
     """Forward hook: adds what LoRA's update of a layer's matrix computes, in float32, to the layer's output."""
+    up, down = update.up.to(device, copy=True), update.down.to(device, copy=True)
 
-    def __init__(self, update: LowRank, device: torch.device) -> None:
-        self._up, self._down = update.up.to(device, copy=True), update.down.to(device, copy=True)
+    def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        ids = not inputs[0].is_floating_point()  # those that an embedding looks up
+        low = functional.embedding(inputs[0], down.T) if ids else functional.linear(inputs[0].float(), down)
+        return (output + functional.linear(low, up)).to(output.dtype)
 
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        given = inputs[0]
-        if given.is_floating_point():
-            low = functional.linear(given.float(), self._down)
-        else:  # ids of an embedding
-            low = functional.embedding(given, self._down.T)
-        return (output + functional.linear(low, self._up)).to(output.dtype)
+    return add
 
 
 def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -116,7 +113,7 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         if isinstance(weights, Adapted) and name in weights.updates and value.dtype != torch.float32:
             value.copy_(weights.base[name])
             layer = module.get_submodule(name.rpartition(".")[0])
-            hooks.append(layer.register_forward_hook(AddedBeside(weights.updates[name], value.device)))
+            hooks.append(layer.register_forward_hook(added_beside(weights.updates[name], value.device)))
         else:
             value.copy_(weights[name])
     module.beside = tuple(hooks)  # pyright: ignore[reportArgumentType] - a plain attribute

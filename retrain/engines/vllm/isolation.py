@@ -27,7 +27,7 @@ class Isolation:
         environment = dict(os.environ)
         os.environ.update(self._variables)
         try:
-            with _generators(), _settings():
+            with _process_state():
                 yield
         finally:
             self._variables = {k: v for k, v in os.environ.items() if environment.get(k) != v}
@@ -37,8 +37,8 @@ class Isolation:
 
 
 @contextmanager
-def _generators() -> Generator[None]:
-    """The state of every global generator, as it was."""
+def _process_state() -> Generator[None]:
+    """Generators, threads and default dtype, as they were."""
     import random
 
     import numpy as np
@@ -46,6 +46,7 @@ def _generators() -> Generator[None]:
 
     python, array, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
     try:
         yield
     finally:
@@ -53,18 +54,7 @@ def _generators() -> Generator[None]:
         np.random.set_state(array)
         torch.set_rng_state(cpu)
         torch.cuda.set_rng_state_all(gpus)
-
-
-@contextmanager
-def _settings() -> Generator[None]:
-    """Threads and default dtype, as they were; vLLM replaces torch.set_num_threads by a function without effect."""
-    import torch
-
-    set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_threads
+        torch.set_num_threads = set_threads  # vLLM replaces it by a function without effect
         torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             set_threads(threads)

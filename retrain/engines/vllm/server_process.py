@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from retrain.engines.vllm.vllm_options import adapter_options, engine_options, flags
@@ -141,11 +141,10 @@ def _watch(group: int) -> subprocess.Popen[bytes]:
 
 
 def _answers(url: str) -> bool:
-    try:
+    with suppress(*http.FAILURES):
         http.Calls(2.0)(f"{url}/health")
-    except http.FAILURES:
-        return False
-    return True
+        return True
+    return False
 
 
 def _check(process: subprocess.Popen[bytes]) -> None:

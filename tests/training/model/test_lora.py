@@ -138,7 +138,7 @@ def test_a_frozen_bfloat16_base_gets_float32_adapters():
     trained = TorchPolicy(model, PolicySettings(lr=1e-2, dtype="bfloat16", lora=LoraSettings(r=4)))
     assert {p.dtype for p in trained.optimizer.parameters.values()} == {torch.float32}
     assert trained.update(make_batch(), make_objective())["update/nonfinite"] == 0
-    assert {value.dtype for value in trained.base_weights().values()} == {torch.bfloat16}
+    assert {value.dtype for value in trained.reference_weights().values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -146,7 +146,7 @@ def test_a_frozen_bfloat16_base_gets_float32_adapters():
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_merged_weights_keep_the_update_whatever_the_base_is_held_in(kind, lr, dtype):
     trained = train_adapter(kind, lr, dtype)
-    base, merged = trained.base_weights(), trained.weights()
+    base, merged = trained.reference_weights(), trained.weights()
     found = exact_updates(trained)
     assert len(found) == (14 if kind == "qwen3" else 8)
     for name, update in found.items():
