@@ -51,28 +51,19 @@ class GenerateEngine(Sampler):
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
-        import torch
-
         from retrain.engines.embedded.general import copy_weights
 
-        with torch.no_grad():
-            copy_weights(self._model, weights)
+        copy_weights(self._model, weights)
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The completions of every request, in the requests' order."""
-        import torch
-
         if self.version is None:
             raise EngineError("the sampler has no weights yet: call load_weights first")
-        check_requests(
-            requests, positions(self._model), "the model", "lower [training] max_tokens or drop long prompts"
-        )
+        limit = positions(self._model)
+        check_requests(requests, limit, "the model", "lower [training] max_tokens or drop long prompts")
         size = max(1, self._max_rows // max((request.count for request in requests), default=1))
-        with torch.no_grad():
-            parts = [
-                self._generate(requests[first : first + size], sampling) for first in range(0, len(requests), size)
-            ]
+        parts = (self._generate(requests[first : first + size], sampling) for first in range(0, len(requests), size))
         return [group for part in parts for group in part]
 
     def _generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:

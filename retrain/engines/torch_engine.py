@@ -64,7 +64,7 @@ class TorchEngine(Sampler):
         self._budget, self._limit = memory_mb << 20, positions(self._model)
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
-        if self._model is model:
+        if self._model is model:  # else its adapters are not in the state dict by the base model's names
             self.load_weights(model.state_dict(), 0)
 
     def describe(self) -> str:
@@ -73,10 +73,7 @@ class TorchEngine(Sampler):
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
-        import torch
-
-        with torch.inference_mode():
-            self._decoder.load(weights)
+        self._decoder.load(weights)
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:

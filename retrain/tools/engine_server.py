@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retrain.config.load import LoadedConfig
-from retrain.engines.vllm.server_process import ENGINE, check_installed, command, weight_options
+from retrain.engines.vllm.server_process import ENGINE, command, weight_options
 from retrain.engines.vllm.server_process import serve as run_server
 from retrain.engines.vllm.vllm_options import by_itself
 from retrain.errors import EngineError
@@ -36,9 +36,9 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
         MissingExtraError: vLLM is not installed.
         EngineError: the server cannot be started, or ended by itself.
     """
-    check_installed()
     bound, config = loaded.components.named("engine", ENGINE), loaded.config
     assert bound is not None, "built in"
+    bound.component.require_extra()
     import torch
 
     cpu = not torch.cuda.is_available()

@@ -124,12 +124,7 @@ class Trackio(Tracker):
         space_id: str | None = None,
     ) -> None:
         self._run_dir, self._run = run_dir, None
-        self._options: dict[str, Any] = {
-            "project": project,
-            "name": name or run_dir.name,
-            "group": group,
-            "space_id": space_id,
-        }
+        self._options = dict[str, Any](project=project, name=name or run_dir.name, group=group, space_id=space_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step."""

@@ -10,7 +10,8 @@ import pytest
 
 from retrain.config.document import read
 from retrain.config.load import validate
-from retrain.errors import EngineError
+from retrain.errors import EngineError, MissingExtraError
+from retrain.registry import Component
 from retrain.tools import engine_server as module
 from retrain.tools.engine_server import free_port, serve
 
@@ -19,7 +20,7 @@ from retrain.tools.engine_server import free_port, serve
 def started(monkeypatch, tmp_path):
     """`started(toml)` -> what the server's process would be started with."""
     calls = []
-    monkeypatch.setattr(module, "check_installed", lambda: None)
+    monkeypatch.setattr(Component, "require_extra", lambda self: None)
     monkeypatch.setattr(module, "run_server", lambda *arguments: calls.append(arguments))
 
     def go(text, host="127.0.0.1"):
@@ -42,6 +43,15 @@ def test_a_server_is_started_for_the_way_that_weights_take(started):
     for table in ('lora = "merged"', 'dtype = "float32"'):
         assert "--enable-lora" not in started(f"[model.lora]\n[vllm]\n{table}\n")[0]
     assert "--enable-lora" in started('[model.lora]\n[vllm]\ndtype = "float32"\nlora = "adapter"\n')[0]
+
+
+def test_without_vllm_the_extra_is_named(monkeypatch, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("")
+    loaded = validate(read(file))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"retrain\[vllm\]"):
+        serve(loaded, "127.0.0.1", None, print)
 
 
 def test_every_server_takes_the_first_address_that_nobody_has(started):

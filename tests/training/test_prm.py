@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrain.errors import ComponentError, StorageError
+from retrain.errors import StorageError
 from retrain.registry import find
 from retrain.storage import checkpoint
 from retrain.training import prm as prm_module
@@ -393,12 +393,6 @@ def test_saved_adapter_of_the_policy_is_its_own_alone(tmp_path):
     expected = policy.logprobs(batch)["old_logprobs"]
     torch.testing.assert_close(own_logprobs(loaded, batch), expected, rtol=1e-4, atol=1e-4)
     assert prm.model.step == 2
-
-
-def test_another_model_to_start_from_does_not_go_with_adapters():
-    pytest.importorskip("peft")
-    with pytest.raises(ComponentError, match=r"\[prime\] path"):
-        build(make_policy({}), path="anywhere")
 
 
 @pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])

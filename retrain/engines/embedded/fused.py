@@ -75,6 +75,7 @@ class FusedDecoder:
         self._shapes = {name: tuple(value.shape) for name, value in clean.state_dict().items()}
         self.slots: Slots
 
+    @torch.inference_mode()
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a full state dict, merging what is merged."""
         check_weights(self._shapes, weights)

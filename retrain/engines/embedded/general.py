@@ -99,6 +99,7 @@ def added_beside(update: LowRank, device: torch.device) -> Any:
     return add
 
 
+@torch.no_grad()
 def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy a full state dict into a module; EngineError, with nothing copied, if names or shapes differ.
 

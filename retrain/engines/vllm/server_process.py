@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from retrain.engines.vllm.vllm_options import adapter_options, engine_options, flags
-from retrain.errors import EngineError, MissingExtraError
+from retrain.errors import EngineError
 from retrain.system import http_client as http
 from retrain.system.process import SignalHandler, end, follower
 
@@ -31,12 +30,6 @@ _CPU_VARIABLES = {
 _GRACE_S = 20.0
 _WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
 """Ends a process group at the end of the standard input, unless a line comes first."""
-
-
-def check_installed() -> None:
-    """MissingExtraError without vLLM."""
-    if importlib.util.find_spec("vllm") is None:
-        raise MissingExtraError("vllm", "vllm")
 
 
 def command(table: Mapping[str, Any], model: str, seed: int, cpu: bool, more: Mapping[str, Any]) -> list[str]:
@@ -72,11 +65,7 @@ def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dic
 
 
 def serve(
-    arguments: list[str],
-    url: str,
-    cpu: bool,
-    ready: Callable[[str], None],
-    variables: Mapping[str, str] | None = None,
+    arguments: list[str], url: str, cpu: bool, ready: Callable[[str], None], variables: Mapping[str, str]
 ) -> None:
     """Run a server until it ends or this process is told to; SIGTERM then raises SystemExit(0).
 
@@ -86,7 +75,7 @@ def serve(
     Raises:
         EngineError: the server could not be started, or ended by itself.
     """
-    own = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **(variables or {})}
+    own = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **variables}
     with _server(arguments, own) as process:
         while not _answers(url):
             _check(process)

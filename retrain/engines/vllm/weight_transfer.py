@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import importlib.util
 import pickle
 import socket
 import threading
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from retrain.engines.vllm.isolation import Isolation
-from retrain.errors import EngineError, MissingExtraError
+from retrain.errors import EngineError
+from retrain.registry import find
 from retrain.system import http_client as http
 from retrain.system.files import staged, writing
 
@@ -83,8 +83,7 @@ class NativeTransfer:
     """
 
     def __init__(self, name: Name, place: device, calls: http.Calls) -> None:
-        if importlib.util.find_spec("vllm") is None:
-            raise MissingExtraError("vllm", "vllm")
+        find("engine", "vllm").require_extra()
         if place.type not in DEVICES:
             raise EngineError(
                 f'[vllm] transfer = "{name}" hands weights from GPU to GPU, and the trainer is on {place.type}; '

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from retrain.errors import ComponentError, MissingExtraError, StorageError
+from retrain.errors import ComponentError, StorageError
+from retrain.system.extras import library
 from retrain.system.files import staged, writing
 from retrain.training.settings import LoraSettings
 from retrain.types import Adapted, LowRank
@@ -31,13 +32,10 @@ def inject(model: Any, settings: LoraSettings) -> Any:
         MissingExtraError: peft is not installed.
         ComponentError: no layer has a name in `target_modules`, or one is tied to another.
     """
-    try:
-        from peft import get_peft_model
-    except ImportError as error:
-        raise MissingExtraError("peft", "lora") from error
+    peft = library("peft", "lora")
     with _seeded(settings.seed):
         try:
-            wrapper = get_peft_model(model, _config(settings))
+            wrapper = peft.get_peft_model(model, _config(settings))
         except ValueError as error:
             problem = f"[model.lora] target_modules: {error}"
             raise ComponentError(problem, 'name linear layers, or "all-linear"') from error

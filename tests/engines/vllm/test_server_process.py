@@ -11,7 +11,7 @@ import pytest
 
 from retrain.engines.vllm import server_process as vllm_process
 from retrain.engines.vllm.vllm_options import engine_options, flags, request_fields
-from retrain.errors import EngineError, MissingExtraError
+from retrain.errors import EngineError
 from retrain.registry import find
 from retrain.types import Request, Sampling
 from tests.waiting import alive, ends, until
@@ -30,7 +30,7 @@ time.sleep(6000)
 SERVE = """
 import sys
 from retrain.engines.vllm.server_process import serve
-serve(sys.argv[2:], sys.argv[1], True, lambda url: print(url, flush=True))
+serve(sys.argv[2:], sys.argv[1], True, lambda url: print(url, flush=True), {})
 """
 
 
@@ -94,13 +94,7 @@ def test_a_server_that_is_killed_is_an_error_and_leaves_no_helper(served):
 
 def test_a_server_that_does_not_start_is_an_error():
     with pytest.raises(EngineError, match="ended with exit code 3"):
-        vllm_process.serve([sys.executable, "-c", "exit(3)"], "http://127.0.0.1:9", True, print)
-
-
-def test_without_vllm_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"retrain\[vllm\]"):
-        vllm_process.check_installed()
+        vllm_process.serve([sys.executable, "-c", "exit(3)"], "http://127.0.0.1:9", True, print, {})
 
 
 def test_the_command_says_what_the_table_says():
