@@ -50,7 +50,12 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
         "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha, spread(loaded, reached)),
     }
-    return facts | ({"time": _time(loaded, spent, math.ceil(runs / slots))} if probe else {})
+    if probe:
+        steps, every = config.training.max_steps, config.eval.every
+        evaluations = (2 + ((steps - 1) // every if every else 0)) if steps else 1
+        run = spent["start_s"] + steps * spent["step_s"] + evaluations * spent["evaluation_s"]
+        facts["time"] = spent | {"run_s": run, "campaign_s": math.ceil(runs / slots) * run}
+    return facts
 
 
 @dataclass(frozen=True)
@@ -104,26 +109,12 @@ def power(seeds: int, conditions: int, alpha: float, known: Spread | None) -> li
         above = f"that is above {alpha:g} / {comparisons} comparisons: no difference can be significant"
         return [*lines, f"{above}; use at least {needed} seeds"]
     effect = detectable_effect(seeds, 1.0, alpha=alpha / comparisons)
-    lines.append(
-        f"a true difference of {effect:.3g} standard deviations (of the paired difference) is found with probability "
-        f"0.8, at the level {alpha:g} / {comparisons}"
-    )
-    if known is None:
-        return lines
-    return [
-        *lines,
-        f"that is {100 * effect * known.sd:.1f} points of accuracy, with a standard deviation of "
-        f"{100 * known.sd:.1f} points ({known.source})",
-    ]
-
-
-def _time(loaded: LoadedCampaign, spent: dict[str, float], rounds: int) -> dict[str, float]:
-    """Seconds of a run's parts, of a run, and of the campaign: so many runs one after the other."""
-    config = loaded.configs[0].config
-    steps, every = config.training.max_steps, config.eval.every
-    evaluations = (2 + ((steps - 1) // every if every else 0)) if steps else 1
-    run = spent["start_s"] + steps * spent["step_s"] + evaluations * spent["evaluation_s"]
-    return spent | {"run_s": run, "campaign_s": rounds * run}
+    found = f"a true difference of {effect:.3g} standard deviations (of the paired difference) is found with"
+    lines.append(f"{found} probability 0.8, at the level {alpha:g} / {comparisons}")
+    if known is not None:
+        spread = f"a standard deviation of {100 * known.sd:.1f} points ({known.source})"
+        lines.append(f"that is {100 * effect * known.sd:.1f} points of accuracy, with {spread}")
+    return lines
 
 
 def _probe(loaded: LoadedCampaign) -> tuple[dict[str, float], float | None]:
@@ -175,10 +166,8 @@ def render(facts: Mapping[str, Any]) -> str:
         *(f"power       {line}" for line in facts["power"]),
     ]
     if spent := facts.get("time"):
-        lines.append(
-            f"time        about {duration(spent['campaign_s'])}: {duration(spent['run_s'])} per run, of which "
-            f"{spent['start_s']:.0f} s start, {spent['step_s']:.2f} s per step, "
-            f"{spent['evaluation_s']:.1f} s per evaluation"
-        )
+        parts = f"{spent['start_s']:.0f} s start, {spent['step_s']:.2f} s per step"
+        run = f"{duration(spent['run_s'])} per run, of which {parts}, {spent['evaluation_s']:.1f} s per evaluation"
+        lines.append(f"time        about {duration(spent['campaign_s'])}: {run}")
         lines.append(f"warm start  {duration(spent['warm_start_s'])}, now in the cache")
     return "\n".join(lines)

@@ -57,7 +57,7 @@ def lay_under(document: Document) -> Preset | None:
     written = {path: Place(str(file), *place, path) for path, place in positions(text).items()}
     keys: dict[str, Any] = {}
     overridden: dict[str, str] = {}
-    for path, value in _leaves(tomli.loads(text)):
+    for path, value in leaves(tomli.loads(text)):
         keys[show(path)] = value
         if around := _set_already(document.data, path):
             place = document.at(around, "", "")
@@ -69,13 +69,13 @@ def lay_under(document: Document) -> Preset | None:
     return Preset(str(name), str(file), keys, overridden)
 
 
-def _leaves(table: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value that is no table, with the keys that lead to it."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value in `value` at `path` that is no table, with the keys that lead to it."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from leaves(inner, (*path, key))
 
 
 def _set_already(data: Any, path: Path) -> Path:

@@ -34,8 +34,7 @@ def _status(run: Path) -> dict[str, Any]:
     stored = read_json(run / "status.json")
     metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     if not stored and not metrics:
-        problem = ConfigProblem(str(run), 0, 0, "run directory", "holds no run", "give the path of one, as runs/NAME")
-        raise ConfigError([problem])
+        raise no_run(run)
     lock, state = Lock(run / "lock"), str(stored.get("outcome", "unknown"))
     if state == "running" and not lock.held():
         state = "killed"
@@ -60,6 +59,12 @@ def _status(run: Path) -> dict[str, Any]:
         "owner": lock.owner(),
         "error": stored.get("error"),
     }
+
+
+def no_run(path: Path) -> ConfigError:
+    """The error for a path where there is no run."""
+    problem = ConfigProblem(str(path), 0, 0, "run directory", "holds no run", "give the path of one, as runs/NAME")
+    return ConfigError([problem])
 
 
 def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:

@@ -80,7 +80,4 @@ def add_to(schema: dict[str, Any]) -> dict[str, Any]:
     """The JSON Schema of a configuration file, with `[campaign]` in it."""
     own = Campaign.model_json_schema(ref_template="#/$defs/Campaign{model}")
     definitions = {f"Campaign{name}": model for name, model in own.pop("$defs", {}).items()}
-    return schema | {
-        "$defs": schema["$defs"] | definitions,
-        "properties": schema["properties"] | {"campaign": own},
-    }
+    return schema | {"$defs": schema["$defs"] | definitions, "properties": schema["properties"] | {"campaign": own}}

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.campaign.plan.layers import fork, lay
-from retrain.config.document import Document
+from retrain.campaign.plan.campaign_schema import Condition as Entry
+from retrain.config.document import Document, aliases, show
 from retrain.config.positions import Path
+from retrain.config.presets import leaves
 from retrain.config.schema import Algorithm
 
-STANDARD: tuple[tuple[str, str], ...] = (
-    ("grpo", "none"),
-    ("maxrl", "none"),
-    ("maxrl", "gtpo"),
-    ("maxrl", "gtpo_hicra"),
-    ("maxrl", "gtpo_sepa"),
-)
-"""advantage_mode and transform_mode of a campaign that lists no conditions."""
-
-OWNED: Mapping[str, str] = {
-    "training.seed": "list the seeds in [campaign] seeds",
-    "logging.name": "set [campaign] name, or the label of a condition",
-}
-"""Keys that the campaign sets in every run, and what to write instead."""
+_STANDARD = [
+    Entry.model_validate({"advantage_mode": advantage, "transform_mode": transform})
+    for advantage, transform in (("grpo", "none"), *product(["maxrl"], ("none", "gtpo", "gtpo_hicra", "gtpo_sepa")))
+]
+"""The conditions of a campaign that lists none."""
 
 Change = tuple[Path, Any, Path]
 """A key of the run, its value, and the place in the campaign file."""
@@ -65,17 +58,20 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
     """Every condition in the order of the file; mistakes about them are recorded in `source`."""
     found: list[Condition] = []
     axes = list(_axes(settings, source))
-    for label, entry, at, against in _entries(settings):
-        own = [(_path(key), value, (*at, key)) for key, value in entry.items()]
-        for change in own:
-            _check_owned(*change, settings, source)
-        name = label or _label(_flat(own))
-        for point in itertools.product(*axes):
+    for index, entry in enumerate(settings.conditions or _STANDARD):
+        at: Path = ("campaign", "conditions", index) if settings.conditions else ("campaign",)
+        own = [(_path(key), value, (*at, key)) for key, value in (entry.model_extra or {}).items()]
+        for path, value, place in own:
+            for leaf, fix in owned(path, value, settings):
+                source.refuse((*place, *leaf[len(path) :]), "the campaign sets this", fix)
+        name = entry.label or _label(_flat(own))
+        for point in product(*axes):
             document = fork(base)
             for path, value, place in (*own, *point):
                 lay(document, path, value, source, place)
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
-            found.append(Condition(name + suffix, _flat([*own, *point]), document, at, against and against + suffix))
+            against = entry.against and entry.against + suffix
+            found.append(Condition(name + suffix, _flat([*own, *point]), document, at, against))
     return found
 
 
@@ -100,65 +96,46 @@ def _described(facts: Mapping[str, Any]) -> set[str]:
     """Settings and components of a run, one text for each."""
     components = {name: one for name, one in facts["components"].items() if name != "tracker"}
     rest = {name: one for name, one in facts.items() if name not in ("components", "logging", "algorithm")}
-    settings = {f"{'.'.join(map(str, path))}={value!r}" for path, value in leaves((), rest)}
+    settings = {f"{'.'.join(map(str, path))}={value!r}" for path, value in leaves(rest)}
     return settings | {f"{kind} {one!r}" for kind, several in components.items() for one in several}
-
-
-def _entries(settings: Campaign) -> Iterator[tuple[str | None, Mapping[str, Any], Path, str | None]]:
-    if not settings.conditions:
-        for advantage, transform in STANDARD:
-            yield None, {"advantage_mode": advantage, "transform_mode": transform}, ("campaign",), None
-    for index, entry in enumerate(settings.conditions):
-        yield entry.label, entry.model_extra or {}, ("campaign", "conditions", index), entry.against
 
 
 def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
     """Each axis of the grid as the changes that it chooses from."""
-    for at, values in leaves(("campaign", "grid"), settings.grid):
+    for at, values in leaves(settings.grid, ("campaign", "grid")):
         path = tuple(part for name in at[2:] for part in _path(str(name)))
         if not isinstance(values, list) or not values:
             source.refuse(at, "an axis is a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
             continue
         for index, value in enumerate(values):
-            _check_owned(path, value, at, settings, source)
+            for leaf, fix in owned(path, value, settings):
+                source.refuse((*at, *leaf[len(path) :]), "the campaign sets this", fix)
             if value in values[:index]:
                 source.refuse((*at, index), f"{_short(value)} is listed twice", "remove one of the two")
         yield [(path, value, (*at, index)) for index, value in enumerate(values) if value not in values[:index]]
 
 
-def _check_owned(path: Path, value: Any, at: Path, settings: Campaign, source: Document) -> None:
-    """Refuse what would be overwritten in every run."""
-    more = {"logging.dir": "set it in [logging], for all runs"}
-    if settings.max_steps is not None:
-        more["training.max_steps"] = "remove it, or [campaign] max_steps"
-    for leaf, fix in owned(path, value, more):
-        source.refuse((*at, *leaf[len(path) :]), "the campaign sets this", fix)
-
-
-def owned(path: Path, value: Any, more: Mapping[str, str] | None = None) -> Iterator[tuple[Path, str]]:
+def owned(path: Path, value: Any, settings: Campaign | None = None) -> Iterator[tuple[Path, str]]:
     """The keys in `value` at `path` that the campaign sets in every run, each with what to write instead.
 
     Args:
-        more: further keys of this kind with what to write instead.
+        settings: also the keys that the flag `--set` may set, but no condition.
     """
-    for leaf, _ in leaves(path, value):
-        for key, fix in {**OWNED, **(more or {})}.items():
-            if within(".".join(map(str, leaf)), key):
-                yield leaf, fix
+    keys = {
+        "training.seed": "list the seeds in [campaign] seeds",
+        "logging.name": "set [campaign] name, or the label of a condition",
+    }
+    if settings is not None:
+        keys["logging.dir"] = "set it in [logging], for all runs"
+        if settings.max_steps is not None:
+            keys["training.max_steps"] = "remove it, or [campaign] max_steps"
+    for leaf, _ in leaves(value, path):
+        yield from ((leaf, fix) for key, fix in keys.items() if within(".".join(map(str, leaf)), key))
 
 
 def within(key: str, table: str) -> bool:
     """Whether a dotted key is `table` or something in it."""
     return f"{key}.".startswith(f"{table}.")
-
-
-def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    """Every value that is no table, with the keys that lead to it."""
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for key, inner in value.items():
-        yield from leaves((*path, key), inner)
 
 
 def _path(key: str) -> Path:
@@ -168,7 +145,7 @@ def _path(key: str) -> Path:
 
 def _flat(changes: Sequence[Change]) -> dict[str, Any]:
     """Dotted key -> value."""
-    found = [leaf for path, value, _ in changes for leaf in leaves(path, value)]
+    found = [leaf for path, value, _ in changes for leaf in leaves(value, path)]
     return {".".join(map(str, path)): value for path, value in found}
 
 
@@ -186,3 +163,40 @@ def _short(value: Any) -> str:
     if isinstance(value, str) and value.isprintable():
         return value
     return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str)
+
+
+def fork(document: Document) -> Document:
+    """A copy with the same values and places; a change of either leaves the other as it is."""
+    lists = {"problems": [*document.problems], "warnings": [*document.warnings]}
+    return replace(document, data=copy.deepcopy(document.data), places={**document.places}, **lists)
+
+
+def lay(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
+    """Set `value` at `path` as written at `at` in `source`; tables are laid key by key, anything else is replaced."""
+    if isinstance(value, dict):
+        if at in source.places:
+            document.places.setdefault(path, source.places[at])
+        _table(document, path)
+        for key, inner in value.items():
+            lay(document, (*path, key), inner, source, (*at, key))
+        return
+    path = aliases().get(path, path)
+    table = _table(document, path[:-1])
+    if table is None:
+        document.problems.append(source.at(at, f"{show(path[:-1])} is not a table", "name a key of a table"))
+        return
+    table[str(path[-1])] = copy.deepcopy(value)
+    for below in [known for known in document.places if known[: len(path)] == path]:
+        del document.places[below]
+    for known in [known for known in source.places if known[: len(at)] == at]:
+        document.places[(*path, *known[len(at) :])] = source.places[known]
+
+
+def _table(document: Document, path: Path) -> dict[str, Any] | None:
+    """The table at `path`, made where it is missing; None where something else is."""
+    node: Any = document.data
+    for part in path:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            return None
+    return node

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from pydantic import ValidationError
 
 from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
-from retrain.campaign.plan.layers import fork, lay
+from retrain.campaign.plan.conditions import Condition, conditions, fork, lay, owned, rungs, within
 from retrain.config.binder import Binder
 from retrain.config.document import Document, canonical, read
 from retrain.config.load import LoadedConfig, validate
@@ -70,7 +70,7 @@ class LoadedCampaign:
         """Each condition but the first, with the one that it adds to."""
         return rungs(self.conditions, [config.resolved() for config in self.configs])
 
-    @property
+    @cached_property
     def observed(self) -> list[str]:
         """Signals that any condition computes and its files hold: every run does, so that conditions compare."""
         graphs = (config.components.graph(config.objective) for config in self.configs)
@@ -80,10 +80,9 @@ class LoadedCampaign:
         """The whole configuration of one run, as a TOML document; what only other conditions read is left out."""
         folder = str(self.directory / "cells" / condition.folder)
         data = _with_seed(condition, self.name, seed, folder)
-        observed = self.observed
-        if observed:
-            data["logging"]["observe"] = sorted({*data["logging"].get("observe", ()), *observed})
-        shared = {registry.find("signal", name).table for name in observed}
+        if self.observed:
+            data["logging"]["observe"] = sorted({*data["logging"].get("observe", ()), *self.observed})
+        shared = {registry.find("signal", name).table for name in self.observed}
         config = next(config for other, config in zip(self.conditions, self.configs, strict=True) if other is condition)
         for *around, key in (path for path in config.unread if path[0] not in shared):
             table: Any = data
@@ -193,19 +192,18 @@ def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
 
 def _check_labels(found: Sequence[Condition], settings: Campaign, source: Document) -> None:
     folders: dict[str, Condition] = {}
+    labels = [condition.label for condition in found]
+    known = f"labels: {', '.join(labels)}"
     for condition in found:
         first = folders.setdefault(condition.folder.lower(), condition)
         if first is not condition:
             other = f" (another is {first.label!r})" if first.label != condition.label else ""
             source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "give each a label")
-    labels = [condition.label for condition in found]
-    if settings.baseline is not None and settings.baseline not in labels:
-        fix = did_you_mean(settings.baseline, labels, f"labels: {', '.join(labels)}")
-        source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
-    for condition in found:
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
-            text = f'no other condition is called "{condition.against}"'
-            source.refuse((*condition.at, "against"), text, f"labels: {', '.join(labels)}")
+            source.refuse((*condition.at, "against"), f'no other condition is called "{condition.against}"', known)
+    if settings.baseline is not None and settings.baseline not in labels:
+        fix = did_you_mean(settings.baseline, labels, known)
+        source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
 
 
 def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ class Job:
     Attributes:
         id: CONDITION/sSEED.
         condition, seed: label of the condition, and the seed.
-        overrides: dotted key -> value, what the condition changes of the base run.
         max_steps: steps of the run.
         path: run directory within the campaign's.
     """
@@ -32,7 +30,6 @@ class Job:
     id: str
     condition: str
     seed: int
-    overrides: Mapping[str, Any]
     max_steps: int
     path: str
 
@@ -60,19 +57,17 @@ def jobs(loaded: LoadedCampaign) -> list[Job]:
     for seed in loaded.settings.seed_list:
         for condition, config in zip(loaded.conditions, loaded.configs, strict=True):
             cell, steps = f"{condition.folder}/s{seed}", config.config.training.max_steps
-            found.append(Job(cell, condition.label, seed, condition.overrides, steps, f"cells/{cell}"))
+            found.append(Job(cell, condition.label, seed, steps, f"cells/{cell}"))
     return found
 
 
 def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:
     """The content of plan.json."""
     return {
-        "name": loaded.name,
         "file": loaded.file,
         "folder": str(Path.cwd()),
         "baseline": loaded.baseline,
         "ladder": loaded.ladder,
-        "seeds": loaded.settings.seed_list,
         **loaded.settings.model_dump(include={"threshold", "alpha", "executor", "slots", "retries", "lease_s"}),
         "cells": [asdict(job) for job in jobs(loaded)],
     }

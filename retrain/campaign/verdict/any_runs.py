@@ -12,9 +12,9 @@ from os.path import commonprefix
 from pathlib import Path
 
 from retrain.campaign.plan.plan_file import PLAN
-from retrain.campaign.verdict.provenance import settings
-from retrain.campaign.verdict.results import Cell, Results, read_campaign, read_cell, table
-from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.campaign.verdict.results import Cell, Results, read_campaign, read_cell, settings, table
+from retrain.errors import StorageError
+from retrain.report.run_summary import no_run
 from retrain.storage.run_files import understood
 from retrain.system.records import read_json
 
@@ -64,10 +64,7 @@ def _run(path: Path) -> tuple[str, Cell]:
     except StorageError as error:
         return str(path), Cell(path.resolve().name, 0, path, "unreadable", str(error))
     if not config:
-        problem = ConfigProblem(
-            str(path), 0, 0, "run directory", "holds no run", "give the paths of some, as runs/NAME"
-        )
-        raise ConfigError([problem])
+        raise no_run(path)
     with understood(path):
         return key, read_cell(path, path.resolve().name, int(config["training"]["seed"]))
 

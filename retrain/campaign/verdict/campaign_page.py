@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.verdict import figures, provenance
+from retrain.campaign.verdict import figures
+from retrain.campaign.verdict import results as reading
 from retrain.campaign.verdict import sentences as verdict
 from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
-from retrain.campaign.verdict.results import Results, read_campaign, write_tables
 from retrain.report.charts import number
 from retrain.report.page import Table, fill, plural
 from retrain.report.shown_settings import settings
@@ -42,14 +42,14 @@ def write_report(directory: Path) -> Report:
     Raises:
         ConfigError: there is no campaign at this path. StorageError: it cannot be read, or not be written.
     """
-    results = read_campaign(directory)
+    results = reading.read_campaign(directory)
     analysis = analyze(results)
-    commands = provenance.campaign_commands(directory, results)
+    commands = reading.campaign_commands(directory, results)
     html, text = directory / "report.html", directory / "report.md"
     with writing(directory):
         write_text(html, render(analysis, commands))
         write_text(text, verdict.markdown(analysis, commands))
-        return Report(analysis, verdict.text(analysis), (html, text, *write_tables(results, directory)))
+        return Report(analysis, verdict.text(analysis), (html, text, *reading.write_tables(results, directory)))
 
 
 def render(analysis: Analysis, commands: Sequence[str]) -> str:
@@ -59,32 +59,27 @@ def render(analysis: Analysis, commands: Sequence[str]) -> str:
         commands: what gives the numbers again.
     """
     results, credit = analysis.results, credit_map(analysis.results)
-    tables = verdict.tables(analysis)
-    environment = provenance.environments(results).items()
+    contents = verdict.contents(analysis, commands)
+    environment, changes = reading.environments(results).items(), reading.differences(results)
+    labels = next(iter(changes.values()), {})
     return fill(
         "campaign.html",
-        title=results.name,
         scope=f"{plural(len(results.conditions), 'condition')}, {plural(len(results.seeds), 'seed')}; "
         f"the result of a run is its last held-out accuracy; baseline {results.baseline}",
-        headline=verdict.headline(analysis),
         primary=_verdicts(analysis.primary),
         others=_verdicts(analysis.secondary),
-        baseline=verdict.BASELINE,
-        note=verdict.note(analysis),
-        lost=[verdict.lost_cell(cell) for cell in results.without_result()],
-        statuses={cell.status for cell in results.without_result()},
-        **_forests(analysis, tables["differences"].rows),
+        statuses={cell.status for cell in results.lost},
+        **_forests(analysis, contents["differences"].rows),
         threshold=results.threshold,
         keys=figures.keys(results),
-        curves=_curves(results),
+        curves=figures.curves(results),
         spent=figures.costs(results),
         credit=credit,
         completions=[_completion(credit, index) for index in range(len(credit.rows))] if credit else [],
-        changes=_changes(results),
-        configuration=settings(provenance.configuration(results)),
+        changes=Table(["key", *labels], [[key, *values.values()] for key, values in changes.items()]),
+        configuration=settings(reading.configuration(results)),
         environment=Table(("", ""), [(key, _counted(values)) for key, values in environment]),
-        commands=commands,
-        **tables,
+        **contents,
     )
 
 
@@ -100,28 +95,12 @@ def _verdicts(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 def _forests(analysis: Analysis, cells: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Families of comparisons, each a title and rows of a drawing and texts, over one axis."""
-    families = {
-        "Each condition against the one that it adds to": analysis.ladder,
-        "Each condition against the baseline": analysis.baseline,
-    }
-    span = figures.forest_span([*analysis.ladder, *analysis.baseline])
-    rows = iter(cells)
-    drawn = {
-        title: [(figures.forest_row(one, span), next(rows)) for one in family] for title, family in families.items()
-    }
-    return {"forests": [pair for pair in drawn.items() if pair[1]], "axis": figures.forest_axis(span)}
-
-
-def _curves(results: Results) -> list[tuple[str, str, str]]:
-    overview, single = figures.curves(results)
-    if not overview:
-        return []
-    captions = {label: plural(len(results.done(label)), "run") for label in single}
-    captions[results.baseline] = captions.get(results.baseline, "") + ", the baseline"
-    return [
-        ("All conditions", "mean over runs", overview),
-        *((label, captions[label], chart) for label, chart in single.items()),
-    ]
+    both, first = [*analysis.ladder, *analysis.baseline], len(analysis.ladder)
+    span = figures.forest_span(both)
+    rows = [(figures.forest_row(one, span), texts) for one, texts in zip(both, cells, strict=True)]
+    titles = ("Each condition against the one that it adds to", "Each condition against the baseline")
+    forests = zip(titles, (rows[:first], rows[first:]), strict=True)
+    return {"forests": [forest for forest in forests if forest[1]], "axis": figures.forest_axis(span)}
 
 
 def _completion(found: CreditMap, index: int) -> dict[str, Any]:
@@ -143,13 +122,6 @@ def _completion(found: CreditMap, index: int) -> dict[str, Any]:
             for label, scale in scales.items()
         ],
     }
-
-
-def _changes(results: Results) -> Table:
-    changes = provenance.differences(results)
-    labels = list(dict.fromkeys(label for values in changes.values() for label in values))
-    rows = [[key, *(values.get(label, "-") for label in labels)] for key, values in changes.items()]
-    return Table(["key", *labels], rows)
 
 
 def _counted(values: dict[str, int]) -> str:

@@ -64,8 +64,7 @@ def _stored(run: Path) -> tuple[int, Sequence[Row], list[int]] | None:
 def _credited(results: Results, source: Cell, step: int, rows: Sequence[Row], shown: list[int]) -> CreditMap:
     advantages, skipped = dict[str, list[list[float]]](), dict[str, str]()
     for label in results.conditions:
-        cells = [cell for cell in results.of(label) if (cell.path / "config.resolved.json").is_file()]
-        cells.sort(key=lambda cell: (not cell.done, cell.seed != source.seed))
+        cells = sorted(results.started(label), key=lambda cell: (not cell.done, cell.seed != source.seed))
         if not cells:
             skipped[label] = "none of its runs was started"
             continue

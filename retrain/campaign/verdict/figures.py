@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from retrain.campaign.verdict.analysis import Comparison, Estimate, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.report.charts import Axes, Point, Range, area, dot, label, line, polyline, roomy, span, svg, ticks
+from retrain.report.page import plural
 
 COLORS = 8
 _WIDE, _ROW, _PAD = 340, 26, 12
@@ -64,16 +65,19 @@ def mean_curve(cells: Sequence[Cell]) -> Curve:
     return [(step, mean_estimate([curve[step] for curve in curves])) for step in steps]
 
 
-def curves(results: Results) -> tuple[str, dict[str, str]]:
-    """All mean curves in one chart, and a chart per condition with its runs, interval, and the baseline dashed."""
+def curves(results: Results) -> list[tuple[str, str, str]]:
+    """(title, caption, chart): all means, then each condition with its runs, its interval, and the baseline dashed."""
     means = {label: curve for label in results.conditions if (curve := mean_curve(list(results.done(label).values())))}
     if not means:
-        return "", {}
+        return []
     points = [point for cell in results.cells.values() if cell.done for point in cell.curve]
     axes = Axes(span([float(step) for step, _ in points]), _shares([y for _, y in points]), True)
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
-    single = {label: _panel(results, label, curve, means, axes) for label, curve in means.items()}
-    return svg(axes.draw() + lines), single
+    found = [("All conditions", "mean over runs", svg(axes.draw() + lines))]
+    for name, curve in means.items():
+        runs = plural(len(results.done(name)), "run") + (", the baseline" if name == results.baseline else "")
+        found.append((name, runs, _panel(results, name, curve, means, axes)))
+    return found
 
 
 def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve], axes: Axes) -> str:
@@ -81,9 +85,7 @@ def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve
     runs = [[(float(step), y) for step, y in cell.curve] for cell in results.done(label).values()]
     faint = "".join(polyline(axes, run, f"single {own}") for run in runs)
     known = [(float(step), at) for step, at in curve if math.isfinite(at.low)]
-    upper, lower = (
-        [(x, _clip(axes.y, end)) for x, at in known for end in [getattr(at, side)]] for side in ("high", "low")
-    )
+    upper, lower = [(x, _clip(axes.y, at.high)) for x, at in known], [(x, _clip(axes.y, at.low)) for x, at in known]
     band = area(axes, upper, lower, f"area {own}") if known else ""
     baseline = means.get(results.baseline, []) if label != results.baseline else []
     dashed = polyline(axes, _line(baseline), "reference") if baseline else ""

@@ -1,4 +1,4 @@
-"""The results of a campaign's runs: one `Cell` per condition and seed, read from files.
+"""The results of a campaign's runs and where they come from: one `Cell` per condition and seed, read from files.
 
 A failed, missing or unfinished cell stays in the table with its reason; it has no result.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import json
+import re
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
@@ -17,13 +21,20 @@ from typing import Any
 
 from retrain.campaign.plan.plan_file import PLAN, read_plan
 from retrain.errors import StorageError
-from retrain.storage.run_files import read_rows, understood
+from retrain.storage.run_files import flatten, read_rows, understood
 from retrain.system.files import staged
 from retrain.system.records import read_json
+from retrain.system.secret_names import masked
 
 SPENT = ("rollouts", "tokens", "seconds")
 _SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
 _EVALUATED = ("accuracy", "avg_tokens")
+
+
+_FREE = ("training.seed", "logging", "checkpoint", "components")
+"""Keys that may differ between the runs of a condition, or that follow from others."""
+
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -120,14 +131,25 @@ class Results:
         """The condition's finished cells, by seed."""
         return {cell.seed: cell for cell in self.of(condition) if cell.done}
 
+    def started(self, condition: str) -> list[Cell]:
+        """The condition's cells with a resolved configuration, the finished ones first."""
+        found = [cell for cell in self.of(condition) if (cell.path / "config.resolved.json").is_file()]
+        return sorted(found, key=lambda cell: not cell.done)
+
     def pairs(self, condition: str, against: str) -> list[tuple[Cell, Cell]]:
         """The finished cells of both conditions with the same seed, by seed."""
         left, right = self.done(condition), self.done(against)
         return [(left[seed], right[seed]) for seed in left if seed in right]
 
-    def without_result(self) -> list[Cell]:
-        """Cells that failed, are missing or unfinished, in the table's order."""
-        return [cell for condition in self.conditions for cell in self.of(condition) if not cell.done]
+    @property
+    def runs(self) -> list[Cell]:
+        """All cells, by condition and seed."""
+        return [cell for condition in self.conditions for cell in self.of(condition)]
+
+    @property
+    def lost(self) -> list[Cell]:
+        """Cells that failed, are missing or unfinished."""
+        return [cell for cell in self.runs if not cell.done]
 
 
 def read_campaign(directory: Path) -> Results:
@@ -233,12 +255,7 @@ def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
     step = cell.reached(threshold) if cell.done and threshold is not None else None
     needed = (None,) * len(SPENT) if step is None else cell.spent_after(step)
     return {
-        "condition": cell.condition,
-        "seed": cell.seed,
-        "status": cell.status,
-        "reason": cell.reason,
-        "accuracy": cell.accuracy,
-        "area": cell.area,
+        **{name: getattr(cell, name) for name in ("condition", "seed", "status", "reason", "accuracy", "area")},
         "avg_tokens": cell.avg_tokens if cell.done else None,
         "steps": len(cell.spent) - 1,
         **dict(zip(SPENT, cell.total, strict=True)),
@@ -253,7 +270,7 @@ def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
 
 def write_tables(results: Results, directory: Path) -> list[Path]:
     """Write results.csv, and results.parquet if pyarrow is installed; one row per cell, failed ones included."""
-    rows = [row(cell, results.threshold) for condition in results.conditions for cell in results.of(condition)]
+    rows = [row(cell, results.threshold) for cell in results.runs]
     path = directory / "results.csv"
     with staged(path) as stage, stage.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0] if rows else (), lineterminator="\n")
@@ -264,3 +281,53 @@ def write_tables(results: Results, directory: Path) -> list[Path]:
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist(rows), directory / "results.parquet")
     return [path, directory / "results.parquet"]
+
+
+def configuration(results: Results) -> dict[str, Any]:
+    """The resolved configuration of the first run of the baseline that was started; empty without one."""
+    started = results.started(results.baseline)
+    return read_json(started[0].path / "config.resolved.json") if started else {}
+
+
+def settings(run: Path) -> dict[str, Any]:
+    """What determines a run apart from its seed: dotted key -> value; secrets are masked."""
+    leaves = flatten(masked(read_json(run / "config.resolved.json")))
+    return {key: value for key, value in leaves if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)}
+
+
+def differences(results: Results) -> dict[str, dict[str, str]]:
+    """Keys that differ between conditions: key -> label -> value as JSON; `-` where it is not set.
+
+    Conditions without a started run are left out.
+    """
+    found = {one: settings(cell.path) for one in results.conditions for cell in results.started(one)[:1]}
+    keys = dict.fromkeys(key for values in found.values() for key in values)
+    shown = {
+        key: {label: json.dumps(values[key]) if key in values else "-" for label, values in found.items()}
+        for key in keys
+    }
+    return {key: values for key, values in shown.items() if len(set(values.values())) > 1}
+
+
+def environments(results: Results) -> dict[str, dict[str, int]]:
+    """Of every fact about the machines and packages: value -> runs; most frequent first."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for cell in results.cells.values():
+        facts = dict(flatten(read_json(cell.path / "environment.json")))
+        if cell.host:
+            facts["host"] = cell.host
+        for key, value in facts.items():
+            counts[key][value if isinstance(value, str) else json.dumps(value)] += 1
+    return {key: dict(values.most_common()) for key, values in counts.items()}
+
+
+def campaign_commands(directory: Path, results: Results) -> list[str]:
+    """Commands that run the campaign again, and each of its cells alone."""
+    source = str(read_json(directory / PLAN).get("file") or directory / "campaign.toml")
+    lines = ["# everything", f"retrain campaign {shlex.quote(source)}", f"retrain report {shlex.quote(str(directory))}"]
+    lines += ["", "# one run; its name keeps it apart from the campaign's"]
+    for cell in results.runs:
+        config, name = str(cell.path / "config.toml"), f"again-{cell.path.parent.name}-{cell.path.name}"
+        options = f"--set logging.name={_NAME.sub('-', name)} --set logging.dir=runs"
+        lines.append(f"retrain train {shlex.quote(config)} {options}")
+    return lines

@@ -18,9 +18,8 @@ from retrain.report.page import Table, fill, plural
 def headline(analysis: Analysis) -> str:
     """How many differences are clear, and how many runs there are."""
     results, found = analysis.results, analysis.primary
-    runs = [cell for label in results.conditions for cell in results.of(label)]
-    done, clear = sum(cell.done for cell in runs), sum(one.significant for one in found)
-    start = f"{done} of {len(runs)} runs finished" if done < len(runs) else f"All {done} runs finished"
+    runs, lost, clear = len(results.runs), len(results.lost), sum(one.significant for one in found)
+    start = f"{runs - lost} of {runs} runs finished" if lost else f"All {runs} runs finished"
     if not found:
         return f"{start}. There is one condition, so there is nothing to compare."
     if analysis.ladder:
@@ -72,8 +71,7 @@ def text(analysis: Analysis) -> str:
     lines = [headline(analysis), *(f"  {sentence(one)}" for one in analysis.primary)]
     if analysis.secondary:
         lines += [BASELINE, *(f"  {sentence(one)}" for one in analysis.secondary)]
-    lost = analysis.results.without_result()
-    return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in lost)])
+    return "\n".join([*lines, *(f"  no result: {lost_cell(cell)}" for cell in analysis.results.lost)])
 
 
 def conditions_text(analysis: Analysis) -> str:
@@ -185,20 +183,24 @@ def _shown(cell: Cell | None) -> str:
     return cell.status if cell.accuracy is None else f"{cell.accuracy:.3f}"
 
 
+def contents(analysis: Analysis, commands: Sequence[str]) -> dict[str, Any]:
+    """What the report shows in HTML and in Markdown."""
+    return {
+        "title": analysis.results.name,
+        "headline": headline(analysis),
+        "baseline": BASELINE,
+        "lost": [lost_cell(cell) for cell in analysis.results.lost],
+        "note": note(analysis),
+        "commands": commands,
+        **tables(analysis),
+    }
+
+
 def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
     """report.md."""
-    return fill(
-        "campaign.md",
-        title=analysis.results.name,
-        headline=headline(analysis),
-        sentences=[sentence(one) for one in analysis.primary],
-        baseline=BASELINE,
-        others=[sentence(one) for one in analysis.secondary],
-        lost=[lost_cell(cell) for cell in analysis.results.without_result()],
-        note=note(analysis),
-        commands=commands,
-        **tables(analysis),
-    )
+    families = {"sentences": analysis.primary, "others": analysis.secondary}
+    texts = {name: [sentence(one) for one in family] for name, family in families.items()}
+    return fill("campaign.md", **texts, **contents(analysis, commands))
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
@@ -217,7 +219,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         ],
         "without_result": [
             {"condition": cell.condition, "seed": cell.seed, "status": cell.status, "reason": cell.reason}
-            for cell in results.without_result()
+            for cell in results.lost
         ],
     }
     return to_jsonable_python(facts, inf_nan_mode="null")

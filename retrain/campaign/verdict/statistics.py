@@ -114,17 +114,14 @@ def sign_flip(differences: Any, seed: int = 0) -> Any:
     if count == 0:
         return np.full(data.shape[:-1], 1.0)
     exact = count <= EXACT_SEEDS
-    signs = _all_signs(count) if exact else np.random.default_rng(seed).choice([-1.0, 1.0], size=(_PATTERNS, count))
+    if exact:  # every pattern up to a flip of all signs, which changes no absolute sum
+        signs = 1.0 - 2.0 * ((np.arange(2 ** (count - 1))[:, None] >> np.arange(count)) & 1)
+    else:
+        signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(_PATTERNS, count))
     observed = np.abs(data.sum(axis=-1))
     slack = 1e-12 * np.abs(data).sum(axis=-1)  # sums in another order are the same sum
     hits = (np.abs(data @ signs.T) >= (observed - slack)[..., None]).sum(axis=-1)
     return hits / len(signs) if exact else (1 + hits) / (1 + len(signs))
-
-
-def _all_signs(count: int) -> Array:
-    """[2^(n-1), n]: every sign pattern up to a flip of all signs, which changes no absolute sum."""
-    bits = (np.arange(2 ** (count - 1))[:, None] >> np.arange(count)) & 1
-    return 1.0 - 2.0 * bits
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -19,10 +19,10 @@ from typing import Any
 
 import tomli
 
-from retrain.campaign.plan.conditions import leaves
 from retrain.campaign.plan.load_campaign import LoadedCampaign, tracker_tables
 from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_plan
 from retrain.config.document import show
+from retrain.config.presets import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.files import remove, write_text, writing
 from retrain.system.lock import exclusive
@@ -121,7 +121,7 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
     if not (run / "config.resolved.json").exists():
         return []
     old, new = (
-        {path: value for path, value in leaves((), data) if path[0] not in (*_FREE, *tracker_tables())}
+        {path: value for path, value in leaves(data) if path[0] not in (*_FREE, *tracker_tables())}
         for data in (tomli.loads((run / "config.toml").read_text(encoding="utf-8")), config)
     )
     fix = "change it back, choose another [campaign] name, or start again with --fresh, which deletes all runs"

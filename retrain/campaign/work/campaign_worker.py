@@ -189,21 +189,18 @@ class Worker:
             lease.previous = lease.facts
             self._start(job, lease, running.slot)
         else:
-            self._finish(job, lease, code)
-
-    def _finish(self, job: Job, lease: Lease, code: int) -> None:
-        outcome = {
-            "status": "failed" if code else "done",
-            "exit_code": code if code >= 0 else 128 - code,
-            "attempts": lease.facts["starts"],
-            "seconds": lease.facts["seconds"],
-            "reason": reason(self._campaign.run(job), code) if code else "",
-            "host": socket.gethostname(),
-        }
-        self.failures += code != 0
-        if self._campaign.finish(job, outcome):
-            self._tell(job, str(outcome["status"]), str(outcome["reason"]))
-        lease.close()
+            outcome = {
+                "status": "failed" if code else "done",
+                "exit_code": code if code >= 0 else 128 - code,
+                "attempts": lease.facts["starts"],
+                "seconds": lease.facts["seconds"],
+                "reason": reason(self._campaign.run(job), code) if code else "",
+                "host": socket.gethostname(),
+            }
+            self.failures += code != 0
+            if self._campaign.finish(job, outcome):
+                self._tell(job, str(outcome["status"]), str(outcome["reason"]))
+            lease.close()
 
     def _tell(self, job: Job, event: str, text: str) -> None:
         self._observe("job", {"id": job.id, "event": event, "text": text})

@@ -49,7 +49,7 @@ class Lease:
 
     def owned(self) -> bool:
         """Whether nobody has taken it over."""
-        return self._path.exists() and not _numbered(self._path.parent, _number(self._path) + 1).exists()
+        return self._path.exists() and not (self._path.parent / f"{_number(self._path) + 1}.json").exists()
 
     def release(self) -> None:
         """Let others have the job at once."""
@@ -82,12 +82,12 @@ class Watch:
         folder = self._folder / job
         folder.mkdir(parents=True, exist_ok=True)
         number = max((_number(path) for path in folder.glob("*.json")), default=0)
-        path = _numbered(folder, number)
+        path = folder / f"{number}.json"
         last = _last(path) if number else {"released": True}
         if not (last.get("released") or _gone(last) or self._still(job, (path, last, _size(progress)))):
             return None
         with suppress(FileExistsError):
-            return Lease(_numbered(folder, number + 1), last)
+            return Lease(folder / f"{number + 1}.json", last)
         return None
 
     def _still(self, job: str, state: Any) -> bool:
@@ -126,10 +126,6 @@ def _me() -> dict[str, Any]:
     """This process, with its machine and namespace: a process id is unique only within these."""
     me, space = identity(os.getpid()), Path("/proc/self/ns/pid")
     return me | {"space": f"{me['host']} {space.readlink()}" if space.is_symlink() else me["host"]}
-
-
-def _numbered(folder: Path, number: int) -> Path:
-    return folder / f"{number}.json"
 
 
 def _number(path: Path) -> int:

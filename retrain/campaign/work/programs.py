@@ -7,9 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import Worker
@@ -35,15 +33,10 @@ def ray_task(folder: str, directory: str, job: str, cpus: int) -> tuple[int, str
     Returns:
         Exit code of its worker, and the end of what this one printed. How the run ended is in its outcome.json.
     """
-    arguments = ["one-run", directory, job, str(cpus), str(os.getpid())]
+    command = [sys.executable, "-m", __name__, "one-run", directory, job, str(cpus), str(os.getpid())]
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", __name__, *arguments],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=printed,
-            start_new_session=True,
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, start_new_session=True
         )
         try:
             while process.poll() is None:
@@ -67,12 +60,9 @@ def warm_start(config: str) -> None:
     """Compute the warm start of a run, unless it is in the cache, before all runs would wait for the first of them."""
     from retrain.run.build import choose_device, initial_model
 
-    def observe(event: str, details: Mapping[str, Any]) -> None:
-        if event == "warmup":
-            print(f"warm start {details['step']}/{details['steps']}", flush=True)
-
     loaded = load(config)
-    initial_model(loaded, choose_device(loaded.config.training.device), observe)
+    device = choose_device(loaded.config.training.device)
+    initial_model(loaded, device, lambda event, details: print(event, *details.values(), flush=True))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ class Progress:
         What is not known is None.
         """
         rows = [self._row(job) for job in self._campaign.jobs]
-        states = ("done", "failed", "running", "unreadable")
-        count = {state: sum(row["state"] == state for row in rows) for state in states}
+        states = Counter(row["state"] for row in rows)
+        count = {state: states[state] for state in ("done", "failed", "running", "unreadable")}
         return {"path": str(self._campaign.path), "total": len(rows), **count, "left_s": _left(rows), "runs": rows}
 
     def _row(self, job: Job) -> dict[str, Any]:
@@ -50,7 +50,8 @@ class Progress:
         metrics, evals = self._tail(run / "metrics.jsonl"), self._tail(run / "eval.jsonl")
         working = held(self._campaign.path / "leases", job.id)
         state = str(outcome.get("status") or {None: "waiting", True: "running", False: "stopped"}[working])
-        step_s = metrics.mean("time/step_s")
+        times = [float(row["time/step_s"]) for row in metrics.rows if row.get("time/step_s") is not None]
+        step_s = sum(times) / len(times) if times else None
         return {
             "state": state,
             "steps": metrics.count,
@@ -61,9 +62,7 @@ class Progress:
         }
 
     def _tail(self, file: Path) -> _Tail:
-        tail = self._tails.setdefault(file, _Tail(file))
-        tail.read()
-        return tail
+        return self._tails.setdefault(file, _Tail(file)).read()
 
 
 class _Tail:
@@ -74,25 +73,23 @@ class _Tail:
         self.count = 0
         self.rows: deque[dict[str, Any]] = deque(maxlen=_RECENT)
 
-    def read(self) -> None:
+    def read(self) -> _Tail:
+        """Take in what was appended since the last time."""
         size = self._file.stat().st_size if self._file.is_file() else 0
         if size < self._at:  # a resumed run took rows back
             self._at = self.count = 0
             self.rows.clear()
-        if size == self._at:
-            return
-        with self._file.open("rb") as file:
-            file.seek(self._at)
-            lines = file.read().split(b"\n")[:-1]
-        for line in lines:
+        data = b""
+        if size > self._at:
+            with self._file.open("rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        for line in data.split(b"\n")[:-1]:
             row = parse_row(line, self._file, self.count + 1)
             self._at += len(line) + 1
             self.count += 1
             self.rows.append(row)
-
-    def mean(self, name: str) -> float | None:
-        values = [float(row[name]) for row in self.rows if row.get(name) is not None]
-        return sum(values) / len(values) if values else None
+        return self
 
 
 def _left(rows: list[dict[str, Any]]) -> float | None:

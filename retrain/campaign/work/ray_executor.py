@@ -171,12 +171,10 @@ def _connect(address: str) -> Any:
 def _probe(address: str) -> None:
     """ConfigError unless the cluster refuses a wrong token and takes ours."""
     grpc, utils = import_module("grpc"), import_module("ray._private.grpc_utils")
-    messages, services = (import_module(f"ray.core.generated.gcs_service_{name}") for name in ("pb2", "pb2_grpc"))
 
     def answer(metadata: Sequence[tuple[str, str]]) -> Any:
         try:
-            stub = services.NodeInfoGcsServiceStub(channel)
-            stub.CheckAlive(messages.CheckAliveRequest(), timeout=_PROBE_S, metadata=metadata)
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=_PROBE_S, metadata=metadata)
         except grpc.RpcError as error:
             return error.code()
         return grpc.StatusCode.OK

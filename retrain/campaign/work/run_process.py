@@ -94,18 +94,14 @@ def reason(run: Path, code: int) -> str:
         number = -code if code < 0 else code - 128
         name = signal.Signals(number).name if number in {one.value for one in signal.Signals} else str(number)
         return f"killed by {name}" + (": out of memory?" if number == signal.SIGKILL else "")
-    told = ""
     with suppress(StorageError):
-        told = str(read_json(run / "status.json").get("error") or "")
-    told = told or _last_line(run / "log.txt")
-    return told or _REASONS.get(code, f"exit code {code}")
+        if error := read_json(run / "status.json").get("error"):
+            return str(error)
+    return _last_line(run / "log.txt") or _REASONS.get(code, f"exit code {code}")
 
 
 def _last_line(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1][:300] if lines else ""
+    with suppress(OSError, IndexError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        return file.read().decode(errors="replace").strip().splitlines()[-1][:300]
+    return ""

@@ -16,7 +16,7 @@ _SCRIPT = """\
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}%{slots}
 #SBATCH --ntasks=1
-#SBATCH --cpus-per-task={cores}
+#SBATCH --cpus-per-task=2
 {gpu}#SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
@@ -41,12 +41,10 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
     Args:
         slots: tasks at a time; unset: all.
     """
-    runs = len(campaign.jobs)
     return _SCRIPT.format(
         name=campaign.path.resolve().name,
-        last=runs - 1,
-        slots=slots or runs,
-        cores=2,
+        last=len(campaign.jobs) - 1,
+        slots=slots or len(campaign.jobs),
         gpu="#SBATCH --gres=gpu:1\n" if gpus() else "",
         folder=shlex.quote(str(campaign.plan["folder"])),
         python=shlex.quote(sys.executable),

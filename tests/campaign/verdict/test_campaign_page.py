@@ -11,8 +11,7 @@ from retrain.campaign.verdict.analysis import analyze
 from retrain.campaign.verdict.campaign_page import render, write_report
 from retrain.campaign.verdict.credit_map import credit_map
 from retrain.campaign.verdict.figures import forest_span, mean_curve
-from retrain.campaign.verdict.provenance import differences, environments
-from retrain.campaign.verdict.results import read_campaign
+from retrain.campaign.verdict.results import differences, environments, read_campaign
 from retrain.campaign.verdict.sentences import amount, p_value, sentence
 from tests.campaign.tables import group, write_campaign
 from tests.report.test_run_page import HOSTILE, checked

@@ -20,12 +20,12 @@ def test_every_planned_cell_is_there_in_the_plans_order(results):
     assert results.seeds == tuple(range(10))
     assert len(results.cells) == 50
     assert sorted(results.done("maxrl")) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    lost = {(cell.condition, cell.seed): (cell.status, cell.reason) for cell in results.without_result()}
+    lost = {(cell.condition, cell.seed): (cell.status, cell.reason) for cell in results.lost}
     assert lost == {
         ("maxrl", 3): ("failed", "the loss was not finite in 5 steps (exit 4)"),
         ("maxrl+gtpo+sepa", 9): ("missing", "it was never started"),
     }
-    assert all(cell.accuracy is None and cell.area is None for cell in results.without_result())
+    assert all(cell.accuracy is None and cell.area is None for cell in results.lost)
 
 
 def test_how_a_cell_ended(tmp_path):

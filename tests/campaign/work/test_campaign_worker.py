@@ -174,5 +174,5 @@ def test_json_of_the_plan_is_what_the_report_reads(tmp_path):
     plan = json.loads((tmp_path / "runs/sweep/plan.json").read_text())
     assert (plan["ladder"], plan["baseline"], plan["threshold"]) == ([["b", "a"]], "a", 0.5)
     assert [cell["id"] for cell in plan["cells"]] == ["a/s0", "b/s0", "a/s1", "b/s1"]
-    assert plan["cells"][3]["overrides"] == {"training.max_steps": 2}
+    assert [cell["max_steps"] for cell in plan["cells"]] == [1, 2, 1, 2]
     assert all((tmp_path / "runs/sweep" / cell["path"] / "config.toml").exists() for cell in plan["cells"])
