@@ -94,7 +94,7 @@ class RewardPool:
         self._told: set[str] = set()
         self._local = [(n, load(n, t, p, self._settings.search_paths)) for n, t, p in targets] if workers == 0 else []
         self._workers: list[_Worker] = []
-        self._start()
+        self._call_all([])  # what cannot be loaded is refused now, not at the first step
 
     def __enter__(self) -> RewardPool:
         return self
@@ -124,26 +124,19 @@ class RewardPool:
         return scores
 
     def _call_all(self, calls: list[Call]) -> list[Reply]:
+        """The replies of workers, which are all alive and have loaded the rewards before the first call."""
         if self._size == 0:
             return [evaluate(*self._local[index], arguments) for index, arguments in calls]
         try:
-            self._start()
+            for worker in [worker for worker in self._workers if worker.gone()]:
+                worker.kill()
+                self._workers.remove(worker)
+            self._workers += [self._worker() for _ in range(self._size - len(self._workers))]
+            while not all(worker.ready for worker in self._workers):
+                self._receive([], [], deque())
             return self._dispatch(calls)
         except BaseException:
             self.close()  # replies under way must not reach the next call of `score`
-            raise
-
-    def _start(self) -> None:
-        """Have all workers alive and loaded, whatever became of them since."""
-        for worker in [worker for worker in self._workers if worker.gone()]:
-            worker.kill()
-            self._workers.remove(worker)
-        self._workers += [self._worker() for _ in range(self._size - len(self._workers))]
-        try:
-            while not all(worker.ready for worker in self._workers):
-                self._receive([], [], deque())
-        except BaseException:
-            self.close()
             raise
 
     def _worker(self) -> _Worker:

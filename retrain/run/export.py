@@ -10,6 +10,7 @@ from retrain.report.model_card import Card, render_adapter_card, write_card
 from retrain.run.run_parts import Trained
 from retrain.storage.run_files import read_rows
 from retrain.system.files import published
+from retrain.system.records import read_json
 from retrain.training.model.loading import save_model
 
 
@@ -56,7 +57,7 @@ def _card(trained: Trained, folder: Path) -> Card:
     run = trained.directory.path
     return Card(
         name=run.resolve().name,
-        config=trained.directory.stored_config(),
+        config=read_json(run / "config.resolved.json"),
         evaluations=read_rows(run / "eval.jsonl"),
         steps=trained.steps,
         adapter=trained.policy.adapter is not None or (folder / "adapter").is_dir(),

@@ -172,7 +172,7 @@ def record(parts: Parts, collection: Collection, batch: Batch | None, metrics: M
     """Write the step's metrics row, its rollouts when due, and tell the trackers and the display."""
     step = collection.step
     row = {"step": step} | collection.metrics | metrics
-    parts.directory.write_metrics(row)
+    parts.directory.append("metrics.jsonl", row)
     every = parts.config.logging.rollouts_every
     if every and step % every == 0:
         parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch))
@@ -205,7 +205,7 @@ def evaluate_and_record(parts: Parts, step: int) -> None:
     parts.observe("phase", {"name": f"evaluation after {step} steps"})
     began = time.perf_counter()
     row = evaluate(parts, step) | {"time/evaluation_s": time.perf_counter() - began}
-    parts.directory.write_eval(row)
+    parts.directory.append("eval.jsonl", row)
     for tracker in parts.trackers:
         tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})
     parts.observe("eval", row)

@@ -133,14 +133,6 @@ class RunDirectory:
             write_text(self.path / "config.resolved.json", json.dumps(started["config"], indent=2) + "\n")
             write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
-    def stored_config(self) -> dict[str, Any]:
-        """The resolved configuration that the run was started with; empty if there is none.
-
-        Raises:
-            StorageError: it cannot be read.
-        """
-        return read_json(self.path / "config.resolved.json")
-
     def previous_config(self, path: Path | None = None) -> dict[str, Any]:
         """config.resolved.json of the run that is continued: that of checkpoint `path`, or else this one.
 
@@ -195,15 +187,8 @@ class RunDirectory:
             if match is None or int(match[1]) >= done:
                 file.unlink()
 
-    def write_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append a row to metrics.jsonl."""
-        self._append("metrics.jsonl", row)
-
-    def write_eval(self, row: Mapping[str, Any]) -> None:
-        """Append a row to eval.jsonl."""
-        self._append("eval.jsonl", row)
-
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+    def append(self, name: Literal["metrics.jsonl", "eval.jsonl"], row: Mapping[str, Any]) -> None:
+        """Append a row to one of the run's records."""
         with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 

@@ -105,15 +105,12 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequ
     before, after = dict(flatten(old)), dict(flatten(new))
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     lines = {key: f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}" for key in changed}
-
-    def problem(key: str) -> ConfigProblem:
-        text = f"differs from the run to be resumed: {lines[key]}"
-        return ConfigProblem("--resume", 0, 0, key, text, f"--allow-change {key}, or change it back")
-
     free = (*allowed, *_FREE)
     refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in free)]
     if refused:
-        raise ConfigError([problem(key) for key in refused])
+        texts = {key: f"differs from the run to be resumed: {lines[key]}" for key in refused}
+        fix = "--allow-change {}, or change it back"
+        raise ConfigError([ConfigProblem("--resume", 0, 0, key, texts[key], fix.format(key)) for key in refused])
     return [f"{key}: {lines[key]}" for key in changed]
 
 

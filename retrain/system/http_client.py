@@ -133,9 +133,9 @@ def address_mistakes(urls: Sequence[str], allow_remote: bool) -> Iterator[tuple[
             yield index, f'"{url}" is no address of a server', 'write it as "http://127.0.0.1:8000"'
         elif not allow_remote and not is_loopback(url):
             problem = (
-                "can be reached from other machines, and a server's endpoints that load weights ask for no password"
+                f"{url} can be reached from other machines, and its endpoints that load weights ask for no password"
             )
-            yield index, f"{url} {problem}", "use 127.0.0.1, or set allow_remote = true if the network is private"
+            yield index, problem, "use 127.0.0.1, or set allow_remote = true if the network is private"
         elif place in known:
             yield index, f'"{url}" and "{known[place]}" are one server', "remove one of the two"
         else:

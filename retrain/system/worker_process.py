@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
@@ -75,20 +75,12 @@ class WorkerProcess:
         self._socket.settimeout(seconds)
         self._sent = self._answered = 0
         self._unread = b""
-        self.process = (
-            _starter(os.getpid())
-            .submit(
-                subprocess.Popen,
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=_environment(set(variables)),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-            .result()
-        )
+        command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
+        # Of a session of its own: `end` kills the whole group, and Ctrl-C reaches the parent alone.
+        options: dict[str, Any] = {"env": _environment(set(variables)), "start_new_session": True}
+        options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        start = partial(subprocess.Popen[bytes], command, pass_fds=[theirs.fileno()], **options)
+        self.process = _starter(os.getpid()).submit(start).result()
         theirs.close()
         self.send([(tuple(containment), hello)])
 

@@ -50,18 +50,18 @@ def run(tmp_path):
             {"python": "3.11", "devices": [], "git": None, "packages": {"torch": "2"}},
             {"config": resolved, "plugins": {}},
         )
-        directory.write_eval(evaluation(0, 0.2))
+        directory.append("eval.jsonl", evaluation(0, 0.2))
         for step in range(30):
             row = {"step": step, "reward/mean": step / 30, "reward/accuracy": step / 30, "tokens/response": 10.0}
             row |= {"groups/informative": 0.5, "policy/entropy": 1.0, "grad/norm": float("nan") if step == 3 else 1.0}
             row |= {"time/rollout_s": 0.5, "time/update_s": 0.25, "time/step_s": 0.8, "time/tokens_per_s": 9.0}
-            directory.write_metrics(row | {"tokens/sampled": 100.0})
+            directory.append("metrics.jsonl", row | {"tokens/sampled": 100.0})
         directory.write_rollouts(
             0,
             [rollout(1.0, prompt=HOSTILE), rollout(0.0, HOSTILE, prompt=HOSTILE, tokens=[HOSTILE], advantages=[-1.0])],
         )
         directory.write_rollouts(20, [rollout(None, advantages=None, group=1), rollout(None, "a\nb", group=1)])
-        directory.write_eval(evaluation(30, 0.8))
+        directory.append("eval.jsonl", evaluation(30, 0.8))
         directory.save_checkpoint(30, {"loop": {"step": 30}})
     return path
 
@@ -152,7 +152,7 @@ def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
         assert status(path)["steps"] == 0
         directory.write_config("", {}, {"config": {"training": {"max_steps": 10}}, "plugins": {}})
         for step in range(4):
-            directory.write_metrics({"step": step, "reward/mean": 0.5, "time/step_s": 2.0})
+            directory.append("metrics.jsonl", {"step": step, "reward/mean": 0.5, "time/step_s": 2.0})
         found = status(path)
         assert found["state"] == "running"
         assert found["eta_s"] == pytest.approx(12.0)
@@ -173,7 +173,7 @@ def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
 def test_a_run_of_one_stored_step_and_no_evaluation(tmp_path):
     path = tmp_path / "a"
     with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
-        directory.write_metrics({"step": 0, "reward/mean": 0.5})
+        directory.append("metrics.jsonl", {"step": 0, "reward/mean": 0.5})
         directory.write_rollouts(0, [rollout(1.0, "", tokens=[], advantages=[])])
     text = checked(render(path))
     assert "Early: step 0" in text

@@ -40,12 +40,12 @@ def opened(path, mode="new", ear=None, **settings):
 def run_steps(directory, start, end, every=2, after=lambda done: None):
     """What the loop does to a run directory: rows, rollouts, evaluations, checkpoints."""
     if start == 0:
-        directory.write_eval({"step": 0, "accuracy": 0.0})
+        directory.append("eval.jsonl", {"step": 0, "accuracy": 0.0})
     for step in range(start, end):
-        directory.write_metrics({"step": step, "reward/mean": step / 10})
+        directory.append("metrics.jsonl", {"step": step, "reward/mean": step / 10})
         directory.write_rollouts(step, [ROLLOUT | {"text": f"completion of {step}"}])
         done = step + 1
-        directory.write_eval({"step": done, "accuracy": done / 10})
+        directory.append("eval.jsonl", {"step": done, "accuracy": done / 10})
         after(done)
         if done % every == 0:
             directory.save_checkpoint(done, {"loop": {"step": done, "w": torch.full((2,), float(done))}})
@@ -83,7 +83,7 @@ def test_layout_and_status_of_a_finished_run(tmp_path):
         *(f"rollouts/step-00000{step}.jsonl.gz" for step in range(4)),
     ]
     assert (path / "config.toml").read_text() == "[training]\n"
-    assert directory.stored_config() == {"training": {"lr": 0.1}}
+    assert read_json(directory.path / "config.resolved.json") == {"training": {"lr": 0.1}}
     assert [row["step"] for row in read_rows(path / "metrics.jsonl")] == [0, 1, 2, 3]
     assert read_rows(path / "rollouts" / "step-000003.jsonl.gz")[0]["text"] == "completion of 3"
     assert read_json(path / "status.json") == {"outcome": "finished"}
@@ -131,7 +131,7 @@ def test_an_existing_run_needs_a_flag(tmp_path):
     with opened(tmp_path / "a", "fresh") as directory:
         assert not directory.resuming
         assert set(content(tmp_path / "a")) == {"notes.txt"}
-        directory.write_metrics({"step": 0})
+        directory.append("metrics.jsonl", {"step": 0})
     with pytest.raises(ConfigError, match="holds no run to resume"), opened(tmp_path / "b", "resume"):
         pass
     with opened(tmp_path / "b", "auto") as directory:
@@ -246,7 +246,7 @@ def test_rollouts_are_deterministic_and_readable_by_gzip(tmp_path):
 
 def test_metrics_that_are_not_finite_survive(tmp_path):
     with opened(tmp_path / "a") as directory:
-        directory.write_metrics({"step": 0, "loss": float("nan"), "grad": float("inf")})
+        directory.append("metrics.jsonl", {"step": 0, "loss": float("nan"), "grad": float("inf")})
     row = read_rows(tmp_path / "a" / "metrics.jsonl")[0]
     assert row["loss"] != row["loss"]
     assert row["grad"] == float("inf")
@@ -279,7 +279,7 @@ def test_a_bad_newest_checkpoint_is_named_and_files_go_back_to_the_previous_one(
 
 def test_a_row_that_is_not_json_is_a_storage_error(tmp_path):
     with opened(tmp_path / "a") as directory:
-        directory.write_metrics({"step": 0})
+        directory.append("metrics.jsonl", {"step": 0})
     (tmp_path / "a" / "metrics.jsonl").write_text("{\n")
     with pytest.raises(StorageError, match=r"metrics\.jsonl:1: not JSON"), opened(tmp_path / "a", "auto") as directory:
         directory.restore()
@@ -289,7 +289,7 @@ def test_losing_the_directory_during_a_run_is_a_storage_error_at_the_end(tmp_pat
     with pytest.raises(StorageError, match="cannot be written"), opened(tmp_path / "a") as directory:
         (tmp_path / "a").rename(tmp_path / "gone")
     with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written"):
-        directory.write_metrics({"step": 0})
+        directory.append("metrics.jsonl", {"step": 0})
 
 
 OLD = {"training": {"lr": 0.1, "max_steps": 4}, "rewards": [{"name": "exact"}], "loss": {"names": ("a", "b")}}
