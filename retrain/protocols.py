@@ -73,8 +73,15 @@ def tolerance_of(dtype: Any) -> float:
     return 1e-3 if "32" in str(dtype) else 0.15
 
 
-def check_requests(requests: Sequence[Request], limit: float, holder: str, fix: str) -> None:
-    """EngineError if a context is empty, or with its completion longer than the `limit` tokens of its holder."""
+def check_requests(requests: Sequence[Request], version: int | None, limit: float, holder: str, fix: str) -> int:
+    """The version of an engine's weights, which can serve these requests.
+
+    Raises:
+        EngineError: there are no weights, or a context is empty, or with its completion longer than the `limit`
+            tokens that the holder has room for.
+    """
+    if version is None:
+        raise EngineError("the sampler has no weights: call load_weights first")
     if not all(len(request.ids) for request in requests):
         raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
     longest = max(requests, key=lambda request: len(request.ids) + request.max_tokens, default=None)
@@ -83,6 +90,7 @@ def check_requests(requests: Sequence[Request], limit: float, holder: str, fix: 
             f"a prompt of {len(longest.ids)} tokens and max_tokens = {longest.max_tokens} need "
             f"{len(longest.ids) + longest.max_tokens} positions, but {holder} has {limit:g}; {fix}"
         )
+    return version
 
 
 class Policy(Protocol):

@@ -1,11 +1,17 @@
-"""Which engine serves which model, read off the model's configuration."""
+"""What a model's configuration tells an engine: whether it can serve the model, and which weights there are."""
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from retrain.types import BUILTIN
+from retrain.errors import EngineError
+from retrain.types import BUILTIN, Adapted
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -112,3 +118,28 @@ def _unusual_attention(model: Any) -> str | None:
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         return "its attention has sinks"
     return None
+
+
+def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the full state dict of this model without its adapters."""
+    import torch
+
+    with torch.device("meta"):
+        bare = type(model)._from_config(copy.deepcopy(model.config))
+    return {name: tuple(value.shape) for name, value in bare.state_dict().items()}
+
+
+def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
+    """EngineError naming what is missing, unknown or of another shape."""
+    weights = weights.base if isinstance(weights, Adapted) else weights
+    wrong = [f"{name} is missing" for name in expected if name not in weights]
+    wrong += [f"{name} is unknown" for name in weights if name not in expected]
+    for name, shape in expected.items():
+        if name in weights and tuple(weights[name].shape) != shape:
+            wrong.append(f"{name} has shape {list(weights[name].shape)}, not {list(shape)}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise EngineError(
+            f"these weights are not the sampler's: {'; '.join(wrong[:3])}{more}; "
+            "send the full state_dict() of the merged model, tied entries included"
+        )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from retrain.engines.capability import BESIDE_OR_MERGED, base_model, positions
-from retrain.errors import EngineError
 from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
 from retrain.types import Completion, Request, Sampling
@@ -58,10 +57,8 @@ class GenerateEngine(Sampler):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The completions of every request, in the requests' order."""
-        if self.version is None:
-            raise EngineError("the sampler has no weights yet: call load_weights first")
-        limit = positions(self._model)
-        check_requests(requests, limit, "the model", "lower [training] max_tokens or drop long prompts")
+        fix = "lower [training] max_tokens or drop long prompts"
+        check_requests(requests, self.version, positions(self._model), "the model", fix)
         size = max(1, self._max_rows // max((request.count for request in requests), default=1))
         parts = (self._generate(requests[first : first + size], sampling) for first in range(0, len(requests), size))
         return [group for part in parts for group in part]
@@ -84,13 +81,8 @@ class GenerateEngine(Sampler):
             chosen.append(drawn[1])
             return torch.full_like(logits, -torch.inf).scatter(1, drawn[0][:, None], 0.0)
 
-        config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=len(uniform),
-            eos_token_id=list(sampling.stop_ids) or None,
-            pad_token_id=0,
-            use_cache=True,
-        )
+        limits = {"max_new_tokens": len(uniform), "eos_token_id": list(sampling.stop_ids) or None}
+        config = GenerationConfig(**limits, do_sample=False, pad_token_id=0, use_cache=True)
         tokens = self._model.generate(
             input_ids=ids, attention_mask=mask.long(), generation_config=config, logits_processor=[one_token]
         )[:, ids.shape[1] :]

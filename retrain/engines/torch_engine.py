@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from retrain.engines.capability import BESIDE_OR_MERGED, base_model, fusable, positions, unsupported
-from retrain.errors import ComponentError, EngineError
+from retrain.errors import ComponentError
 from retrain.protocols import Sampler, check_requests, tolerance_of
 from retrain.registry import engine
 from retrain.types import Completion, Request, Sampling
@@ -80,14 +80,13 @@ class TorchEngine(Sampler):
         """The completions of every request, in the requests' order."""
         from retrain.engines.embedded import decoder
 
-        if self.version is None:
-            raise EngineError("the sampler has no weights yet: call load_weights first")
-        check_requests(requests, self._limit, "the model", "lower [training] max_tokens or drop long prompts")
+        fix = "lower [training] max_tokens or drop long prompts"
+        version = check_requests(requests, self.version, self._limit, "the model", fix)
         results: dict[int, list[Completion]] = {}
         for chunk in decoder.chunks(requests, self._budget, self._bytes):
             some = [requests[index] for index in chunk]
             rows = decoder.sample_chunk(self._decoder, some, sampling, self._device)
-            results.update(zip(chunk, decoder.completions(*rows, some, sampling, self.version), strict=True))
+            results.update(zip(chunk, decoder.completions(*rows, some, sampling, version), strict=True))
         return [results[index] for index in range(len(requests))]
 
     def _bytes(self, prompts: int, rows: int, length: int, max_tokens: int) -> int:

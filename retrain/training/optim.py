@@ -67,10 +67,6 @@ class Optimizer:
             optimizer.step()
         return lr
 
-    def zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
     def state_dict(self) -> State:
         """{parameter name: {"exp_avg": tensor, ...}}; the tensors are the optimizer's own."""
         return {self._names[p]: dict(state) for o in self.optimizers for p, state in o.state.items()}

@@ -142,7 +142,7 @@ class TorchPolicy:
             mismatch/* of the first. A step whose loss or gradient is not finite changes nothing and
             reports update/nonfinite = 1; one without a live row reports update/skipped = 1.
         """
-        steps = [self._plan(batch, rows, objective) for rows in self._minibatches(batch)]
+        steps = self._plan(batch, objective)
         with lora.active(self.adapter, self._name):
             if several := len(steps) * self.settings.epochs > 1:
                 # Scored in the micro-batches of the update: in others the ratio would not begin at exactly 1.
@@ -185,16 +185,14 @@ class TorchPolicy:
         """Take what `save_adapter` wrote; StorageError if it cannot be read or is another model's."""
         lora.load(self.adapter, folder)
 
-    def _minibatches(self, batch: Batch) -> list[Tensor]:
-        """Every `minibatches`-th row, so that each part has a share of every group."""
-        count, parts = len(batch.input_ids), self.settings.minibatches
-        rows = torch.arange(count, device=batch.input_ids.device)
-        return [rows[start::parts] for start in range(min(parts, count))]
-
-    def _plan(self, batch: Batch, rows: Tensor, objective: Objective) -> _Step:
-        part = batch if len(rows) == len(batch.input_ids) else batch.rows(rows)
-        live = objective.live_rows(part).nonzero()[:, 0].tolist()
-        return _Step(part, objective.weights(part), self.forward.micro_batches(part, live))
+    def _plan(self, batch: Batch, objective: Objective) -> list[_Step]:
+        """A step for each minibatch: every `minibatches`-th row, so that each has a share of every group."""
+        rows, steps = torch.arange(len(batch.input_ids), device=batch.input_ids.device), list[_Step]()
+        for start in range(min(self.settings.minibatches, len(rows))):
+            part = batch if self.settings.minibatches == 1 else batch.rows(rows[start :: self.settings.minibatches])
+            live = objective.live_rows(part).nonzero()[:, 0].tolist()
+            steps.append(_Step(part, objective.weights(part), self.forward.micro_batches(part, live)))
+        return steps
 
     def _take(self, step: _Step, objective: Objective, scored: bool) -> Metrics:
         """One optimizer step: gradients of all micro-batches, guard, clip, apply.
@@ -231,7 +229,7 @@ class TorchPolicy:
         if finite := math.isfinite(loss) and math.isfinite(norm):
             metrics["optim/lr"] = self.optimizer.step(self.step)
             self.step += 1
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         return metrics | {"update/nonfinite": float(not finite)}
 
 

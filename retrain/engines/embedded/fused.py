@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from retrain.engines.capability import check_weights, full_shapes
 from retrain.engines.embedded.decoder import Slots, attend
-from retrain.engines.embedded.general import check_weights
 from retrain.types import Adapted
 
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -70,9 +70,7 @@ class FusedDecoder:
         self._depth: int = config.num_hidden_layers
         self._eps: float = config.rms_norm_eps
         self._rotary = copy.deepcopy(model.model.rotary_emb)
-        with torch.device("meta"):
-            clean = type(model)._from_config(copy.deepcopy(config))
-        self._shapes = {name: tuple(value.shape) for name, value in clean.state_dict().items()}
+        self._shapes = full_shapes(model)
         self.slots: Slots
 
     @torch.inference_mode()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.initialization import no_init_weights
 
+from retrain.engines.capability import check_weights
 from retrain.engines.embedded.decoder import ATTENTION, Slots
-from retrain.errors import EngineError
 from retrain.types import Adapted, LowRank
 
 
@@ -118,19 +118,3 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         else:
             value.copy_(weights[name])
     module.beside = tuple(hooks)  # pyright: ignore[reportArgumentType] - a plain attribute
-
-
-def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
-    """EngineError naming what is missing, unknown or of another shape."""
-    weights = weights.base if isinstance(weights, Adapted) else weights
-    wrong = [f"{name} is missing" for name in expected if name not in weights]
-    wrong += [f"{name} is unknown" for name in weights if name not in expected]
-    for name, shape in expected.items():
-        if name in weights and tuple(weights[name].shape) != shape:
-            wrong.append(f"{name} has shape {list(weights[name].shape)}, not {list(shape)}")
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise EngineError(
-            f"these weights are not the sampler's: {'; '.join(wrong[:3])}{more}; "
-            "send the full state_dict() of the merged model, tied entries included"
-        )

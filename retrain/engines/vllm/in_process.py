@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model
+from retrain.engines.capability import base_model, check_weights, full_shapes
 from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm.isolation import Isolation
 from retrain.errors import EngineError
@@ -92,7 +92,7 @@ class VllmEngine(Sampler):
         if cpu and sleep:
             raise EngineError("[vllm] sleep = true needs a GPU: on a CPU there is no memory to give back; remove it")
         self._isolated = Isolation(_VARIABLES)
-        self._expected = options.full_shapes(base_model(model))
+        self._expected = full_shapes(base_model(model))
         self._sleeps, self._asleep = sleep, False
         table: dict[str, Any] = {
             "dtype": dtype,
@@ -141,8 +141,6 @@ class VllmEngine(Sampler):
             EngineError: names or shapes are not the model's (the old weights stay in force), or vLLM failed to load
                 them even into a new engine (then there are none in force).
         """
-        from retrain.engines.embedded.general import check_weights
-
         check_weights(self._expected, weights)
         self.version, failure = None, None
         for _ in range(2):
@@ -178,9 +176,7 @@ class VllmEngine(Sampler):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The completions of every request, in the requests' order."""
-        if self.version is None:
-            raise EngineError("the sampler has no weights: call load_weights first")
-        options.check(requests, sampling, self._longest)
+        version = options.check(requests, sampling, self.version, self._longest)
         prompts = [{"prompt_token_ids": list(request.ids)} for request in requests]
         with self._isolated():
             self._wake()
@@ -190,14 +186,13 @@ class VllmEngine(Sampler):
                 fields = _parameters(requests, sampling)
                 results = self._llm.generate(prompts, fields, use_tqdm=False, lora_request=self._adapter)
                 groups = [
-                    options.completions(map(_row, result.outputs), request, sampling, self.version)
+                    options.completions(map(_row, result.outputs), request, sampling, version)
                     for result, request in zip(results, requests, strict=True)
                 ]
             except Exception as error:
                 raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
             self._sleep()
         if any(score != score for group in groups for row in group for score in row.logprobs):
-            version = self.version
             self.close()  # not-a-numbers stay in the cache of keys, whatever weights come next
             raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
         return groups

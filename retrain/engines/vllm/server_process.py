@@ -52,12 +52,11 @@ def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dic
         transfer: `[vllm] transfer`.
         rank: of the adapter that the server is given by itself; None if it is given full weights.
     """
-    options: dict[str, Any] = {}
-    variables: dict[str, str] = {}
-    if transfer != "file":
-        options["weight_transfer_config"] = json.dumps({"backend": transfer})
-    if transfer == "ipc":
-        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of GPU memory come as pickles
+    options: dict[str, Any] = (
+        {} if transfer == "file" else {"weight_transfer_config": json.dumps({"backend": transfer})}
+    )
+    # Handles of GPU memory come as pickles.
+    variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if transfer == "ipc" else {}
     if rank is not None:
         options |= adapter_options(rank)
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
-from retrain.engines.capability import base_model
+from retrain.engines.capability import base_model, check_weights, full_shapes
 from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.errors import EngineError
@@ -100,7 +100,7 @@ class VllmServerEngine(Sampler):
         self._call = http.Calls(request_timeout_s)
         self._restart, self._retries = restart_timeout_s, retries
         self._hurried = threading.Event()
-        self._expected = options.full_shapes(base_model(model))
+        self._expected = full_shapes(base_model(model))
         self._folder = Path(options.write_config(base_model(model), run_dir / "vllm")).resolve()
         place = next(model.parameters()).device
         self._transfer = vllm_transfer.transfer(transfer, self._folder, place, self._call)
@@ -135,8 +135,6 @@ class VllmServerEngine(Sampler):
         Raises:
             EngineError: names or shapes are not the model's, or no server could load them.
         """
-        from retrain.engines.embedded.general import check_weights
-
         check_weights(self._expected, weights)
         self.version = None
         self._transfer.take(weights)
@@ -162,9 +160,8 @@ class VllmServerEngine(Sampler):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The completions of every request, in the requests' order."""
-        if self.version is None:
-            raise EngineError("the sampler has no weights: call load_weights first")
-        options.check(requests, sampling, min(int(known["max_model_len"]) for known in self._models.values()))
+        room = min(int(known["max_model_len"]) for known in self._models.values())
+        options.check(requests, sampling, self.version, room)
         self._failure = None
         return self._together(lambda n: self._request(n, requests[n], sampling), range(len(requests)), _AT_ONCE)
 

@@ -102,18 +102,20 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
 
 
-def check(requests: Sequence[Request], sampling: Sampling, room: int) -> None:
-    """EngineError for what vLLM would do otherwise than asked, without a word, or refuse.
+def check(requests: Sequence[Request], sampling: Sampling, version: int | None, room: int) -> int:
+    """The version of vLLM's weights; EngineError for what vLLM would refuse, or do otherwise than asked.
 
     Args:
+        version: None if there are no weights.
         room: tokens that vLLM has room for, of a prompt with its completion.
     """
-    check_requests(requests, room, "vLLM", "lower max_tokens, or raise [vllm] max_model_len or its memory")
     if 0 < sampling.temperature < _LEAST_TEMPERATURE:
         raise EngineError(
             f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
             f"{sampling.temperature} is between"
         )
+    fix = "lower max_tokens, or raise [vllm] max_model_len or its memory"
+    return check_requests(requests, version, room, "vLLM", fix)
 
 
 def request_fields(request: Request, sampling: Sampling) -> dict[str, Any]:
@@ -136,15 +138,6 @@ def request_fields(request: Request, sampling: Sampling) -> dict[str, Any]:
         "flat_logprobs": True,
         "detokenize": False,
     }
-
-
-def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the full state dict of this model without its adapters."""
-    import torch
-
-    with torch.device("meta"):
-        bare = type(model)._from_config(copy.deepcopy(model.config))
-    return {name: tuple(value.shape) for name, value in bare.state_dict().items()}
 
 
 def write_config(model: Any, folder: Path) -> str:

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.utils import disable_progress_bars
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, StorageError
-from retrain.system.files import check_sums
+from retrain.system.files import check_sums, writing
 from retrain.training.chat import Chat, Mode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 from retrain.types import BUILTIN, Problem
@@ -78,7 +77,6 @@ def load_model(
     revision: str | None = None,
     dtype: str = "float32",
     trust_remote_code: bool = False,
-    chat_template: str | None = None,
     problems: Iterable[Problem] = (),
 ) -> Loaded:
     """Load `builtin:tiny`, a directory in transformers format, or a model of the hub.
@@ -90,7 +88,6 @@ def load_model(
         revision: branch, tag or commit of a hub model.
         dtype: "float32" or "bfloat16": what the weights are held in.
         trust_remote_code: run Python that the model brings along.
-        chat_template: a Jinja template instead of the tokenizer's own.
         problems: texts that the built-in's tokenizer is trained on: a fixed sample, not this run's order.
     Raises:
         ComponentError: no such model, or it is not a causal language model that can be loaded (exit 2).
@@ -113,8 +110,6 @@ def load_model(
     if report["missing_keys"]:
         # transformers puts random numbers in their place, and warns.
         raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
     return _ready(model, tokenizer, path)
 
 
@@ -200,7 +195,7 @@ def save_model(
     kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
     kind = getattr(torch, dtype) if dtype else torch.float32 if torch.float32 in kinds else kinds.pop()
     tensors = {name: value.to(kind) if value.is_floating_point() else value for name, value in tensors.items()}
-    try:
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(directory, state_dict=tensors)
         if model.dtype != kind:  # readers round the weights to what the configuration says
@@ -208,8 +203,6 @@ def save_model(
             config.dtype = kind
             config.save_pretrained(directory)
         tokenizer.save_pretrained(str(directory))
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"{directory}: the model cannot be saved ({error})") from error
 
 
 def is_here(path: str, revision: str | None) -> bool:

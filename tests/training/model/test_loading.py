@@ -48,11 +48,6 @@ def test_missing_pad_token_is_filled_in(checkpoints):
     assert loaded.model.dtype is torch.bfloat16
 
 
-def test_own_chat_template_replaces_the_tokenizers(checkpoints):
-    loaded = load_model(str(checkpoints / "gpt2"), chat_template="Q: {{ messages[-1]['content'] }} A:")
-    assert loaded.chat.prompt("1+2?").text == "Q: 1+2? A:"
-
-
 def test_builtin_needs_texts_and_has_a_name():
     loaded = load_model("builtin:tiny", problems=PROBLEMS)
     assert loaded.stop_ids == (2,)
@@ -155,5 +150,5 @@ def test_adapters_are_saved_merged_and_apart(tmp_path, family):
 def test_saving_where_no_directory_can_be_is_a_storage_error(checkpoints, tmp_path):
     (tmp_path / "file").write_text("")
     loaded = load_model(str(checkpoints / "llama"))
-    with pytest.raises(StorageError, match="cannot be saved"):
+    with pytest.raises(StorageError, match="cannot be written"):
         save_model(tmp_path / "file" / "model", loaded.model, loaded.tokenizer, loaded.model.state_dict())
