@@ -39,7 +39,7 @@ class Sampler(Protocol):
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The completions of every request, in the requests' order.
 
-        What a request draws derives from the sampling's seed and the request's stream, whatever else the call asks.
+        What a request draws depends on the sampling's seed and the request's stream, not on the other requests.
         """
 
     @abstractmethod
@@ -240,4 +240,4 @@ class Part(Protocol):
         """Restore what `state_dict` gave."""
 
     def export(self, folder: Path) -> None:
-        """Write what was learned, beside the exported model, for other tools."""
+        """Write what was learned into a folder of the exported model, for other tools."""

@@ -32,7 +32,7 @@ class Problem:
         prompt: text, or chat messages `[{"role": ..., "content": ...}]` for a chat template.
         answer: what a reward compares with.
         solution: a worked solution to imitate in warm-up; None if the task has none.
-        extra: whatever else the data row held, passed on to rewards.
+        extra: the other fields of the data row, for rewards.
     """
 
     id: str
@@ -248,7 +248,7 @@ class Batch:
         return dataclasses.replace(self, **own, extra={**self.extra, **extra})
 
     def column(self, name: str) -> Any:
-        """The field or extra column of that name; KeyError if there is none yet."""
+        """The field or extra column of that name; KeyError if it has not been computed."""
         return getattr(self, name) if name in BASE_COLUMNS else self.extra[name]
 
     def filled(self, parts: Sequence[Batch]) -> Batch:
@@ -299,7 +299,7 @@ class Layout:
     def batch(self, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
         """Rollouts, and behind them expert rows, right-padded (see `Batch`).
 
-        An expert row has no reward, no advantage and a group of its own, which no rollout belongs to.
+        An expert row has no reward and no advantage, and is alone in its group.
         """
         import torch
 
@@ -314,7 +314,7 @@ class Layout:
             attention[row, : len(ids)] = True
             for start, end in spans:
                 response[row, start:end] = True
-            logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)
+            logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one for every id after the prompt
         first = max((rollout.group for rollout in rollouts), default=-1) + 1
         lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
         groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]
@@ -360,7 +360,7 @@ class LowRank:
     transposed: bool = False
 
     def added(self, weight: Tensor) -> Tensor:
-        """W + up @ down in float32, in the layout of `weight`: what is small beside W is lost in fewer digits."""
+        """W + up @ down in float32, in the layout of `weight`: bfloat16 would lose an update much smaller than W."""
         update = self.up @ self.down
         return weight.float() + (update.T if self.transposed else update)
 
@@ -391,4 +391,4 @@ class Adapted(Mapping[str, "Tensor"]):
 
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Told of events as a run goes on: `observe(event, details)`. The display and the log are observers."""
+"""Called with the events of a run: `observe(event, details)`. The display and the log are observers."""

@@ -1,4 +1,4 @@
-"""What a model's configuration tells an engine: whether it can serve the model, and which weights there are."""
+"""What an engine reads off a model's configuration: whether it can serve the model, and the weights to expect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def choose_engine(model: Any) -> tuple[str, str]:
 
 
 def engines_at(path: str) -> tuple[str, ...]:
-    """Every engine that `engine = "auto"` may mean for the model at this path, as far as the path tells."""
+    """Every engine that `engine = "auto"` may choose for a model, judged by its path alone."""
     return ("torch",) if path.startswith(BUILTIN) else ("torch", "transformers")
 
 
@@ -56,7 +56,7 @@ def choose_engine_at(path: str) -> tuple[str, str] | None:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         with torch.device("meta"):
             return choose_engine(AutoModelForCausalLM.from_config(config))
-    except Exception:  # whatever is wrong with it, loading the model says so
+    except Exception:  # loading the model reports what is wrong with it
         return None
 
 

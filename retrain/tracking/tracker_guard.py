@@ -15,7 +15,7 @@ _WAITING = 1000
 
 
 class Guard(Tracker):
-    """Runs a tracker in a thread of its own and drops it at the first failure, with one warning.
+    """Runs a tracker in another thread and drops it at the first failure, with one warning.
 
     `log` returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish within
     `patience_s` seconds of `close` is left alone; metrics.jsonl has every row in any case.
@@ -60,5 +60,5 @@ class Guard(Tracker):
     def _disable(self, reason: str) -> None:
         if not self._disabled.is_set():
             self._disabled.set()
-            text = f"tracker {self.name} {reason}; training goes on without it, metrics.jsonl is complete"
+            text = f"tracker {self.name} {reason}; training continues without it, metrics.jsonl is complete"
             self._observe("message", {"text": text, "level": "warning"})

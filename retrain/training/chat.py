@@ -73,7 +73,7 @@ class Chat:
             problem: with a solution; `id` is what errors call it.
             all_turns: the assistant's earlier turns in the prompt are imitated as well.
         Raises:
-            DataError: messages need a chat template and there is none, or it cannot render them in one piece.
+            DataError: messages without a chat template, or with one that cannot render them in one piece.
         """
         ids: list[int] = []
         spans: list[tuple[int, int]] = []

@@ -47,7 +47,7 @@ class ModelShape:
         width, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
         layers, vocabulary = first("num_hidden_layers", "n_layer"), first("vocab_size")
         if not (width and heads and layers and vocabulary):
-            raise ValueError(f"the config of {config.get('model_type')} does not tell width, heads, layers, vocabulary")
+            raise ValueError(f"the config of {config.get('model_type')} lacks its width, heads, layers or vocabulary")
         return cls(
             vocabulary=vocabulary,
             width=width,
@@ -87,7 +87,7 @@ def estimate_memory(
         beside: models that signals hold, each "frozen" (they share one copy; with LoRA it is the base) or "trained".
     Returns:
         weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
-        other_models (those beside the policy), sampler_weights, kv_cache.
+        other_models (those of signals), sampler_weights, kv_cache.
     """
     half = 2 if settings.dtype == "bfloat16" else 4
     rank = settings.lora.r if settings.lora else 0

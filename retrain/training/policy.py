@@ -62,7 +62,7 @@ class TorchPolicy:
         self._earlier: dict[str, Tensor] = {}
 
     def sibling(self, name: str, settings: PolicySettings) -> TorchPolicy:
-        """A model of its own to train, which starts where training started: a copy, or with LoRA one more adapter.
+        """A second model to train, which starts where training started: a copy, or with LoRA another adapter.
 
         With LoRA base weights and wrapper are shared; forwards, updates and weights of either policy never see the
         other's adapter. Without, call it before the first update.
@@ -132,7 +132,7 @@ class TorchPolicy:
     def update(self, batch: Batch, objective: Objective) -> Metrics:
         """`epochs` passes of `minibatches` optimizer steps each over the batch.
 
-        The gradient is that of the objective over the whole minibatch, whatever the micro-batches are: the
+        The gradient is that of the objective over the whole minibatch and does not depend on the micro-batches: the
         weight of every token is fixed first. Rows that contribute nothing are not forwarded. With a single
         step `old_logprobs` are the current ones (ratio exactly 1); with several they are scored first, in
         the micro-batches of the steps.
@@ -209,7 +209,7 @@ class TorchPolicy:
                     columns = self._loss_columns(rows, objective, scored)
                     weights = {name: weight[index, :width] for name, weight in step.weights.items()}
                     loss, sums = objective(columns, weights)
-                    loss.backward()
+                    loss.backward()  # in here: with gradient checkpointing it runs the attention again
                 tally.add(rows, columns, sums | {"loss/total": loss.detach()})
         metrics = tally.metrics()
         return metrics | self._apply(metrics.get("loss/total"))

@@ -74,7 +74,7 @@ class ProcessRewards(Part):
     Args:
         beta: scale of the rewards.
         lr, max_grad_norm: of phi's optimizer, AdamW without decay at a constant rate.
-        update: "after" the policy's update, so that phi is not told the outcomes it is to predict; "before" it,
+        update: "after" the policy's update, so that phi has not seen the outcomes it is to predict; "before" it,
             so that the same rewards are scored by a phi that was; "none" leaves phi as it is.
         reference: "frozen" is the initial policy; "policy" the policy as it is when it is scored: no extra model.
         loss: see above.
@@ -224,7 +224,7 @@ def pair_accuracy(scores: Tensor, correct: Tensor, group_ids: Tensor) -> Metrics
 
 
 def _settings(policy: Policy, lr: float, max_grad_norm: float) -> PolicySettings:
-    """The policy's forward with an optimizer of its own: one step per batch."""
+    """The policy's forward with another optimizer: one step per batch."""
     lora = policy.settings.lora
     return replace(
         policy.settings,

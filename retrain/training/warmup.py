@@ -56,7 +56,7 @@ def warm_start(
     Args:
         problems: with solutions, at least one. Give a sample that does not depend on the run's seed, so that
             runs with different seeds start from the same weights (and find them in the cache).
-        observe: told of `warmup` events with step, steps, loss and seconds left.
+        observe: called with `warmup` events: step, steps, loss and seconds left.
         cache: keep the weights for, or take them from, runs with the same model, problems and settings.
     Returns:
         Whether the weights came from the cache.

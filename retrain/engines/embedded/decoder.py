@@ -46,6 +46,7 @@ def sample_chunk(
     """
     ids, pad = left_padded([request.ids for request in requests], device)
     counts = torch.tensor([request.count for request in requests], device=device)
+    # Drawn before the first token and on the CPU: no row depends on when another ends, or on the device.
     uniform = uniforms(requests, sampling.seed).to(device)
     longest, count = uniform.shape
     budget = torch.tensor([request.max_tokens for request in requests], device=device).repeat_interleave(counts)
@@ -66,6 +67,7 @@ def sample_chunk(
         running = len(done) - int(done.sum())
         if running == 0 or step + 1 == longest:
             break
+        # Not after every finished row: moving keys and values costs time as well.
         if running <= _COMPACT_BELOW * len(done):
             rows = packed(done, running)
             alive, tokens, done, uniform = alive[rows], tokens[rows], done[rows], uniform[:, rows]
@@ -143,6 +145,7 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
             the length of the longest context and of the largest max_tokens.
     """
     chunk: list[int] = []
+    # Prompts of similar length waste the least padding.
     for index in sorted(range(len(requests)), key=lambda index: len(requests[index].ids)):
         some = [requests[other] for other in (*chunk, index)]
         rows, most = sum(one.count for one in some), max(one.max_tokens for one in some)

@@ -25,7 +25,7 @@ class Linear:
 
     Attributes:
         weight: [out, in]. bias: [out], or None.
-        update: LoRA's up [out, r] and down [r, in], float32, kept beside a weight that would round them away; or None.
+        update: LoRA's up [out, r] and down [r, in], float32, apart from a weight that would round them away; or None.
     """
 
     weight: Tensor
@@ -90,7 +90,7 @@ class FusedDecoder:
         self._cos, self._sin = self._rotation(width)
         mask: Tensor | None = None
         if slots.bias is not None:
-            own = columns == columns[:, None]  # a padding column sees itself: over nothing, some kernels give NaN
+            own = columns == columns[:, None]  # padding sees itself: a softmax over nothing is NaN in some kernels
             mask = ((columns >= pad[:, None])[:, None] & (columns <= columns[:, None]) | own)[:, None]
 
         def attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:

@@ -61,7 +61,7 @@ class VllmEngine(Sampler):
         quantization: vLLM's name of a quantization of the weights as they are loaded, such as "fp8"; raise
             `[rollout] parity_tolerance` with it.
         sleep: give the GPU's memory back after every call; weights wait in the processor's memory.
-        lora: how adapters reach vLLM: "adapter", by themselves as a small file, beside a base that is sent once; or
+        lora: how adapters reach vLLM: "adapter", as a small file after every step, on a base that is sent once; or
             "merged" into full weights after every step, where bfloat16 loses an update that is smaller than a weight's
             last digit. Unset: "adapter" if vLLM takes adapters for the architecture in this dtype.
 
@@ -193,7 +193,7 @@ class VllmEngine(Sampler):
                 raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
             self._sleep()
         if any(score != score for group in groups for row in group for score in row.logprobs):
-            self.close()  # not-a-numbers stay in the cache of keys, whatever weights come next
+            self.close()  # the cache of keys would keep the NaNs under the next weights
             raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
         return groups
 

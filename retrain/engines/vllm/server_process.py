@@ -50,7 +50,7 @@ def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dic
 
     Args:
         transfer: `[vllm] transfer`.
-        rank: of the adapter that the server is given by itself; None if it is given full weights.
+        rank: of the adapters that the server takes; None if it takes full weights.
     """
     options: dict[str, Any] = (
         {} if transfer == "file" else {"weight_transfer_config": json.dumps({"backend": transfer})}
@@ -66,13 +66,13 @@ def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dic
 def serve(
     arguments: list[str], url: str, cpu: bool, ready: Callable[[str], None], variables: Mapping[str, str]
 ) -> None:
-    """Run a server until it ends or this process is told to; SIGTERM then raises SystemExit(0).
+    """Run a server until it ends or this process gets SIGTERM, which raises SystemExit(0).
 
     Args:
-        ready: told the address once the server answers.
+        ready: called with the address once the server answers.
         variables: environment variables of this server besides those of all.
     Raises:
-        EngineError: the server could not be started, or ended by itself.
+        EngineError: the server could not be started, or has ended.
     """
     own = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **variables}
     with _server(arguments, own) as process:
@@ -96,7 +96,7 @@ class _Leave(SignalHandler):
 
 @contextmanager
 def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
-    """The running server, in a process group of its own; when the block is left, the group is gone."""
+    """The running server, in a new process group; when the block is left, the group is gone."""
     with _Leave() as leave:
         process = subprocess.Popen(  # noqa: S603 - our own command line
             arguments,
@@ -115,7 +115,7 @@ def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[sub
 
 
 def _watch(group: int) -> subprocess.Popen[bytes]:
-    """A shell beside the server that ends its group when this process is gone, even if the server is killed with it.
+    """A shell that ends the server's group when this process is gone, even if the server is killed with it.
 
     The server follows this process; its helpers follow neither.
     """

@@ -1,4 +1,4 @@
-"""vLLM in processes of its own, over HTTP: as many servers as there are, and any of them may die."""
+"""vLLM servers in other processes, over HTTP: any number of them, and any of them may die."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class VllmServerEngine(Sampler):
         urls: of the servers, such as "http://127.0.0.1:8000".
         allow_remote: take urls that other machines can reach as well, because the network is private.
         request_timeout_s: for one prompt's completions, and for loading weights.
-        restart_timeout_s: how long to wait for a server to come back when there is none left.
+        restart_timeout_s: how long to wait for a server to come back when all have failed.
         retries: how often a request is issued again before the run ends.
         transfer: how weights reach the servers: "file" that they and the trainer both see; "nccl" to other GPUs;
             "ipc" on the same GPU. The last two are vLLM's own, and the servers must have been started for them.
-        lora: "adapter" hands LoRA's adapter over by itself, in a file; "merged" adds it to the weights. Unset:
+        lora: "adapter" hands over LoRA's adapter alone, in a file; "merged" adds it to the weights. Unset:
             "adapter", but "merged" with dtype = "float32", which loses nothing by it.
         dtype: of the servers' weights and products; "auto" allows for bfloat16 in the comparison with the trainer.
 
@@ -166,7 +166,7 @@ class VllmServerEngine(Sampler):
         return self._together(lambda n: self._request(n, requests[n], sampling), range(len(requests)), _AT_ONCE)
 
     def _together(self, function: Callable[[_T], _R], items: Sequence[_T], threads: int) -> list[_R]:
-        """The function of every item, in threads; Ctrl-C, and whatever else interrupts the wait, breaks them off."""
+        """The function of every item, in threads; Ctrl-C, or any other exception in the wait, breaks them off."""
         pool = ThreadPoolExecutor(threads)
         try:
             futures = [pool.submit(function, item) for item in items]
@@ -179,7 +179,7 @@ class VllmServerEngine(Sampler):
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End what connects the trainer with the servers; they go on."""
+        """End what connects the trainer with the servers, which keep running."""
         for url in self._urls:
             self._transfer.drop(url)
 
@@ -202,7 +202,7 @@ class VllmServerEngine(Sampler):
             try:
                 answer = self._call(url + "/inference/v1/generate", body)
             except http.FAILURES as error:
-                # A server that was started anew does not know the adapter: 404.
+                # A server that was restarted does not know the adapter: 404.
                 if isinstance(error, http.HttpError) and error.code < 500 and error.code != 404:
                     self._give_up(f"{url} refuses the request: {error}")
                 self._distrust(url, error, revivals)
@@ -234,13 +234,13 @@ class VllmServerEngine(Sampler):
         """Whether this server now has the current weights, and no key of older ones."""
         try:
             label, loads = self._held.pop(url, ("", 0))
-            if started_anew := self._probe(url) != label:
+            if restarted := self._probe(url) != label:
                 self._transfer.drop(url)
                 self._inspect(url)
             # What may still be sampled there was given up by an earlier call.
             self._call(url + "/pause?mode=abort", {})
             self._mark(url, self._claim)
-            if started_anew or loads != self._loads:
+            if restarted or loads != self._loads:
                 self._give(url)
             if self._adapter is not None:
                 adapter = {"lora_name": _ADAPTER, "lora_path": str(self._adapter), "load_inplace": True}
@@ -281,7 +281,7 @@ class VllmServerEngine(Sampler):
         if found != label:
             self._mark(url, f"mixed, of {found} and {label}")
             self._call(url + "/resume", {})
-            raise ValueError(f"its weights became {found} meanwhile: another run uses it, or it was started anew")
+            raise ValueError(f"its weights became {found} meanwhile: another run uses it, or it was restarted")
 
     def _choose(self, index: int, attempt: int) -> tuple[str, int]:
         """The server to ask; once one request has ended the run, none waits for the servers again."""
@@ -319,7 +319,7 @@ class VllmServerEngine(Sampler):
                 self._give_up("sampling has been broken off")
 
     def hurry(self) -> None:
-        """Wait no more for servers to come back: the run is to stop, and they may have been told the same."""
+        """Wait no more for servers to come back: the run is to stop, and they may be stopping too."""
         self._hurried.set()
 
     def _reasons(self) -> str:

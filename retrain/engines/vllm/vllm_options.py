@@ -53,7 +53,7 @@ def adapter_options(rank: int) -> dict[str, Any]:
 
 
 def by_itself(lora: str | None, dtype: str) -> bool:
-    """Whether `[vllm]` `lora` and `dtype` mean that a server gets adapters by themselves.
+    """Whether `[vllm]` `lora` and `dtype` mean that a server gets adapters as files instead of merged weights.
 
     float32 does without: what is merged in it keeps the update, and on a GPU vLLM takes no float32 adapters.
     """

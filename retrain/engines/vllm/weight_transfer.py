@@ -67,7 +67,7 @@ class FileTransfer:
 
 
 class NativeTransfer:
-    """vLLM's own transfer between GPUs, with one group per server, so that each may fail and come back by itself.
+    """vLLM's own transfer between GPUs, with one group per server: one that fails takes no other with it.
 
     All that may wait for a server runs in a thread with a deadline. A thread that is past it is left behind: its
     requests are refused and its group is aborted, which ends what waits on the GPU. Only the meeting of a new
@@ -78,7 +78,7 @@ class NativeTransfer:
         place: where the trainer's weights are.
         calls: as of `FileTransfer`.
     Raises:
-        MissingExtraError: vLLM is not installed beside the trainer.
+        MissingExtraError: vLLM is not installed in the trainer's environment.
         EngineError: the trainer's weights are not on a GPU, or vLLM cannot be imported.
     """
 
@@ -141,7 +141,7 @@ class NativeTransfer:
         link.engine.send_weights()
 
     def _meet(self, url: str, client: _Client) -> Any:
-        """vLLM's end of a new group with a server, whatever an earlier trainer may have left half-done there."""
+        """vLLM's end of a new group with a server, on which an earlier trainer may have left an update half done."""
         client.reset()
         workers = int(self._call(f"{url}/get_world_size")["world_size"])
         if self._name == "ipc":
@@ -166,7 +166,7 @@ class NativeTransfer:
 
 
 def transfer(name: Name, folder: Path, place: device, calls: http.Calls) -> FileTransfer | NativeTransfer:
-    """What gives servers the weights of the last `take`; whatever fails in it is one of `http.FAILURES`."""
+    """What gives servers the weights of the last `take`; its failures are `http.FAILURES`."""
     return FileTransfer(folder, calls) if name == "file" else NativeTransfer(name, place, calls)
 
 

@@ -25,7 +25,7 @@ from retrain.types import BUILTIN, Problem
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-# Bars of a library would tear the live display and fill logs; the phases of a run are told by its events.
+# Progress bars would tear the live display and fill logs; a run reports its phases as events.
 disable_progress_bar()
 disable_progress_bars()
 
@@ -213,7 +213,7 @@ def is_here(path: str, revision: str | None) -> bool:
 
 def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors, every storage once, under its first name: a tied head is left to tying."""
-    weights = dict(weights)  # what is computed when it is read has no address of its own until it is kept
+    weights = dict(weights)  # merged matrices are computed when read: unless they are kept, two may get one address
     found: dict[int, str] = {}
     for name, value in weights.items():
         found.setdefault(value.data_ptr(), name)

@@ -52,7 +52,7 @@ def inject(model: Any, settings: LoraSettings) -> Any:
 
 
 def add(wrapper: Any, name: str, settings: LoraSettings) -> None:
-    """Put one more float32 adapter beside the others, on the same frozen weights; the one in force stays in force."""
+    """Add a float32 adapter on the same frozen weights; the one in force stays in force."""
     with _seeded(settings.seed):
         wrapper.add_adapter(name, _config(settings))
     with active(wrapper, name):
