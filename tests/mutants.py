@@ -124,7 +124,8 @@ MUTANTS = [
     Mutant(
         "the expert's share given to the policy",
         "algorithms/graph/objective.py",
-        [('(mu if source_of(term) == "expert" else 1 - mu)', '(1 - mu if source_of(term) == "expert" else mu)')],
+        [('(share if source_of(term) == "expert" else 1 - share)',
+          '(1 - share if source_of(term) == "expert" else share)')],
         ["algorithms/graph/test_objective.py"],
     ),
     Mutant(
