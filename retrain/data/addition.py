@@ -111,9 +111,10 @@ def is_heldout(a: int, b: int) -> bool:
 
 def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
     """A worked solution of a + b: planning phrases, one line per column, `so NUMBER` last. Often wrong."""
-    if rng.random() < habits.p_quick:
-        return f"so {a + b if rng.random() < habits.q_carry else _without_carries(a, b)}"
     columns = _columns(a, b)
+    if rng.random() < habits.p_quick:
+        without_carries = sum((x + y) % 10 * 10**place for place, (x, y) in enumerate(columns))
+        return f"so {a + b if rng.random() < habits.q_carry else without_carries}"
     lines, total, carry = ["let me think"], 0, 0
     for place, (x, y) in enumerate(columns):
         written = _write_column((x, y, carry), rng, habits, habits.p_check / len(columns), lines)
@@ -152,7 +153,3 @@ def _columns(a: int, b: int) -> list[tuple[int, int]]:
     """Digit pairs from the units up; the shorter number is padded with zeros."""
     width = max(len(str(a)), len(str(b)))
     return [(a // 10**place % 10, b // 10**place % 10) for place in range(width)]
-
-
-def _without_carries(a: int, b: int) -> int:
-    return sum((x + y) % 10 * 10**place for place, (x, y) in enumerate(_columns(a, b)))

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, cast, get_args
 
 from retrain.data.rows import digest_of
@@ -102,21 +103,22 @@ class GymReward:
 
     def __init__(self, *, partial: bool = False) -> None:
         self.partial = partial
-        self._scorers: dict[str, Any] = {}
         library("reasoning_gym", "gym")  # its import takes seconds, more than the deadline of a call may be
 
     def __call__(self, completion: str, problem: Mapping[str, Any]) -> float:
         extra = cast("Mapping[str, Any]", problem["extra"])
         if "entry" not in extra:
             raise ValueError('the reward "gym" scores problems of the task "gym" only')
-        name: str = extra["dataset"]
-        if name not in self._scorers:
-            self._scorers[name] = _create(name, {})
         tagged = _ANSWER.findall(completion)
         lines = completion.strip().splitlines()
         answer = tagged[-1].strip() if tagged else (lines[-1] if lines else "")
-        value = float(self._scorers[name].score_answer(answer, extra["entry"]))
+        value = float(_scorer(extra["dataset"]).score_answer(answer, extra["entry"]))
         return value if self.partial else float(value > 0.99)
+
+
+@cache
+def _scorer(name: str) -> Any:
+    return _create(name, {})
 
 
 def _create(name: str, config: Mapping[str, Any]) -> Any:

@@ -231,7 +231,16 @@ def read_problems(
         return problem
 
     problems, bad = records.parsed_rows(rows, parse)
-    _judge(bad, len(problems), name, reading)
+    total = len(problems) + len(bad)
+    if not total:
+        raise DataError(f"{name}: no rows; it needs at least one")
+    allowed = reading.max_bad_fraction * total if reading.on_bad_row == "skip" else 0
+    if len(bad) > allowed or not problems:
+        limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; mend them or raise it"
+        fix = limit if reading.on_bad_row == "skip" else reading.fix
+        raise records.refusal(bad, f"{name}: {len(bad):,} bad rows: {fix}")
+    if bad:
+        _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
     return problems
 
 
@@ -258,19 +267,6 @@ def prompt_hash(problem: Problem) -> str:
 def digest_of(*parts: Any) -> str:
     """sha256 of JSON values, in hex."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _judge(bad: list[str], good: int, name: str, reading: Reading) -> None:
-    total = good + len(bad)
-    if not total:
-        raise DataError(f"{name}: no rows; it needs at least one")
-    allowed = reading.max_bad_fraction * total if reading.on_bad_row == "skip" else 0
-    if len(bad) > allowed or not good:
-        limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; mend them or raise it"
-        fix = limit if reading.on_bad_row == "skip" else reading.fix
-        raise records.refusal(bad, f"{name}: {len(bad):,} bad rows: {fix}")
-    if bad:
-        _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
 
 
 def _problem(row: Any, place: str, reading: Reading) -> Problem:

@@ -39,7 +39,7 @@ Call = tuple[int, dict[str, Any]]
 
 
 class RewardPool:
-    """Scores completions with weighted rewards, each call under a deadline in a process of its own.
+    """Scores completions with weighted rewards, each call under a deadline in another process.
 
     A worker runs in a sandbox (`retrain.system.sandbox`), with bounded memory, few environment variables and
     nowhere to print to, and ends with the process that made the pool. Its functions are loaded before any clock
@@ -271,7 +271,7 @@ class _Worker(WorkerProcess):
 
 
 def _reply(answer: Any, name: str) -> Reply:
-    """A worker's answer as a reply; WorkerLost if it is none. What runs in the worker may have written it."""
+    """A worker's answer as a reply; WorkerLost if it is not one. What runs in the worker may have written it."""
     match answer:
         case ["ok", None | float() as value, "", ""]:
             return Reply("ok", value) if value is None or math.isfinite(value) else invalid(name, value)

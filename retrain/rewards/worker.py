@@ -47,7 +47,7 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
         return ["raised", described(error), "", own_frames(error)], None
 
     def call(body: tuple[int, Mapping[str, Any]]) -> Reply:
-        # Should the parent be unable to kill it, the worker dies of its own CPU time.
+        # If the parent cannot kill the worker, its limit of CPU time does.
         limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * settings.timeout_s) + 10)
         return evaluate(*rewards[body[0]], body[1])
 
@@ -86,7 +86,7 @@ def _checked(name: str, value: Any) -> Reply:
 
 
 def invalid(name: str, value: Any) -> Reply:
-    """The reply that a score which is none stands for."""
+    """The reply for a result that is not a score."""
     shown = f"{reprlib.repr(value)} ({type(value).__name__})"
     return Reply("invalid", None, f"{name} returned {shown}; expected one finite number or None")
 

@@ -132,7 +132,7 @@ def _trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Obs
             built.append(Guard(tracker.name, tracker.build(resources), observe))
         except RetrainError:
             raise
-        except Exception as error:  # a library may raise anything, and none of it is worth a run
+        except Exception as error:  # a library may raise anything, and a run must not end for it
             text = f"tracker {tracker.name} cannot be built: {described(error)}; training goes on without"
             observe("message", {"text": text, "level": "warning"})
     return built

@@ -36,7 +36,7 @@ class Collection:
         step: the step that trains on them, from 0.
         rollouts: everything that was sampled, failed scores included.
         experts: rows of an expert to train on as well.
-        batch: the rows to train on, an expert's last; None when there is none, because no group has two valid rewards.
+        batch: the rows to train on, an expert's last; None if there are none.
         kept: index into `rollouts` of every row of the batch that is not an expert's.
         cursor: the next unused problem of the task.
         metrics: rollout and reward statistics.

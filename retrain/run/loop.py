@@ -87,8 +87,8 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
 def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: int) -> Generator[None]:
     """A sampler that fails, or takes no weights because a file cannot be written, ends the run.
 
-    The state after `done` steps is saved before, if that is possible, and the error says so. Where the run was to
-    stop anyway, servers that were told the same are no error.
+    The state after `done` steps is saved first if that is possible, and the error says whether it was. If the run
+    was to stop anyway, servers that stopped as well are no error.
     """
     try:
         yield
@@ -103,7 +103,7 @@ def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: in
 
 
 def _rescue(parts: Parts, collector: Collector, done: int) -> str:
-    """Save the state after `done` steps and say where a resumed run goes on; what forbids it hides no other error."""
+    """Save the state after `done` steps; says where a resumed run continues, or why nothing was saved."""
     try:
         recorded = read_rows(parts.directory.path / "metrics.jsonl")
     except RetrainError:
@@ -269,7 +269,7 @@ class Collector:
     without one: there was nothing to train meanwhile. The thread works between `begin` and `sync` only.
     Evaluations and checkpoints find it idle, and what it returns depends on no timing.
 
-    The thread has a tokenizer of its own. It shares sampler, task, reward pool and expert rows with the trainer,
+    The thread has its own tokenizer. It shares sampler, task, reward pool and expert rows with the trainer,
     which leaves them alone meanwhile, and never reads the policy's weights.
 
     Args:
@@ -294,7 +294,7 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the thread, whatever ended the run: the reward pool must not close under it."""
+        """Wait for the thread, whatever ended the run: the reward pool must not close while it scores."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
 

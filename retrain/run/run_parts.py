@@ -110,7 +110,7 @@ class Parts(Trained):
     has_base: bool = False
 
     def state_dict(self, step: int, cursor: int) -> State:
-        """Everything a resumed run needs to go on bit for bit.
+        """Everything a resumed run needs to continue bit for bit.
 
         There is no generator state in it: every random stream derives from the seed and the step.
         """

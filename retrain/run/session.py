@@ -31,7 +31,7 @@ class Resume:
 
     Attributes:
         mode: refuse it, continue it, continue it if it exists, or delete it.
-        path: a checkpoint to go on from, instead of the newest valid one.
+        path: a checkpoint to continue from, instead of the newest valid one.
         allow_change: dotted keys whose values may differ from the earlier run's.
     """
 

@@ -40,7 +40,7 @@ _FIX = (
     "the previous checkpoints are intact"
 )
 _VANISHED = 100
-"""Checkpoints that a reader sees deleted under it, one after the other, before it gives up."""
+"""Checkpoints that may be deleted while a reader opens them, one after the other, before it gives up."""
 
 
 class _Entry(TypedDict):
@@ -110,10 +110,10 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
             return path, load(path)
         except StorageError as error:
             if not own and not path.exists():
-                continue
+                continue  # the owner deleted it while it was read here, so a newer one exists
             reasons[path.name] = str(error).removeprefix(f"checkpoint {root}/")
             log(f"{error}; falling back to the previous one")
-            if own:
+            if own:  # a reader may be wrong, or have no right to rename; the owner alone decides
                 _quarantine(path)
     if not reasons:
         rejected = sorted(root.glob(f"{_QUARANTINE}step-*"))
@@ -128,7 +128,7 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
 
 
 def drop_after(root: Path, step: int) -> None:
-    """Delete checkpoints of later steps than `step`: a run that goes on from there takes another course."""
+    """Delete checkpoints of later steps than `step`: the run that continues there may take another course."""
     for path in _checkpoints(root):
         if step_of(path) > step:
             _drop(path)
@@ -172,7 +172,7 @@ def step_of(path: Path) -> int:
 
 def problem(path: Path) -> str | None:
     """Why the checkpoint at `path` is not valid, naming the file; None if it is."""
-    if path.is_symlink() or not path.is_dir():
+    if path.is_symlink() or not path.is_dir():  # a link can lead to files that no run wrote
         return "not a directory"
     try:
         manifest = _manifest(path)
@@ -192,12 +192,13 @@ def problem(path: Path) -> str | None:
 
 def _file_problem(path: Path, name: str, entry: _Entry) -> str | None:
     file = path / name
+    # A manifest may come from elsewhere: its names must not lead out of the directory.
     if Path(name).name != name or "\\" in name:
         return f"{name!r}: not a plain file name"
     if file.is_symlink() or not file.is_file():
         return f"{name}: " + ("not a plain file" if os.path.lexists(file) else "missing")
     size = file.stat().st_size
-    if size != entry["bytes"]:
+    if size != entry["bytes"]:  # said first: a file that was cut off is the usual damage, and hashing takes long
         return f"{name}: {size} bytes instead of {entry['bytes']}"
     return None if sha256(file) == entry["sha256"] else f"{name}: sha256 differs from the manifest"
 
@@ -220,6 +221,7 @@ def _write(stage: Path, step: int, state: State) -> None:
             save_file(tensors.by_name, stage / _file(key))
     (stage / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
     entries = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(stage.iterdir())}
+    # Written last: wherever a kill ends this, a directory without a manifest is not a checkpoint.
     manifest = {"format": FORMAT, "step": step, "files": entries}
     (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
@@ -263,6 +265,7 @@ class _Tensors:
         if tensor.numel() and same in self._names:
             return self._names[same]
         name, number = where, 2
+        # Two places may have one name: keys can hold dots, and 1 and "1" differ.
         while name in self.by_name:
             name, number = f"{where}~{number}", number + 1
         own = tensor.detach().cpu().contiguous()

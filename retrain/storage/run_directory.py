@@ -49,7 +49,7 @@ class RunDirectory:
         path: `runs/NAME`.
         mode: what to do with an existing run.
         settings: `[checkpoint]`: how many to keep, and what a failed save does.
-        observe: told of rejected checkpoints and failed saves ("message").
+        observe: called with rejected checkpoints and failed saves ("message").
 
     Raises:
         ConfigError: an existing run and no permission to touch it, nothing to resume, or another
@@ -70,6 +70,7 @@ class RunDirectory:
             raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run directory", "is not a name of its own")])
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            # First of all: two runs that start at once would both find the directory free.
             self._lock.acquire()
             try:
                 self._admit()
@@ -136,7 +137,7 @@ class RunDirectory:
     def previous_config(self, path: Path | None = None) -> dict[str, Any]:
         """config.resolved.json of the run that is continued: that of checkpoint `path`, or else this one.
 
-        Empty if there is none, or if it cannot be read: the checkpoint knows as well.
+        Empty if there is none, or if it cannot be read: the checkpoint holds it as well.
 
         Raises:
             ConfigError: `path` is a checkpoint of another run, and this directory holds one already.
@@ -189,6 +190,7 @@ class RunDirectory:
 
     def append(self, name: Literal["metrics.jsonl", "eval.jsonl"], row: Mapping[str, Any]) -> None:
         """Append a row to one of the run's records."""
+        # Not flushed to disk here: a checkpoint does that, and a resumed run writes all later rows again.
         with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -208,6 +210,7 @@ class RunDirectory:
             whether it is saved.
         """
         try:
+            # Before the checkpoint: a resumed run keeps the rows up to it, so they must be on the disk by then.
             with writing(self.path):
                 for name in ("metrics.jsonl", "eval.jsonl"):
                     if (self.path / name).exists():
@@ -230,7 +233,7 @@ class RunDirectory:
 def _keep_rows(path: Path, steps: range) -> None:
     """Rewrite the file with the rows of these steps, each once, byte for byte."""
     if path.is_file():
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = path.read_bytes().split(b"\n")[:-1]  # a kill can cut off the last line; it is written again
         kept = [line + b"\n" for number, line in enumerate(lines, 1) if parse_row(line, path, number)["step"] in steps]
         write_bytes(path, b"".join(kept))
 

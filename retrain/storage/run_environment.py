@@ -37,6 +37,7 @@ def environment() -> dict[str, Any]:
 
 def _cpu() -> str:
     """Model name of the processor."""
+    # platform.processor() names the architecture alone on Linux, or nothing.
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     return next(
@@ -46,6 +47,7 @@ def _cpu() -> str:
 
 def _git() -> str | None:
     """Commit of the current directory's repository, with -dirty if files differ from it; None outside one."""
+    # Without --exclude a tag's name would stand in place of the commit.
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - constant

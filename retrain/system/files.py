@@ -117,7 +117,7 @@ def writing(path: Path, fix: str = "free some space, and check that its folder c
     try:
         yield
     except Exception as error:
-        # The Rust writer of safetensors reports a full disk in a class of its own, which is not an OSError.
+        # The Rust writer of safetensors reports a full disk as its own exception, which is not an OSError.
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -125,7 +125,7 @@ def _cut(connected: socket.socket) -> None:
 
 
 def address_mistakes(urls: Sequence[str], allow_remote: bool) -> Iterator[tuple[int, str, str]]:
-    """(index, problem, fix) of every address of servers that is none, is there twice, or is not to be used."""
+    """(index, problem, fix) of every address that is not a server's, occurs twice, or may not be used."""
     known: dict[tuple[str, int], str] = {}
     for index, url in enumerate(urls):
         place = _place(url)

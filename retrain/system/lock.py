@@ -107,7 +107,7 @@ def identity(pid: int) -> dict[str, Any]:
 def _born(pid: int) -> str | None:
     """Start time of a process in clock ticks, which tells a reused process id; None where there is no /proc.
 
-    Also None for a process that has ended and whose parent, perhaps frozen, has not taken notice.
+    Also None for a process that has ended while its parent, perhaps frozen, has not waited for it.
     """
     try:
         facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

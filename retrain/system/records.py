@@ -71,7 +71,7 @@ def parse_json(data: bytes, finite: bool = False) -> Any:
     Args:
         finite: refuse NaN, Infinity, and numbers that are too large for a float.
     Raises:
-        BadRow: it is none: not UTF-8, cut off, nested more than 200 deep ...; it names the column.
+        BadRow: it is not JSON: not UTF-8, cut off, nested more than 200 deep ...; it names the column.
     """
     try:
         value = from_json(data, allow_inf_nan=not finite)

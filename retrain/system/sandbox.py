@@ -41,7 +41,7 @@ _PROBE_S = 30.0
 
 @cache
 def missing() -> str:
-    """Why there can be no sandbox on this machine, in words; empty if there can. A process of its own tries it."""
+    """Why there can be no sandbox on this machine, in words; empty if there can. Another process tries it."""
     if sys.platform != "linux":
         return "it needs Linux"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -61,7 +61,7 @@ def enter(readable: Iterable[str]) -> None:
     Args:
         readable: paths that can still be read where they lie below a hidden place.
     Raises:
-        OSError: the system does not allow it. The process is then of no use for anything else.
+        OSError: the system does not allow it. The process is then in an undefined state and must end.
     """
     uid, gid, directory = os.geteuid(), os.getegid(), os.getcwd()
     _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC)

@@ -46,7 +46,7 @@ class Containment(NamedTuple):
 
 
 class WorkerLost(Exception):  # noqa: N818 - not always an error
-    """A worker that is of no use any more; its message is how it ended.
+    """A worker that has ended or must be ended; the message says how or why.
 
     Attributes:
         answered: its last line was a second answer to a call before the one that it was busy with.
@@ -76,7 +76,7 @@ class WorkerProcess:
         self._sent = self._answered = 0
         self._unread = b""
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
-        # Of a session of its own: `end` kills the whole group, and Ctrl-C reaches the parent alone.
+        # A new session: `end` kills the whole group, and Ctrl-C reaches the parent alone.
         options: dict[str, Any] = {"env": _environment(set(variables)), "start_new_session": True}
         options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         start = partial(subprocess.Popen[bytes], command, pass_fds=[theirs.fileno()], **options)
