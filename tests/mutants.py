@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant(
         "the oldest checkpoints kept",
         "storage/checkpoint.py",
-        [("current[: max(1, keep)]", "current[-max(1, keep) :]")],
+        [("current[:keep]", "current[-keep:]")],
         ["storage/test_checkpoint.py"],
     ),
     Mutant(
