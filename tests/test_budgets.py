@@ -16,9 +16,9 @@ from docs.measure import ROOT, lines_of_rooms, modules
 BUDGETS = {
     "package": 16_800,
     "what retrain train imports": 11_900,
-    "campaign": 2_600,
-    "tools": 1_500,
-    "report": 900,
+    "campaign": 2_300,
+    "tools": 1_300,
+    "report": 500,
 }
 ROOM, MODULE, FUNCTION = 18, 400, 50
 """Modules of a room; lines of a module, docstrings and comments included; code lines of a function."""

@@ -87,7 +87,7 @@ def _tables(completions: Sequence[Completion], found: Sequence[Credit]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from retrain.tools.credit_comparison import SUMMARY, figure
+    from retrain.tools.credit_comparison import SUMMARY, figures
 
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -100,7 +100,7 @@ def _tables(completions: Sequence[Completion], found: Sequence[Credit]) -> None:
     for name in ("", *SUMMARY.values()):
         summary.add_column(name, justify="right" if name else "left")
     for credit in found:
-        summary.add_row(credit.name, *(figure(key, credit.summary[key]) for key in SUMMARY))
+        summary.add_row(credit.name, *figures(credit))
     if not console.is_terminal:
         console.width = 200
     console.print(table)

@@ -52,13 +52,12 @@ def sample(
     from retrain.run.reopen import reopen
 
     parts = reopen(run, overrides or (), _warnings)
-    from retrain.tools.conversation import Conversation
+    from retrain.tools.conversation import completions
 
     try:
-        conversation = Conversation(parts, count, temperature)
-        for prompt in prompts or _typed():
-            for text in conversation.complete(prompt.replace("\\n", "\n")):
-                say(f"{text}\n")
+        typed = (prompt.replace("\\n", "\n") for prompt in prompts or _typed())
+        for text in completions(parts, typed, count, temperature):
+            say(f"{text}\n")
     finally:
         parts.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 
 WIDTH, HEIGHT = 440, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 34
@@ -142,21 +142,13 @@ def label(side: str, at: Point, text: str) -> str:
 
 def runs(points: Sequence[Point]) -> list[list[Point]]:
     """The longest stretches of finite points, thinned."""
-    found: list[list[Point]] = [[]]
-    for point in points:
-        if math.isfinite(point[1]):
-            found[-1].append(point)
-        elif found[-1]:
-            found.append([])
-    return [thin(part) for part in found if part]
+    return [thin([*part]) for finite, part in groupby(points, lambda point: math.isfinite(point[1])) if finite]
 
 
 def running_mean(points: Sequence[Point]) -> list[Point]:
     """The centered mean over a 25th of the points around each, fewer at the ends; the xs are kept."""
     half = len(points) // 50
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + y)
+    sums = [0.0, *accumulate(y for _, y in points)]
     bounds = [(max(0, i - half), min(len(points), i + half + 1)) for i in range(len(points))]
     return [(x, (sums[b] - sums[a]) / (b - a)) for (x, _), (a, b) in zip(points, bounds, strict=True)]
 
@@ -174,6 +166,12 @@ def span(values: Sequence[float]) -> Range:
     """Least and greatest value, never the same."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def padded(of: Range, share: float) -> Range:
+    """The range with a margin of this share of it on both sides."""
+    margin = share * (of[1] - of[0])
+    return of[0] - margin, of[1] + margin
 
 
 def roomy(values: Sequence[float], percent: bool) -> Range:

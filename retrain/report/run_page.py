@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def render(run: Path) -> str:
 
 def _render(run: Path) -> str:
     facts, metrics, evals = status(run), read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
-    config = read_json(run / "config.resolved.json")
+    config, environment = read_json(run / "config.resolved.json"), read_json(run / "environment.json")
     return fill(
         "run.html",
         title=run.resolve().name,
@@ -65,9 +65,7 @@ def _render(run: Path) -> str:
         samples=_samples(run),
         settings=settings(config),
         resolved=json.dumps(masked(config), indent=2),
-        environment=Table(
-            ("", ""), [(key, _words(value)) for key, value in read_json(run / "environment.json").items()]
-        ),
+        environment=Table(("", ""), [(key, _words(value)) for key, value in environment.items()]),
     )
 
 
@@ -94,10 +92,10 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     """(title, caption, drawing, names of its layers); the drawing is empty where there is nothing to draw."""
     rows = [(r["step"], r["accuracy"], r.get("ci_low", r["accuracy"]), r.get("ci_high", r["accuracy"])) for r in evals]
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
-    curves = [
-        (title, caption, line_chart(_points(metrics, key), percent=share, x=steps), ())
-        for key, title, caption, share in _CHARTS
-    ]
+    curves: list[tuple[str, str, str, Sequence[str]]] = []
+    for key, title, caption, share in _CHARTS:
+        points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
+        curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
     # Where a rollout overlaps the update, its phase is the time that the loop waited for it.
     hidden = {"time/overlap_s", "time/rollout_s"} if any("time/wait_s" in row for row in metrics) else set[str]()
     times = {key for row in metrics for key in row if key.startswith("time/") and key.endswith("_s")}
@@ -111,21 +109,22 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     ]
 
 
-def _points(metrics: Sequence[Row], key: str) -> list[tuple[float, float]]:
-    return [(float(row["step"]), float(row[key])) for row in metrics if key in row]
-
-
 def _evaluations(evals: Sequence[Row]) -> Table:
     ks = {key for row in evals for key in row if key.startswith("pass@")} - {"pass@1"}  # which is the accuracy
     shares = ["greedy_accuracy", *sorted(ks, key=lambda key: int(key.partition("@")[2]))]
-    columns: dict[str, Callable[[Row], str]] = {"step": lambda row: str(row["step"])}
-    columns["accuracy"] = lambda row: percent(row.get("accuracy"))
-    columns["95% interval"] = lambda row: f"{percent(row.get('ci_low'))} to {percent(row.get('ci_high'))}"
-    columns |= {key: lambda row, key=key: percent(row.get(key)) for key in shares if any(key in row for row in evals)}
-    columns["tokens"] = lambda row: f"{row.get('avg_tokens', math.nan):.1f}"
-    columns["truncated"] = lambda row: percent(row.get("truncated"))
-    return Table(
-        [name.replace("_", " ") for name in columns], [[cell(row) for cell in columns.values()] for row in evals]
+    shares = [key for key in shares if any(key in row for row in evals)]
+    return Table.of(
+        [
+            {
+                "step": str(row["step"]),
+                "accuracy": percent(row.get("accuracy")),
+                "95% interval": f"{percent(row.get('ci_low'))} to {percent(row.get('ci_high'))}",
+                **{key.replace("_", " "): percent(row.get(key)) for key in shares},
+                "tokens": f"{row.get('avg_tokens', math.nan):.1f}",
+                "truncated": percent(row.get("truncated")),
+            }
+            for row in evals
+        ]
     )
 
 

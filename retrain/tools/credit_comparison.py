@@ -169,11 +169,11 @@ def summarize(advantages: Sequence[float], completions: Sequence[Completion]) ->
     }
 
 
-def figure(key: str, value: float | None) -> str:
-    """A figure of a summary as text."""
-    if value is None:
-        return "-"
-    return f"{value:+.2f}" if key in ("length_correlation", "least", "greatest") else f"{value:.0%}"
+def figures(credit: Credit) -> list[str]:
+    """The figures of its summary as text, in the order of SUMMARY."""
+    forms = [".0%" if key in ("correct_above_0", "below_wrong", "zero") else "+.2f" for key in SUMMARY]
+    values = [credit.summary[key] for key in SUMMARY]
+    return ["-" if value is None else f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
 
 
 def _parse(place: str, read: Any) -> list[Completion]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retrain.report.charts import Axes, Point, dot, line, number, polyline, roomy, span, svg
+from retrain.report.charts import Axes, Point, dot, line, number, padded, polyline, roomy, span, svg
 from retrain.report.page import Table, fill, plural
-from retrain.tools.credit_comparison import SUMMARY, Completion, Credit, figure
+from retrain.tools.credit_comparison import SUMMARY, Completion, Credit, figures
 
 _SHOWN = 12
 """Completions whose tokens are drawn."""
@@ -23,10 +23,7 @@ def page(title: str, completions: Sequence[Completion], credits_: Sequence[Credi
         "credit.html",
         title=title,
         scope=f"{plural(len(completions), 'completion')} of {plural(groups, 'prompt')}, {right:,} of them correct",
-        summary=Table(
-            ["", *SUMMARY.values()],
-            [[one.name, *(figure(key, one.summary[key]) for key in SUMMARY)] for one in credits_],
-        ),
+        summary=Table(["", *SUMMARY.values()], [[one.name, *figures(one)] for one in credits_]),
         scatters=[(one.name, _scatter(one, completions)) for one in credits_ if one.tokens is None],
         strips=[_strips(one, completions) for one in credits_ if one.tokens is not None],
     )
@@ -34,11 +31,8 @@ def page(title: str, completions: Sequence[Completion], credits_: Sequence[Credi
 
 def _scatter(credit: Credit, completions: Sequence[Completion]) -> str:
     low, high = roomy(credit.advantages, percent=False)
-    axes = Axes(
-        _padded(span([float(one.length) for one in completions])),
-        _padded((min(low, 0.0), max(high, 0.0))),
-        label="tokens",
-    )
+    lengths = span([float(one.length) for one in completions])
+    axes = Axes(padded(lengths, 0.05), padded((min(low, 0.0), max(high, 0.0)), 0.05), label="tokens")
     zero = line("zero", axes.place(axes.x[0], 0), axes.place(axes.x[1], 0))
     marks = "".join(
         _mark(*axes.place(one.length, value), one.correct)
@@ -54,11 +48,6 @@ def _lines(axes: Axes, credit: Credit, completions: Sequence[Completion]) -> str
         if one.correct:
             groups.setdefault(one.group, []).append((float(one.length), value))
     return "".join(polyline(axes, sorted(points), "raw") for points in groups.values() if len(points) > 1)
-
-
-def _padded(limits: tuple[float, float]) -> tuple[float, float]:
-    margin = 0.05 * (limits[1] - limits[0])
-    return limits[0] - margin, limits[1] + margin
 
 
 def _mark(x: float, y: float, correct: bool) -> str:

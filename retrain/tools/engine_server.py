@@ -44,9 +44,12 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     cpu = not torch.cuda.is_available()
     if cpu and config.training.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(config.training.threads))
-    ports = [port] if port else _ports(loaded)
+    table: dict[str, Any] = loaded.tables.get(ENGINE, {})
+    urls = [urlsplit(url).port or _PORT for url in table.get("urls", ())]
+    adapter = config.model.lora if by_itself(table.get("lora"), table.get("dtype", "auto")) else None
+    options, variables = weight_options(table.get("transfer", "file"), None if adapter is None else adapter.r)
+    ports = [port] if port else urls or [_PORT]
     with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder, free_port(ports, host) as port:
-        options, variables = weight_options(*_weights(loaded))
         more = {
             "revision": config.model.revision,
             "trust_remote_code": config.model.trust_remote_code,
@@ -58,13 +61,6 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
         run_server(arguments, address(host, port), cpu, ready, variables)
 
 
-def _weights(loaded: LoadedConfig) -> tuple[str, int | None]:
-    """How weights reach the server, and the rank of the adapter that comes by itself, if one does."""
-    table: dict[str, Any] = loaded.tables.get(ENGINE, {})
-    adapter = loaded.config.model.lora if by_itself(table.get("lora"), table.get("dtype", "auto")) else None
-    return table.get("transfer", "file"), None if adapter is None else adapter.r
-
-
 def _model(loaded: LoadedConfig, folder: Path) -> str:
     """What a server can read the model from; a built-in is written out, untrained."""
     path = loaded.config.model.path
@@ -74,11 +70,6 @@ def _model(loaded: LoadedConfig, folder: Path) -> str:
 
     untrained_model(loaded)[0].model.save_pretrained(folder)
     return str(folder)
-
-
-def _ports(loaded: LoadedConfig) -> list[int]:
-    urls: list[str] = loaded.tables.get(ENGINE, {}).get("urls", [])
-    return [urlsplit(url).port or _PORT for url in urls] or [_PORT]
 
 
 @contextmanager

@@ -133,18 +133,15 @@ def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> No
         StorageError: the folder cannot be written, a folder has the name of a file, or a file of that name has
             other contents and `force` is False.
     """
+    places = {folder / name: data for name, data in files.items()}
     try:
-        for name, data in files.items():
-            _check_place(folder / name, data, force)
+        for path, data in places.items():
+            if path.is_dir():
+                raise StorageError(f"{path} is a folder, and a file is to have this name; choose another --out")
+            if path.exists() and not force and path.read_bytes() != data:
+                raise StorageError(f"{path} exists already with other contents; --force overwrites it")
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            write_bytes(folder / name, data)
+        for path, data in places.items():
+            write_bytes(path, data)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror or error}; choose another --out") from error
-
-
-def _check_place(path: Path, data: bytes, force: bool) -> None:
-    if path.is_dir():
-        raise StorageError(f"{path} is a folder, and a file is to have this name; choose another --out")
-    if path.exists() and not force and path.read_bytes() != data:
-        raise StorageError(f"{path} exists already with other contents; --force overwrites it")

@@ -15,7 +15,7 @@ from retrain.data.rows import Reading, prompt_hash, read_problems
 from retrain.engines.capability import positions
 from retrain.errors import ComponentError
 from retrain.run.build import choose_device
-from retrain.system.records import BadRow, checked, read_object, refusal, rows_of
+from retrain.system.records import OBJECT, BadRow, checked, read_object, refusal, rows_of
 from retrain.training.model.forward import Forward
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.prm import FACTS, REFERENCE, pair_accuracy
@@ -83,7 +83,10 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
     phi, ref = _models(model, reference)
     scale = facts.get("beta", 0.05) if beta is None else beta
     rows = demonstrations(phi.chat, problems)
-    _check_lengths(problems, rows, positions(phi.model))
+    most = positions(phi.model)
+    lengths = [(problem.id, len(row.ids)) for problem, row in zip(problems, rows, strict=True)]
+    if bad := [f"{place}: {length} tokens; the model takes {most}" for place, length in lengths if length > most]:
+        raise refusal(bad, "leave these rows out")
     forwards = Forward(phi.model, settings), Forward(ref.model, settings)
     return [
         row
@@ -106,18 +109,14 @@ def summary(rows: Sequence[ScoredRow]) -> Metrics:
 
 
 def _scored(
-    phi: Loaded,
-    problems: Sequence[Problem],
-    rows: Sequence[ExpertRow],
-    forwards: tuple[Forward, Forward],
-    beta: float,
+    phi: Loaded, problems: Sequence[Problem], rows: Sequence[ExpertRow], forwards: tuple[Forward, Forward], beta: float
 ) -> Iterator[ScoredRow]:
     batch = Layout(pad_id=0, device=phi.model.device, max_tokens=0).batch([], 0, rows)
     own, other = (forward.logprobs(batch)["old_logprobs"].double() for forward in forwards)
     for problem, row, values in zip(problems, rows, (beta * (own - other)).tolist(), strict=True):
         [(start, end)] = row.spans
-        rewards = values[start:end]
-        tokenizer: Any = phi.tokenizer
+        rewards, tokenizer = values[start:end], cast("Any", phi.tokenizer)
+        texts = [tokenizer.decode([id_]) for id_ in row.ids[start:end]]
         yield ScoredRow(
             line=int(problem.id.rpartition(":")[2]),
             r_phi=sum(rewards),
@@ -125,21 +124,17 @@ def _scored(
             length=len(rewards),
             correct=_correct(problem.extra),
             prompt=prompt_hash(problem),
-            rewards=tuple(
-                (tokenizer.decode([id_]), value) for id_, value in zip(row.ids[start:], rewards, strict=True)
-            ),
+            rewards=tuple(zip(texts, rewards, strict=True)),
         )
 
 
 def _as_solution(item: tuple[str, Any]) -> tuple[str, Any]:
     """A row in the one form that `read_problems` takes: prompt, solution and the rest."""
     place, row = item
-    if not isinstance(row, Mapping):
-        return place, row
-    values = dict(cast("Mapping[str, Any]", row))
     try:
+        values = checked(OBJECT, row)
         _correct(values)
-        return place, values | _parts(values)
+        return place, {**values, **_parts(values)}
     except BadRow as reason:
         return place, reason
 
@@ -179,13 +174,3 @@ def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
     for loaded in (phi, ref):
         cast("Any", loaded.model).to(device)
     return phi, ref
-
-
-def _check_lengths(problems: Sequence[Problem], rows: Sequence[ExpertRow], limit: float) -> None:
-    bad = [
-        f"{problem.id}: {len(row.ids)} tokens; the model takes {limit}"
-        for problem, row in zip(problems, rows, strict=True)
-        if len(row.ids) > limit
-    ]
-    if bad:
-        raise refusal(bad, "leave these rows out")

@@ -19,7 +19,6 @@ from retrain.system.records import BadRow, Listed, checked, read_records, refusa
 Equivalence = Literal["simple", "symbolic"]
 
 _IDS = ("question_id", "index", "id")
-_NO_ID = "row "
 _Truth = str | int | float
 
 
@@ -80,9 +79,8 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "si
     """
     results = read_records(path, _parse)
     need = max(ks, default=1)
-    few = [r for r in results if len(r.predictions) < need]
-    bad = [f"{r.place}: pass@{need} needs {need} predictions, there are {len(r.predictions)}" for r in few]
-    if bad:
+    counts = [(r.place, len(r.predictions)) for r in results]
+    if bad := [f"{place}: pass@{need} needs {need} predictions, there are {n}" for place, n in counts if n < need]:
         raise refusal(bad, f"{path}: {len(bad):,} bad rows; ask for a smaller k")
     return _judge(results, equivalence)
 
@@ -154,14 +152,11 @@ def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
     if not pairs:
         return []
     reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False})
-    items = [{"completion": _final(found), "answer": _final(truth)} for found, truth in pairs]
+    # What follows the last ####, as in the simple normal form.
+    finals = [[text.rpartition("####")[2] for text in pair] for pair in pairs]
+    items = [{"completion": found, "answer": truth} for found, truth in finals]
     with RewardPool([(reward, 1.0)], max_failed=1.0) as pool:
         return [score.correct for score in pool.score(items)]
-
-
-def _final(text: str) -> str:
-    """What follows the last ####, as the simple normal form has it."""
-    return text.rpartition("####")[2]
 
 
 def _shares(ks: Sequence[int]) -> tuple[str, ...]:
@@ -198,8 +193,7 @@ def _pairs(results: Sequence[Result], base: Sequence[Result]) -> list[tuple[Resu
 def _keyed(results: Sequence[Result], named: bool) -> dict[str, Result]:
     keyed: dict[str, Result] = {}
     for number, result in enumerate(results):
-        key = result.key if named else f"{_NO_ID}{number}"
-        if key in keyed:
+        key = result.key if named else f"row {number}"
+        if keyed.setdefault(key, result) is not result:
             raise DataError(f"{result.place}: id {key!r} is taken by {keyed[key].place}; give every problem its own")
-        keyed[key] = result
     return keyed

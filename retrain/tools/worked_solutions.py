@@ -12,7 +12,7 @@ from typing import Literal
 from retrain.config.load import LoadedConfig
 from retrain.errors import DataError
 from retrain.protocols import Task
-from retrain.system.files import writing
+from retrain.system.files import write_text, writing
 from retrain.types import Problem
 
 Format = Literal["messages", "prompt"]
@@ -60,7 +60,7 @@ def export_solutions(
         )
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(_row(one, form), ensure_ascii=False) + "\n" for one in found), "utf-8")
+        write_text(file, "".join(json.dumps(_row(one, form), ensure_ascii=False) + "\n" for one in found))
     return Exported(len(found), seen)
 
 

@@ -41,7 +41,7 @@ def test_an_engine_that_works_describes_itself():
 
 
 def test_what_keeps_an_engine_from_working_is_said(broken, monkeypatch):
-    assert prove("broken") == "broken: no such device"
+    assert prove("broken") == 'broken: engine "broken": raised OSError: no such device'
     assert prove("elsewhere") == "needs [elsewhere] urls"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     assert prove("vllm") == 'vllm is not installed; pip install "retrain[vllm]"'

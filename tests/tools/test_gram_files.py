@@ -12,6 +12,7 @@ from retrain.errors import DataError, StorageError
 from retrain.tools import gram_files as grams
 from retrain.tools.gram_extraction import Recipe, extract
 from retrain.tools.gram_files import Reading, coverage, read_solutions, task_solutions
+from retrain.types import Problem
 from tests.small_runs import rows as metric_rows
 
 pytest.importorskip("sklearn")
@@ -79,13 +80,13 @@ class Silent:
     """A task without worked solutions."""
 
     def __init__(self, seed):
-        self.solution = None
+        pass
 
     def problem(self, index):
-        return self
+        return Problem(str(index), "1 + 1", "2")
 
     def heldout(self, count):
-        return [self] * count
+        return [self.problem(index) for index in range(count)]
 
 
 def test_coverage_counts_words_and_solutions_as_training_matches_them():

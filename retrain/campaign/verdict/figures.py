@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from retrain.campaign.verdict.analysis import Comparison, Estimate, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.report.charts import Axes, Point, Range, area, dot, label, line, polyline, roomy, span, svg, ticks
+from retrain.report.charts import Axes, Point, Range, area, dot, label, line, padded, polyline, roomy, span, svg, ticks
 from retrain.report.page import plural
 
 COLORS = 8
@@ -19,9 +19,7 @@ Curve = list[tuple[int, Estimate]]
 def forest_span(comparisons: Sequence[Comparison]) -> Range:
     """The axis that holds every interval and 0."""
     ends = [end for one in comparisons for end in (one.difference.low, one.difference.high, one.difference.value)]
-    low, high = span([0.0, *(end for end in ends if math.isfinite(end))])
-    margin = 0.04 * (high - low)
-    return low - margin, high + margin
+    return padded(span([0.0, *(end for end in ends if math.isfinite(end))]), 0.04)
 
 
 def forest_axis(of: Range) -> str:
@@ -128,9 +126,7 @@ def _cost(results: Results, what: int, unit: str) -> str:
         if cell.accuracy is not None:
             runs[cell.condition].append((cell.total[what] / scale, cell.accuracy))
     points = [point for found in runs.values() for point in found]
-    x = span([x for x, _ in points])
-    room = 0.06 * (x[1] - x[0])
-    axes = Axes((x[0] - room, x[1] + room), _shares([y for _, y in points]), True, unit)
+    axes = Axes(padded(span([x for x, _ in points]), 0.06), _shares([y for _, y in points]), True, unit)
     small = "".join(
         mark(axes, point, index(results, name), 3, "run") for name, found in runs.items() for point in found
     )
