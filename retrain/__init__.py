@@ -9,9 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrain.algorithms.graph.compose import (
-        compute_composable_advantages as compute_composable_advantages,
-    )
+    from retrain.algorithms.graph.compose import compute_composable_advantages as compute_composable_advantages
     from retrain.algorithms.graph.plain_functions import AlgorithmContext as AlgorithmContext
     from retrain.algorithms.graph.plain_functions import AlgorithmOutput as AlgorithmOutput
     from retrain.algorithms.graph.plain_functions import TransformContext as TransformContext

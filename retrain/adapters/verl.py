@@ -23,11 +23,7 @@ Estimator = Callable[..., tuple["Tensor", "Tensor"]]
 
 
 def compute_advantage_for_verl(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index: Sequence[Any],
-    mode: str = "dca",
-    **params: Any,
+    token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], mode: str = "dca", **params: Any
 ) -> tuple[Tensor, Tensor]:
     """Advantages in the form of verl's estimators.
 
@@ -69,11 +65,7 @@ def reward_for_verl(
     """
     del data_source, extra_info
     verdict = score(reward, params or {}, {"completion": solution_str, "answer": str(ground_truth)})
-    return {
-        "score": verdict.value or 0.0,
-        "acc": float(bool(verdict.correct)),
-        "failed": float(verdict.status != "ok"),
-    }
+    return {"score": verdict.value or 0.0, "acc": float(bool(verdict.correct)), "failed": float(verdict.status != "ok")}
 
 
 def register() -> list[str]:

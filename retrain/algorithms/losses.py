@@ -126,11 +126,7 @@ def cispo(
 
 @loss("kl", weight=0.0)
 def kl(
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    response_mask: Tensor,
-    *,
-    estimator: Literal["k1", "k2", "k3"] = "k3",
+    logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor, *, estimator: Literal["k1", "k2", "k3"] = "k3"
 ) -> Tensor:
     """Estimate of KL(policy || reference) at the sampled tokens.
 

@@ -99,12 +99,7 @@ class SepaLambda(Part):
 
     def state_dict(self) -> State:
         """Where the gate opened, and the variance followed so far."""
-        return {
-            "opened_at": self._opened_at,
-            "seen": self._seen,
-            "variance": self._variance,
-            "initial": self._initial,
-        }
+        return {"opened_at": self._opened_at, "seen": self._seen, "variance": self._variance, "initial": self._initial}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state_dict`."""

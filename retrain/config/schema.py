@@ -32,6 +32,7 @@ class Section(BaseModel):
 
 Array = Field(strict=False)  # TOML has lists only; the frozen models hold tuples
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -46,7 +47,7 @@ class Lora(Section):
     """Rank of the adapters."""
     alpha: Positive = 32.0
     """Scale: the adapter's output is multiplied by alpha / r."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Decay = 0.0
     """Dropout on the adapter's input; anything but 0 makes sampler and trainer disagree."""
     target_modules: str | Annotated[tuple[str, ...], Array] = "all-linear"
     """Names of the layers that get an adapter, or "all-linear"."""
@@ -194,10 +195,7 @@ class Optimizer(Section):
     """Muon takes the weight matrices; the rest is left to AdamW."""
     lr: Positive = 2e-4
     """Learning rate at its peak. Default 2e-4 for a builtin model and 1e-6 for any other."""
-    betas: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Array] = (
-        0.9,
-        0.95,
-    )
+    betas: Annotated[tuple[Decay, Decay], Array] = (0.9, 0.95)
     """Decay of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
@@ -351,15 +349,8 @@ class Config(Section):
     @property
     def resources(self) -> dict[str, Any]:
         """The parts of a run that a component may ask for by name and that the configuration alone tells."""
-        training = self.training
-        return {
-            "seed": training.seed,
-            "total_steps": training.max_steps,
-            "max_tokens": training.max_tokens,
-            "group_size": training.group_size,
-            "temperature": training.temperature,
-            "search_paths": self.plugins.search_paths,
-        }
+        shared = self.training.model_dump(include={"seed", "max_tokens", "group_size", "temperature"})
+        return {**shared, "total_steps": self.training.max_steps, "search_paths": self.plugins.search_paths}
 
     @model_validator(mode="before")
     @classmethod

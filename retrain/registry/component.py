@@ -110,7 +110,7 @@ class Component:
             problem = f"{self.kind} {self.name!r} lacks {lacking}"
             raise ComponentError(problem, f"see {protocol.__name__} in retrain/protocols.py")
         if verbs and self.source != "built-in":
-            whole = guarded(whole, Call(self.kind, self.name), verbs)
+            whole = guarded(whole, protocol, Call(self.kind, self.name), verbs)
         return whole
 
     @cached_property

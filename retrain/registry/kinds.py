@@ -4,16 +4,20 @@
 components, and any module of the package that declares one with it is imported.
 """
 
+from functools import partial as _partial
+
 import retrain.protocols as _protocols
 import retrain.registry.verbs as _verbs
 from retrain.registry.component import Kind as _Kind
 
-_PART = _protocols.Part
 _RUN = (
     *("policy", "model", "model_path", "tokenizer", "device", "run_dir"),
     *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths"),
 )
 """Parts of a run that its components may be built with, by name."""
+_part = _partial(_Kind, protocol=_protocols.Part, parts=_RUN, verbs=_verbs.PART)
+_credit = _partial(_part, must_read=True)
+
 task = _Kind(
     "task", "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",), verbs=_verbs.TASK
 )
@@ -25,58 +29,36 @@ reward = _Kind(
     taken=("mean", "std", "accuracy", "failed"),
 )
 engine = _Kind(
-    "engine",
-    "Source of completions.",
-    ("rollout", "engine"),
-    protocol=_protocols.Sampler,
-    parts=_RUN,
-    verbs=_verbs.ENGINE,
+    "engine", "Source of completions.", ("rollout", "engine"), "", _protocols.Sampler, parts=_RUN, verbs=_verbs.ENGINE
 )
-filter = _Kind(
+filter = _credit(
     "filter",
     "Which rows are worth training on: columns -> [N] bool, the same for a whole group.",
     ("algorithm", "filter"),
-    protocol=_PART,
-    parts=_RUN,
-    must_read=True,
 )
-uncertainty = _Kind(
-    "uncertainty",
-    "Uncertainty of each sampled token: columns -> [N, T].",
-    ("algorithm", "uncertainty_kind"),
-    protocol=_PART,
-    parts=_RUN,
-    must_read=True,
+uncertainty = _credit(
+    "uncertainty", "Uncertainty of each sampled token: columns -> [N, T].", ("algorithm", "uncertainty_kind")
 )
-advantage = _Kind(
+advantage = _credit(
     "advantage",
     "Episode advantage: columns -> [N].",
     ("algorithm", "advantage_mode"),
     "advantage_params",
-    _PART,
-    "lists",
-    _RUN,
-    must_read=True,
+    plain="lists",
 )
-transform = _Kind(
+transform = _credit(
     "transform",
     "Token transform: columns -> [N, T] advantages, or the column named by `writes=`.",
     ("algorithm", "transform_mode"),
     "transform_params",
-    _PART,
-    "context",
-    _RUN,
-    must_read=True,
+    plain="context",
 )
-algorithm = _Kind(
+algorithm = _credit(
     "algorithm",
     "Whole algorithm, instead of advantage and transforms: columns -> [N, T] advantages.",
     ("algorithm", "algorithm_mode"),
     "params",
-    _PART,
-    "context",
-    _RUN,
-    must_read=True,
+    plain="context",
 )
 loss = _Kind(
     "loss",
@@ -93,13 +75,8 @@ reduction = _Kind(
     ("algorithm", "reduction"),
     must_read=True,
 )
-signal = _Kind(
-    "signal",
-    "A column computed on first need and called by its name: columns -> the column.",
-    protocol=_PART,
-    parts=_RUN,
-)
-tracker = _Kind("tracker", "Sink of metrics.", ("logging", "trackers"), protocol=_protocols.Tracker, parts=_RUN)
+signal = _part("signal", "A column computed on first need and called by its name: columns -> the column.")
+tracker = _Kind("tracker", "Sink of metrics.", ("logging", "trackers"), "", _protocols.Tracker, parts=_RUN)
 executor = _Kind(
     "executor",
     "How a campaign's runs are executed: a class with `run(jobs, observe)`.",

@@ -1,4 +1,4 @@
-"""Calls of a user's task, engine or executor: what a verb raises names the class, and what it returns is checked."""
+"""Calls of a user's class: what a verb raises names the class, and what it returns is checked."""
 
 from __future__ import annotations
 
@@ -57,15 +57,35 @@ def completions(call: Call, found: Any, requests: Sequence[Request], sampling: A
                 )
 
 
+def _unstorable(value: Any) -> str:
+    """The first thing in a state that a checkpoint cannot hold, or ""."""
+    if value is None or isinstance(value, bool | int | float | str) or hasattr(type(value), "untyped_storage"):
+        return ""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return next(filter(None, map(_unstorable, value.values())), "")
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(_unstorable, value)), "")
+    return shown(value)
+
+
+def state(call: Call, found: Any, *arguments: Any) -> None:
+    """A dict that a checkpoint can hold."""
+    if (wrong := _unstorable(found)) or not isinstance(found, dict):
+        raise call.fail(f"state_dict returned {wrong or shown(found)}; a state is a dict of JSON and tensors")
+
+
 TASK: Mapping[str, Check] = {"problem": problem, "heldout": problems, "fingerprint": fingerprint}
 ENGINE: Mapping[str, Check] = {"sample": completions} | dict.fromkeys(
     ("load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything
 )
 EXECUTOR: Mapping[str, Check] = {"run": anything}
+PART: Mapping[str, Check] = {"state_dict": state} | dict.fromkeys(
+    ("before", "after", "load_state_dict", "export"), anything
+)
 
 
-def guarded(base: type[Any], call: Call, verbs: Mapping[str, Check]) -> type[Any]:
-    """The class with these verbs guarded, and its `__init__`."""
+def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str, Check]) -> type[Any]:
+    """The class with those of these verbs guarded that it writes itself, and with its `__init__`."""
 
     def guard(verb: str, check: Check) -> Callable[..., Any]:
         real = getattr(base, verb)
@@ -78,5 +98,7 @@ def guarded(base: type[Any], call: Call, verbs: Mapping[str, Check]) -> type[Any
 
         return called
 
-    methods = {verb: guard(verb, check) for verb, check in {"__init__": anything, **verbs}.items()}
+    # A default must stay the protocol's own: `Part` tells by that whether a class keeps state.
+    own = {verb: check for verb, check in verbs.items() if getattr(base, verb) is not getattr(protocol, verb)}
+    methods = {verb: guard(verb, check) for verb, check in {"__init__": anything, **own}.items()}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **methods})

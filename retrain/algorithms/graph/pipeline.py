@@ -11,12 +11,10 @@ from retrain.algorithms.graph.column_graph import Stage, plan
 from retrain.algorithms.graph.plain_functions import call_context, call_lists
 from retrain.protocols import Part
 from retrain.registry import Bound
-from retrain.registry.call import Call, shown
-from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics, State
+from retrain.registry.call import Call
+from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
 Signals = Callable[[str], Bound | None]
@@ -45,40 +43,6 @@ class Stages:
     hyper: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-class GuardedPart(Part):
-    """A part whose every verb is called as components are: what it raises or returns in error names it."""
-
-    def __init__(self, part: Part, call: Call) -> None:
-        self.part, self._call = part, call
-
-    def before(self, batch: Batch) -> Metrics:
-        with self._call():
-            found = self.part.before(batch)
-        return self._call.metrics(found)
-
-    def after(self, batch: Batch) -> Metrics:
-        with self._call():
-            found = self.part.after(batch)
-        return self._call.metrics(found)
-
-    def state_dict(self) -> State:
-        with self._call():
-            state: Any = self.part.state_dict()
-            if (wrong := unstorable(state)) or not isinstance(state, dict):
-                raise self._call.fail(
-                    f"state_dict returned {wrong or shown(state)}; a state is a dict of JSON and tensors"
-                )
-        return state
-
-    def load_state_dict(self, state: State) -> None:
-        with self._call():
-            self.part.load_state_dict(state)
-
-    def export(self, folder: Path) -> None:
-        with self._call():
-            self.part.export(folder)
-
-
 class Pipeline:
     """Runs the stages in order on a batch; signals are computed on first need, once.
 
@@ -91,7 +55,7 @@ class Pipeline:
     def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
         self.stateful: dict[str, Part] = {}
-        self._built: dict[tuple[str, str], GuardedPart] = {}
+        self._built: dict[tuple[str, str], Part] = {}
 
     @classmethod
     def resolve(cls, stages: Stages, signal: Signals, given: frozenset[str] = frozenset()) -> Pipeline:
@@ -114,11 +78,9 @@ class Pipeline:
         """Build class components from the run's parts; ComponentError if one is missing."""
         for stage in self.graph:
             if stage.bound.component.stateful:
-                call = Call(stage.kind, stage.name)
-                with call():
-                    part = GuardedPart(stage.bound.build(resources), call)
-                self._built[stage.kind, stage.name] = part
-                if part.part.stateful:
+                with Call(stage.kind, stage.name)():
+                    part = self._built[stage.kind, stage.name] = stage.bound.build(resources)
+                if part.stateful:
                     self.stateful[stage.name] = part
 
     def before(self, batch: Batch) -> Metrics:
@@ -131,8 +93,9 @@ class Pipeline:
 
     def _reports(self, batch: Batch, ask: Callable[[Part, Batch], Metrics]) -> Metrics:
         _, rollouts = _rollouts(batch)
-        parts = self._built.values() if len(rollouts.rewards) else ()
-        return {name: value for part in parts for name, value in ask(part, rollouts).items()}
+        parts = self._built.items() if len(rollouts.rewards) else ()
+        found = (Call(*place).metrics(ask(part, rollouts)) for place, part in parts)
+        return {name: value for metrics in found for name, value in metrics.items()}
 
     def credit(self, batch: Batch) -> tuple[Batch, Metrics]:
         """The batch with advantages and the signals' columns, and the metrics of every stage; changes no state.
@@ -217,8 +180,8 @@ class Pipeline:
         return value, metrics
 
     def _called(self, stage: Stage, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
-        call, built = Call(stage.kind, stage.name), self._built.get((stage.kind, stage.name))
-        target: Any = stage.bound if built is None else built.part
+        call = Call(stage.kind, stage.name)
+        target: Any = self._built.get((stage.kind, stage.name), stage.bound)
         with call():
             result = target(*(columns[name] for name in stage.reads))
         value, metrics = call.split(result)
@@ -257,17 +220,6 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
         row = int((~finite).nonzero()[0, 0])
         group = int(columns["group_ids"][row])
         raise call.fail(f"row {row}, of group {group}: returned a NaN or infinite {stage.writes}")
-
-
-def unstorable(value: Any) -> str:
-    """The first thing in a state that a checkpoint cannot hold, or ""."""
-    if value is None or isinstance(value, bool | int | float | str) or hasattr(type(value), "untyped_storage"):
-        return ""
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return next(filter(None, map(unstorable, value.values())), "")
-    if isinstance(value, list | tuple):
-        return next(filter(None, map(unstorable, value)), "")
-    return shown(value)
 
 
 def _spread(value: Any, rows: Tensor, batch: Batch) -> Any:

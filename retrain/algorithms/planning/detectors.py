@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.algorithms.planning.gram_pattern import GramPattern, normalize
-from retrain.errors import ComponentError, UserCodeError
+from retrain.errors import ComponentError
+from retrain.registry.call import Call
 from retrain.registry.lookup import load_object
 
 Span = tuple[int, int, str]
@@ -38,22 +39,21 @@ def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detecto
     function = load_object(path, search_paths)
     if not callable(function):
         raise ComponentError(f'"{path}" is a {type(function).__name__}, not a function', "point to a function")
+    call = Call("planning detector", path)
 
     def detect(texts: list[str]) -> list[list[Span]]:
-        try:
+        with call():
             found: Any = function(texts)
-        except Exception as error:
-            raise _wrong(path, f"raised {type(error).__name__}: {error}") from error
         if not isinstance(found, Sequence) or len(found) != len(texts):
-            raise _wrong(path, f"must return a list of {len(texts)} lists of spans, one per completion")
-        return [_checked(path, row, spans, text) for row, (spans, text) in enumerate(zip(found, texts, strict=True))]
+            raise call.fail(f"must return a list of {len(texts)} lists of spans, one per completion")
+        return [_checked(call, row, spans, text) for row, (spans, text) in enumerate(zip(found, texts, strict=True))]
 
     return detect
 
 
-def _checked(path: str, row: int, spans: Any, text: str) -> list[Span]:
+def _checked(call: Call, row: int, spans: Any, text: str) -> list[Span]:
     if not isinstance(spans, Sequence) or isinstance(spans, str):
-        raise _wrong(path, f"completion {row}: {spans!r} is no list of spans")
+        raise call.fail(f"completion {row}: {spans!r} is no list of spans")
     result: list[Span] = []
     for span in spans:
         match span:
@@ -63,9 +63,5 @@ def _checked(path: str, row: int, spans: Any, text: str) -> list[Span]:
                 result.append((start, end, name))
             case _:
                 problem = f"{span!r} is no span (start, end) with 0 <= start < end <= {len(text)}, the text's length"
-                raise _wrong(path, f"completion {row}: {problem}")
+                raise call.fail(f"completion {row}: {problem}")
     return result
-
-
-def _wrong(path: str, problem: str) -> UserCodeError:
-    return UserCodeError(f'planning detector "{path}" {problem}')
