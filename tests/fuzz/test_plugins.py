@@ -109,7 +109,8 @@ def batch():
 
 def use(kind, function, contract="columns"):
     """Call a component of the kind as a step of training does."""
-    mine = Component(kind, "mine", function, "mine", contract, {"weight": 1.0} if kind == "loss" else {}).bind()
+    traits = {"weight": 1.0} if kind == "loss" else {}
+    mine = Component(kind, "mine", function, "mine", contract, traits, "dotted path").bind()
     given = batch()
     if kind in ("loss", "reduction"):
         terms = [mine if kind == "loss" else bind("loss", "reinforce", {"weight": 1.0})]

@@ -69,7 +69,7 @@ def test_a_span_may_have_a_name(folder):
     ],
 )
 def test_anything_else_is_an_error_that_names_the_function(folder, name, says):
-    with pytest.raises(UserCodeError, match=f'"my_planning_detectors.{name}" .*{says}'):
+    with pytest.raises(UserCodeError, match=f'"my_planning_detectors.{name}": .*{says}'):
         user_detector(f"my_planning_detectors.{name}", folder)(["abc"])
 
 
