@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import finalize
 
 from retrain import registry
 from retrain.config.document import Document
@@ -22,6 +24,8 @@ from retrain.types import Observer, State
 def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
     """The parts of a finished or interrupted run, with its trained weights in policy and sampler.
 
+    Nothing is written to the run. What the engine hands over in files is in a temporary directory while the parts live.
+
     Args:
         target: a run directory (its final model, or else its newest valid checkpoint) or a checkpoint in one.
         overrides: `key=value`, as after `--set`.
@@ -35,8 +39,10 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
     from retrain.run.collect import sync
 
     loaded, parts = stored(run, overrides, final=saved is None), None
+    folder = TemporaryDirectory(prefix="retrain-")  # what the engine writes is no part of the run, which may go on
     try:
-        parts = build(loaded, RunDirectory(run, "auto", loaded.config.checkpoint, observe), observe)
+        parts = build(loaded, RunDirectory(Path(folder.name), "auto", loaded.config.checkpoint, observe), observe)
+        finalize(parts, folder.cleanup)
         _restore(parts, run, saved)
         sync(parts, parts.policy.step)
     except BaseException as error:
@@ -88,9 +94,10 @@ def stored(run: Path, overrides: Sequence[str], final: bool) -> LoadedConfig:
     if not data:
         raise StorageError(f"{run / 'config.resolved.json'} is missing; restore it from a copy")
     data.pop("components", None)
-    if final:
-        _start_from_final(run / "model", data)
-    data["logging"] |= {"trackers": []}
+    with understood(run / "config.resolved.json"):
+        if final:
+            _start_from_final(run / "model", data)
+        data["logging"] |= {"trackers": []}
     document = Document(str(run / "config.resolved.json"), data=data)
     for override in overrides:
         document.override(override)

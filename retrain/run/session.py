@@ -144,5 +144,6 @@ def finish(parts: Parts, seconds: float) -> None:
 
     folder, run = parts.directory.path / "model", parts.directory.path
     export(parts, folder)
-    text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
+    with understood(run):
+        text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
     parts.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})

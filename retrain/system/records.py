@@ -24,6 +24,8 @@ Rows = Iterable[tuple[str, Any]]
 _LONGEST = 1_000_000
 """Bytes of a line; one that is longer is a mistake, and reading it whole might not fit in memory."""
 _SHOWN = 20
+_MOST = 500
+"""Characters of what is wrong with a row, whatever its fields are called."""
 _LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
 """What a number too large for a float has in it."""
 _EXPECTED = {
@@ -91,7 +93,7 @@ def checked(schema: TypeAdapter[T], value: Any) -> T:
     try:
         return schema.validate_python(value)
     except ValidationError as error:
-        raise BadRow(_words(error.errors(include_url=False)[0], value)) from None
+        raise BadRow(_words(error.errors(include_url=False)[0], value)[:_MOST]) from None
 
 
 def _words(error: ErrorDetails, row: Any) -> str:

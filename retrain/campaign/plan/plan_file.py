@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.storage.run_files import understood
-from retrain.system.records import read_json
+from retrain.system.records import read_json, read_object
 
 PLAN = "plan.json"
 
@@ -34,7 +35,24 @@ class Job:
     path: str
 
 
-_JOBS = TypeAdapter(list[Job])
+class Outcome(TypedDict):
+    """How a job ended."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    status: Literal["done", "failed"]
+    exit_code: NotRequired[int]
+    attempts: NotRequired[int]
+    reason: NotRequired[str]
+    host: NotRequired[str]
+
+
+_JOBS, _OUTCOME = TypeAdapter(list[Job]), TypeAdapter(Outcome)
+
+
+def read_outcome(run: Path) -> dict[str, Any]:
+    """What outcome.json of a run says; empty if there is none, StorageError if it cannot be read."""
+    file = run / "outcome.json"
+    return dict(read_object(file, _OUTCOME)) if file.exists() else {}
 
 
 def read_plan(directory: Path) -> tuple[dict[str, Any], list[Job]]:

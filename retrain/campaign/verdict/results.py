@@ -19,7 +19,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.plan.plan_file import PLAN, read_plan
+from retrain.campaign.plan.plan_file import PLAN, read_outcome, read_plan
 from retrain.errors import StorageError
 from retrain.storage.run_files import flatten, read_rows, understood
 from retrain.system.files import staged
@@ -200,7 +200,7 @@ def read_cell(path: Path, condition: str, seed: int, max_steps: int | None = Non
 
 
 def _read(cell: Cell, max_steps: int | None) -> Cell:
-    path, outcome = cell.path, read_json(cell.path / "outcome.json")
+    path, outcome = cell.path, read_outcome(cell.path)
     status, reason = _status(path, outcome)
     metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
     if max_steps is None:

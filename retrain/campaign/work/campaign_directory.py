@@ -20,13 +20,12 @@ from typing import Any
 import tomli
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign, tracker_tables
-from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_plan
+from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
 from retrain.config.presets import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.files import remove, write_text, writing
 from retrain.system.lock import exclusive
-from retrain.system.records import read_json
 
 _LOCK = "lock"
 _FREE = ("logging", "checkpoint")
@@ -55,7 +54,7 @@ class CampaignDirectory:
     def outcome(self, job: Job) -> dict[str, Any]:
         """How the job ended; empty if it has not, or if the file cannot be read, and then the job is run again."""
         with suppress(StorageError):
-            return read_json(self.run(job) / "outcome.json")
+            return read_outcome(self.run(job))
         return {}
 
     def pending(self) -> list[Job]:

@@ -6,12 +6,11 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.plan.plan_file import Job
+from retrain.campaign.plan.plan_file import Job, read_outcome
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import held
 from retrain.errors import StorageError
 from retrain.storage.run_files import parse_row, understood
-from retrain.system.records import read_json
 
 _RECENT = 20
 
@@ -46,7 +45,7 @@ class Progress:
             return known | nothing | {"state": "unreadable", "steps": 0, "reason": str(error)}
 
     def _read(self, job: Job, run: Path) -> dict[str, Any]:
-        outcome = read_json(run / "outcome.json")
+        outcome = read_outcome(run)
         metrics, evals = self._tail(run / "metrics.jsonl"), self._tail(run / "eval.jsonl")
         working = held(self._campaign.path / "leases", job.id)
         state = str(outcome.get("status") or {None: "waiting", True: "running", False: "stopped"}[working])

@@ -52,6 +52,7 @@ def test_how_a_cell_ended(tmp_path):
     [
         ("eval.jsonl", "accuracy", math.nan),
         ("eval.jsonl", "accuracy", math.inf),
+        ("eval.jsonl", "accuracy", None),
         ("eval.jsonl", "avg_tokens", math.nan),
         ("metrics.jsonl", "time/step_s", -math.inf),
     ],
@@ -127,3 +128,18 @@ def test_the_tables_hold_a_row_per_cell(results, tmp_path):
 def test_a_folder_without_a_plan_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no plan\.json"):
         read_campaign(tmp_path)
+
+
+def test_a_run_whose_last_evaluation_is_not_of_its_end_has_no_result(tmp_path):
+    write_campaign(tmp_path / "a", **SMALL)
+    cells = tmp_path / "a" / "cells"
+    file = cells / "maxrl/s1/eval.jsonl"
+    file.write_text(file.read_text().split("\n")[0] + "\n")
+    (cells / "maxrl/s2/metrics.jsonl").unlink()
+    found = read_campaign(tmp_path / "a").cells
+    ends = {key: (cell.status, cell.reason) for key, cell in found.items() if key[0] == "maxrl"}
+    assert ends == {
+        ("maxrl", 0): ("done", ""),
+        ("maxrl", 1): ("failed", "no result: last evaluation after 0 of 40 steps"),
+        ("maxrl", 2): ("failed", "no result: metrics.jsonl holds 0 of 40 steps"),
+    }

@@ -1,0 +1,71 @@
+"""One damaged file of a campaign costs its own run, or is named; the other runs are shown."""
+
+import json
+import re
+
+import pytest
+
+from tests.campaign.tables import write_campaign
+
+CELL = "cells/maxrl/s1"
+DEEP = b"[" * 100_000 + b"]" * 100_000
+DAMAGE = {
+    "NULs": b"\0\0\0\n",
+    "no UTF-8": b"\xff\xfe\n",
+    "garbage": b"garbage\n",
+    "a list": b"[1]\n",
+    "deep": DEEP,
+    "torn": b'{"status": "do',
+}
+OUTCOMES = {
+    "unknown status": b'{"status": "odd"}',
+    "a list for a status": b'{"status": ["done"]}',
+    "no status": b'{"cells": 3}',
+    "a number for a host": b'{"status": "done", "host": 3}',
+}
+FILES = ("outcome.json", "metrics.jsonl", "eval.jsonl")
+CASES = [
+    (file, content) for file in FILES for content in DAMAGE.values() if file == "outcome.json" or b"{" not in content
+]
+
+
+@pytest.fixture
+def campaign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_campaign(tmp_path / "runs/two", conditions=("grpo", "maxrl"), seeds=range(3), steps=40, failed=(), missing=())
+    return tmp_path / "runs/two"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [*CASES, *(("outcome.json", content) for content in OUTCOMES.values())],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_damaged_file_of_a_run_costs_that_run_alone(campaign, cli, file, content):
+    (campaign / CELL / file).write_bytes(content)
+    place = rf"{re.escape(f'{CELL}/{file}')}:1: "
+    shown = cli("status", "runs/two", "--json")
+    assert shown.exit_code == 0
+    states = {row["id"]: row["state"] for row in json.loads(shown.stdout)[0]["runs"]}
+    assert states.pop("maxrl/s1") == "unreadable"
+    assert set(states.values()) == {"done"}
+    assert cli("status").exit_code == 0
+    reported = cli("report", "runs/two")
+    assert reported.exit_code == 0
+    assert re.search(place, (campaign / "report.md").read_text())
+    compared = cli("compare", "runs/two")
+    assert compared.exit_code == 0
+    assert "2 seeds" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    "content", [*DAMAGE.values(), b'{"cells": 3}', b'{"cells": [null]}', b'{"cells": [{"id": 1}]}']
+)
+def test_a_damaged_plan_is_named(campaign, cli, content):
+    (campaign / "plan.json").write_bytes(content)
+    for command in ("status", "report", "compare", "worker"):
+        result = cli(command, "runs/two")
+        assert result.exit_code == 6, result.output
+        assert "runs/two/plan.json" in result.output
+        assert len(result.output) < 1000
+    assert cli("status").exit_code == 0

@@ -1,0 +1,64 @@
+"""A run that is opened again is read, never written."""
+
+import json
+
+import pytest
+
+from retrain.errors import StorageError
+from retrain.run.reopen import reopen
+from tests.run.test_resume import content
+
+ENGINE = """
+from pathlib import Path
+
+from retrain.types import Completion
+
+
+class Writing:
+    takes_adapters = True
+
+    def __init__(self, run_dir):
+        self.folder = run_dir / "vllm"
+        self.folder.mkdir(parents=True)
+
+    def sample(self, requests, sampling):
+        one = Completion((5,), (-1.0,), "stop")
+        return [[one] * request.count for request in requests]
+
+    def load_weights(self, weights, version):
+        (self.folder / "weights").write_text(str(len(weights)))
+
+    def load_adapter(self, folder, version):
+        assert (folder / "adapter_model.safetensors").is_file()
+        self.adapter = folder
+"""
+
+
+def silent(event, details):
+    pass
+
+
+def test_what_an_engine_hands_over_in_files_is_outside_the_run(train, tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    (tmp_path / "writing.py").write_text(ENGINE)
+    monkeypatch.chdir(tmp_path)
+    run = train("model.lora={r = 2}", "training.max_steps=2")
+    before = content(run)
+    for target in (run, run / "checkpoints" / "step-000002"):
+        parts = reopen(target, ["rollout.engine=writing.Writing"], silent)
+        folder = parts.sampler.folder
+        assert (folder / "weights").is_file()
+        assert parts.sampler.adapter.is_dir()
+        parts.close()
+        del parts
+        assert content(run) == before
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize("damage", [{"step": 1}, {"model": 3}, {"logging": []}])
+def test_a_configuration_that_no_run_wrote_is_a_storage_error(train, damage):
+    run = train("training.max_steps=1")
+    config = json.loads((run / "config.resolved.json").read_text())
+    (run / "config.resolved.json").write_text(json.dumps(damage if "step" in damage else config | damage))
+    with pytest.raises(StorageError, match=r"config\.resolved\.json: not as a run writes it"):
+        reopen(run, (), silent)
