@@ -105,4 +105,4 @@ def compare(
 
         with writing(html):
             html.write_text(render(analysis, [compare_command(runs)]), encoding="utf-8")
-    print(json.dumps(verdict.as_json(analysis), indent=2) if as_json else verdict.conditions_text(analysis))
+    say(json.dumps(verdict.as_json(analysis), indent=2) if as_json else verdict.conditions_text(analysis))

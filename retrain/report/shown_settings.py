@@ -37,5 +37,5 @@ def _chosen(section: Any, defaults: Any) -> Any:
             if value is not None and (key not in plain or plain[key] != value)
         }
     if isinstance(section, list):
-        return [] if section == defaults else [_chosen(item, None) for item in section]
+        return [] if section == defaults else [_chosen(item, None) for item in section if item is not None]
     return section

@@ -8,7 +8,7 @@ import pytest
 from tests.campaign.tables import write_campaign
 
 CELL = "cells/maxrl/s1"
-DEEP = b"[" * 100_000 + b"]" * 100_000
+DEEP = b"[" * 100_000 + b"]" * 100_000 + b"\n"
 DAMAGE = {
     "NULs": b"\0\0\0\n",
     "no UTF-8": b"\xff\xfe\n",
@@ -59,7 +59,8 @@ def test_a_damaged_file_of_a_run_costs_that_run_alone(campaign, cli, file, conte
 
 
 @pytest.mark.parametrize(
-    "content", [*DAMAGE.values(), b'{"cells": 3}', b'{"cells": [null]}', b'{"cells": [{"id": 1}]}']
+    "content",
+    [*DAMAGE.values(), b'{"cells": 3}', b'{"cells": [null]}', b'{"cells": [{"id": 1}]}', b'{"cells": []}', b"{}"],
 )
 def test_a_damaged_plan_is_named(campaign, cli, content):
     (campaign / "plan.json").write_bytes(content)
@@ -69,3 +70,11 @@ def test_a_damaged_plan_is_named(campaign, cli, content):
         assert "runs/two/plan.json" in result.output
         assert len(result.output) < 1000
     assert cli("status").exit_code == 0
+
+
+@pytest.mark.parametrize("file", ["config.resolved.json", "environment.json"])
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
+def test_a_run_whose_settings_cannot_be_read_has_no_result(campaign, cli, file, content):
+    (campaign / CELL / file).write_bytes(content)
+    assert cli("report", "runs/two").exit_code == 0
+    assert f"{CELL}/{file}:1: " in (campaign / "report.md").read_text()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.storage.run_files import understood
-from retrain.system.records import read_json, read_object
+from retrain.system.records import read_object
 
 PLAN = "plan.json"
 
@@ -46,7 +46,17 @@ class Outcome(TypedDict):
     host: NotRequired[str]
 
 
-_JOBS, _OUTCOME = TypeAdapter(list[Job]), TypeAdapter(Outcome)
+class Plan(TypedDict):
+    """What every reader of a plan relies on."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    cells: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    baseline: NotRequired[str | None]
+    threshold: NotRequired[float | None]
+    alpha: NotRequired[Annotated[float, Field(gt=0, lt=1)]]
+
+
+_JOBS, _OUTCOME, _PLAN = TypeAdapter(list[Job]), TypeAdapter(Outcome), TypeAdapter(Plan)
 
 
 def read_outcome(run: Path) -> dict[str, Any]:
@@ -61,10 +71,10 @@ def read_plan(directory: Path) -> tuple[dict[str, Any], list[Job]]:
     Raises:
         ConfigError: there is no campaign in this directory. StorageError: its plan cannot be read.
     """
-    plan = read_json(directory / PLAN)
-    if not plan:
+    if not (directory / PLAN).exists():
         problem = ConfigProblem(str(directory), 0, 0, "campaign", "holds no plan.json", "give runs/NAME of a campaign")
         raise ConfigError([problem])
+    plan = dict(read_object(directory / PLAN, _PLAN))
     with understood(directory / PLAN):
         return plan, _JOBS.validate_python(plan["cells"])
 

@@ -133,7 +133,8 @@ class Results:
 
     def started(self, condition: str) -> list[Cell]:
         """The condition's cells with a resolved configuration, the finished ones first."""
-        found = [cell for cell in self.of(condition) if (cell.path / "config.resolved.json").is_file()]
+        readable = [cell for cell in self.of(condition) if cell.status != "unreadable"]
+        found = [cell for cell in readable if (cell.path / "config.resolved.json").is_file()]
         return sorted(found, key=lambda cell: not cell.done)
 
     def pairs(self, condition: str, against: str) -> list[tuple[Cell, Cell]]:
@@ -201,10 +202,11 @@ def read_cell(path: Path, condition: str, seed: int, max_steps: int | None = Non
 
 def _read(cell: Cell, max_steps: int | None) -> Cell:
     path, outcome = cell.path, read_outcome(cell.path)
+    config, _ = (read_json(path / name) for name in ("config.resolved.json", "environment.json"))
     status, reason = _status(path, outcome)
     metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
     if max_steps is None:
-        max_steps = int(read_json(path / "config.resolved.json")["training"]["max_steps"]) if metrics else 0
+        max_steps = int(config["training"]["max_steps"]) if metrics else 0
     if status == "done" and (why := _no_result(metrics, evals, max_steps)):
         status, reason = "failed", why
     spent = [accumulate([float(row.get(key, 0.0)) for row in metrics], initial=0.0) for key in _SPENT_KEYS]
@@ -313,7 +315,7 @@ def environments(results: Results) -> dict[str, dict[str, int]]:
     """Of every fact about the machines and packages: value -> runs; most frequent first."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for cell in results.cells.values():
-        facts = dict(flatten(read_json(cell.path / "environment.json")))
+        facts = dict(flatten(read_json(cell.path / "environment.json"))) if cell.status != "unreadable" else {}
         if cell.host:
             facts["host"] = cell.host
         for key, value in facts.items():

@@ -24,6 +24,7 @@ from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_outco
 from retrain.config.document import show
 from retrain.config.presets import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.storage.run_files import understood
 from retrain.system.files import remove, write_text, writing
 from retrain.system.lock import exclusive
 
@@ -119,9 +120,11 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
     """What differs from the configuration that a run was started with; nothing if it was not started."""
     if not (run / "config.resolved.json").exists():
         return []
+    with understood(run / "config.toml"):
+        started = tomli.loads((run / "config.toml").read_text(encoding="utf-8"))
     old, new = (
         {path: value for path, value in leaves(data) if path[0] not in (*_FREE, *tracker_tables())}
-        for data in (tomli.loads((run / "config.toml").read_text(encoding="utf-8")), config)
+        for data in (started, config)
     )
     fix = "change it back, choose another [campaign] name, or start again with --fresh, which deletes all runs"
     return [
