@@ -21,7 +21,6 @@ OUTCOMES = {
     "unknown status": b'{"status": "odd"}',
     "a list for a status": b'{"status": ["done"]}',
     "no status": b'{"cells": 3}',
-    "a number for a host": b'{"status": "done", "host": 3}',
 }
 FILES = ("outcome.json", "metrics.jsonl", "eval.jsonl")
 CASES = [

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter
-from typing_extensions import TypedDict
+from pydantic import Field, TypeAdapter
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.storage.run_files import understood
-from retrain.system.records import read_object
+from retrain.system.records import damaged, read_json
 
 PLAN = "plan.json"
 
@@ -35,34 +34,15 @@ class Job:
     path: str
 
 
-class Outcome(TypedDict):
-    """How a job ended."""
-
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
-    status: Literal["done", "failed"]
-    exit_code: NotRequired[int]
-    attempts: NotRequired[int]
-    reason: NotRequired[str]
-    host: NotRequired[str]
-
-
-class Plan(TypedDict):
-    """What every reader of a plan relies on."""
-
-    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
-    cells: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    baseline: NotRequired[str | None]
-    threshold: NotRequired[float | None]
-    alpha: NotRequired[Annotated[float, Field(gt=0, lt=1)]]
-
-
-_JOBS, _OUTCOME, _PLAN = TypeAdapter(list[Job]), TypeAdapter(Outcome), TypeAdapter(Plan)
+_JOBS = TypeAdapter(Annotated[list[Job], Field(min_length=1)])
 
 
 def read_outcome(run: Path) -> dict[str, Any]:
     """What outcome.json of a run says; empty if there is none, StorageError if it cannot be read."""
-    file = run / "outcome.json"
-    return dict(read_object(file, _OUTCOME)) if file.exists() else {}
+    found = read_json(run / "outcome.json")
+    if found and found.get("status") not in ("done", "failed"):
+        raise damaged(f"{run / 'outcome.json'}:1", ValueError('"status" is neither "done" nor "failed"'))
+    return found
 
 
 def read_plan(directory: Path) -> tuple[dict[str, Any], list[Job]]:
@@ -72,21 +52,19 @@ def read_plan(directory: Path) -> tuple[dict[str, Any], list[Job]]:
         ConfigError: there is no campaign in this directory. StorageError: its plan cannot be read.
     """
     if not (directory / PLAN).exists():
-        problem = ConfigProblem(str(directory), 0, 0, "campaign", "holds no plan.json", "give runs/NAME of a campaign")
-        raise ConfigError([problem])
-    plan = dict(read_object(directory / PLAN, _PLAN))
+        raise ConfigError([ConfigProblem(str(directory), 0, 0, "campaign", "holds no plan.json", "give runs/NAME")])
+    plan = read_json(directory / PLAN)
     with understood(directory / PLAN):
         return plan, _JOBS.validate_python(plan["cells"])
 
 
 def jobs(loaded: LoadedCampaign) -> list[Job]:
     """Every run; all conditions of the first seed come before those of the second."""
-    found: list[Job] = []
-    for seed in loaded.settings.seed_list:
-        for condition, config in zip(loaded.conditions, loaded.configs, strict=True):
-            cell, steps = f"{condition.folder}/s{seed}", config.config.training.max_steps
-            found.append(Job(cell, condition.label, seed, steps, f"cells/{cell}"))
-    return found
+    return [
+        Job(f"{one.folder}/s{seed}", one.label, seed, config.config.training.max_steps, f"cells/{one.folder}/s{seed}")
+        for seed in loaded.settings.seed_list
+        for one, config in zip(loaded.conditions, loaded.configs, strict=True)
+    ]
 
 
 def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:

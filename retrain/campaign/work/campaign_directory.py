@@ -121,11 +121,10 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
     if not (run / "config.resolved.json").exists():
         return []
     with understood(run / "config.toml"):
-        started = tomli.loads((run / "config.toml").read_text(encoding="utf-8"))
-    old, new = (
-        {path: value for path, value in leaves(data) if path[0] not in (*_FREE, *tracker_tables())}
-        for data in (started, config)
-    )
+        old, new = (
+            {path: value for path, value in leaves(data) if path[0] not in (*_FREE, *tracker_tables())}
+            for data in (tomli.loads((run / "config.toml").read_text(encoding="utf-8")), config)
+        )
     fix = "change it back, choose another [campaign] name, or start again with --fresh, which deletes all runs"
     return [
         ConfigProblem(str(run), 0, 0, show(path), f"{old.get(path)} -> {new.get(path)} since the run was started", fix)
