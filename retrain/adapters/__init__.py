@@ -24,6 +24,14 @@ _MODULES = {
     "reward_for_verl": "verl",
 }
 
+__all__ = [
+    "compute_advantage",
+    "compute_advantage_for_slime",
+    "compute_advantage_for_verl",
+    "reward_for_slime",
+    "reward_for_verl",
+]
+
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
