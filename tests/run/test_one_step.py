@@ -21,7 +21,7 @@ from retrain import registry
 PACKAGE = Path(retrain.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 NOT_FLOW = ("types.py", "protocols.py", "errors.py", "registry", "system", "functional", "algorithms/planning")
-MODELS = ("engines/capability.py", "engines/embedded/fused.py", "engines/embedded/general.py")
+MODELS = ("engines/capability.py", "engines/embedded/fused.py", "engines/embedded/general.py", "training/model/lora.py")
 MOST = 12
 
 
