@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from retrain.config.document import Document
-from retrain.config.presets import preset_names
+from retrain.config.presets import leaves, preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
 from retrain.system.files import no_directory
 from retrain.system.sandbox import missing
@@ -114,6 +114,9 @@ def _check_model(config: Config, document: Document) -> None:
 
 
 def _check_paths(config: Config, document: Document) -> None:
+    for path, value in leaves(document.data):
+        if isinstance(value, str) and "\0" in value:
+            document.refuse(path, "holds a NUL character, which no path or name can", "remove it")
     for index, place in enumerate(config.plugins.search_paths):
         if not Path(place).expanduser().is_dir():
             document.refuse(

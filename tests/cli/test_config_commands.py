@@ -89,6 +89,8 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("grams from nowhere", "[hicra]\nstrategic_grams_path = '/nope'", "2:1", ("No such file", "JSON file")),
     ("grams twice", "[planning]\nstrategic_grams='a'\nstrategic_grams_path='b'", "3:1", ("both set", "keep one")),
     ("grams that are no JSON", "[planning]\nstrategic_grams = '[1'", "2:1", ("not valid JSON", "write [")),
+    ("NUL in a path", '[logging]\ndir = "\\u0000"', "2:1", ("[logging] dir: holds a NUL", "remove it")),
+    ("NUL in a model", '[model]\npath = "a\\u0000"', "2:1", ("[model] path: holds a NUL", "remove it")),
     ("list too short", "[optimizer]\nbetas = [0.9]", "2:1", ("is missing", "one longer")),
     ("list too long", "[optimizer]\nbetas = [0.9, 0.9, 0.9]", "2:1", ("too long", "at most 2")),
     ("empty list", "rewards = []", "1:1", ("too short", "at least 1")),
