@@ -63,7 +63,8 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         from retrain.run.build import build
         from retrain.run.loop import train
 
-        state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
+        with understood(path):
+            state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
         directory.write_config(_source(loaded), environment(), started)
         parts = build(loaded, directory, observe)
         try:
@@ -129,10 +130,10 @@ def _accept(
 def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, int]:
     if state is None:
         return 0, 0
-    # The same path may hold other rows by now, and then the cursor would point into another order.
-    for change in _changes(state["loop"]["data"], parts.data, resume):
-        parts.observe("message", {"text": f"resuming with {change}", "level": "warning"})
     with understood(parts.directory.path):
+        # The same path may hold other rows by now, and then the cursor would point into another order.
+        for change in _changes(state["loop"]["data"], parts.data, resume):
+            parts.observe("message", {"text": f"resuming with {change}", "level": "warning"})
         start, cursor = parts.load_state_dict(state)
     parts.observe("message", {"text": f"resumed after step {start}", "level": "info"})
     return start, cursor

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, StorageError
 from retrain.run.session import Resume
 from retrain.storage import checkpoint
 from tests.small_runs import digest, rows
@@ -120,6 +120,15 @@ def test_other_code_of_a_plugin_is_refused_unless_allowed(train, stopped, tmp_pa
     allowed = Resume("auto", allow_change=["plugins"])
     train(reward, resume=allowed, observe=lambda event, details: said.append(str(details)))
     assert any("resuming with plugins.divisor" in text for text in said)
+
+
+@pytest.mark.parametrize("damage", [{"loop": [1]}, {"loop": {}}, {"policy": {}}, {"started_with": "x"}])
+def test_a_checkpoint_that_is_whole_but_not_what_a_run_saves_is_a_storage_error(train, stopped, tmp_path, damage):
+    stopped(steps=2)
+    (saved,) = (tmp_path / "runs/run/checkpoints").iterdir()
+    checkpoint.save(saved.parent, checkpoint.step_of(saved), checkpoint.load(saved) | damage, keep=1)
+    with pytest.raises(StorageError, match="not as a run writes it"):
+        train(resume=Resume("auto"))
 
 
 def _interrupted(*_):
