@@ -7,6 +7,7 @@ the component's own signature.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from math import ceil
 from typing import Annotated, Any, Literal
 
@@ -134,7 +135,7 @@ class Rollout(Section):
     parity_tolerance: Positive | None = None
     """Largest mean difference per token in nats; unset: 0.001 where both multiply in float32, else 0.15."""
 
-    @property
+    @cached_property
     def resamples(self) -> bool:
         """Whether other prompts take the place of groups that are dropped."""
         return self.resample != "none"
