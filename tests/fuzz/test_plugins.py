@@ -312,7 +312,7 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", PROBLEMS, ids=lambda value: repr(value)[:50])
+@pytest.mark.parametrize("value", PROBLEMS)
 def test_a_problem_that_is_none(value):
     refused_verb("task", "problem", lambda: value)
     refused_verb("task", "heldout", lambda: [value])
@@ -326,7 +326,7 @@ COMPLETIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", COMPLETIONS, ids=lambda value: repr(value)[:50])
+@pytest.mark.parametrize("value", COMPLETIONS)
 def test_completions_that_are_none(value):
     refused_verb("engine", "sample", lambda: value)
 
