@@ -14,15 +14,15 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 16_800,
-    "what retrain train imports": 11_900,
+    "package": 15_900,
+    "what retrain train imports": 11_500,
     "campaign": 2_300,
     "tools": 1_300,
     "report": 500,
 }
-ROOM, MODULE, FUNCTION = 18, 400, 50
+ROOM, MODULE, FUNCTION = 16, 400, 50
 """Modules of a room; lines of a module, docstrings and comments included; code lines of a function."""
-COMMENTS = {"training": 1.3, "engines": 2.0, "storage": 0.3}
+COMMENTS = {"training": 2.5, "engines": 2.5, "storage": 3.0}
 """Comments per 100 code lines, at least."""
 
 TRAIN = """

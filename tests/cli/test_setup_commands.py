@@ -83,17 +83,17 @@ def test_doctor_describes_this_machine(tmp_path, monkeypatch):
 
 def test_doctor_finds_an_extra_under_another_name(tmp_path, monkeypatch):
     """Only the package directory says what can be imported: builds for other machines have names of their own."""
-    monkeypatch.setitem(EXTRAS, "vllm", ("elsewhere",))
+    monkeypatch.setitem(EXTRAS, "vllm", ("built_elsewhere",))
     assert _extras()["vllm"] == "not installed"
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "__init__.py").write_text("")
+    (tmp_path / "built_elsewhere").mkdir()
+    (tmp_path / "built_elsewhere" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     assert _extras()["vllm"] == "installed"
-    record = tmp_path / "elsewhere_cpu-1.2.dist-info"
+    record = tmp_path / "built_elsewhere_cpu-1.2.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere-cpu\nVersion: 1.2\n")
-    (record / "top_level.txt").write_text("elsewhere\n")
-    assert _extras()["vllm"] == "elsewhere-cpu 1.2"
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: built-elsewhere-cpu\nVersion: 1.2\n")
+    (record / "top_level.txt").write_text("built_elsewhere\n")
+    assert _extras()["vllm"] == "built-elsewhere-cpu 1.2"
 
 
 def test_doctor_fails_where_nothing_can_be_written(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from retrain.errors import ComponentError, DivergedError
 from retrain.run.export import export
-from retrain.run.reopen import reopen
+from retrain.run.reopen import reopen_trained
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -76,7 +76,7 @@ def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
     for place in (folder, folder / "reference"):
         model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
         assert model(**tokenizer("12+34?\n", return_tensors="pt")).logits.isfinite().all()
-    taken = train(*PRIME, *QUIET, f'prime.path="{folder}"', "prime.update=none", name="second")
+    taken = train(PRIME[0], PRIME[2], *QUIET, f'prime.path="{folder}"', "prime.update=none", name="second")
     steps = rows(taken / "metrics.jsonl")
     assert steps[0]["prm/reward_mean"] != 0.0
     assert not any("prm/grad_norm" in step for step in steps)
@@ -86,11 +86,7 @@ def test_it_can_be_saved_loaded_and_taken_up_by_another_run(train, tmp_path):
 
 def test_a_finished_run_is_exported_with_what_stands_beside_its_model(train, tmp_path):
     run = train(*PRIME, *QUIET)
-    parts = reopen(run, (), lambda event, details: None)
-    try:
-        export(parts, tmp_path / "copy")
-    finally:
-        parts.close()
+    export(reopen_trained(run, lambda event, details: None), tmp_path / "copy")
     assert files(tmp_path / "copy" / "process_rewards") == files(run / "model" / "process_rewards")
 
 
@@ -98,11 +94,8 @@ def test_a_checkpoint_is_exported_with_the_model_of_its_own_step(train, tmp_path
     run = train(*PRIME, "eval.problems=0")
     exported = {}
     for step in (2, 4):
-        parts = reopen(run / "checkpoints" / f"step-{step:06d}", (), lambda event, details: None)
-        try:
-            export(parts, tmp_path / str(step))
-        finally:
-            parts.close()
+        trained = reopen_trained(run / "checkpoints" / f"step-{step:06d}", lambda event, details: None)
+        export(trained, tmp_path / str(step))
         exported[step] = files(tmp_path / str(step) / "process_rewards")
     final = files(run / "model" / "process_rewards")
     assert exported[4] == final
@@ -130,8 +123,8 @@ def test_prompts_outside_the_band_are_replaced_within_bounds(train):
 
 def test_a_run_that_becomes_prime_starts_its_model_anew_and_says_so(train):
     said = []
-    train(*PRIME[1:], "eval.problems=0", "training.max_steps=2")
-    changes = ["training.max_steps", "algorithm.transform_mode", "components"]
+    train(*PRIME[2:], "eval.problems=0", "training.max_steps=2")
+    changes = ["training.max_steps", "algorithm.transform_mode", "components", "prime"]
     resume = Resume("auto", allow_change=changes)
     more = (*PRIME, "eval.problems=0", "training.max_steps=3")
     run = train(*more, resume=resume, observe=lambda event, details: said.append(str(details)))

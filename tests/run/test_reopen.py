@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """A run that is opened again is read, never written."""
 
 import json
