@@ -1,7 +1,11 @@
-"""The tests do not depend on who started them, and property tests do not look at the clock."""
+"""The tests do not depend on who started them or came before them, and property tests do not look at the clock."""
 
+import os
 import signal
+import sys
 from importlib.util import find_spec
+
+import pytest
 
 # A shell without job control starts background jobs with Ctrl-C ignored, which every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -11,3 +15,14 @@ if find_spec("hypothesis"):  # environments for one engine or executor have no p
 
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def forgotten_plugins(tmp_path_factory):
+    """No test finds the plug-ins of another one's folder imported."""
+    yield
+    folders = f"{tmp_path_factory.getbasetemp()}{os.sep}"
+    for name, module in list(sys.modules.items()):
+        facts = getattr(module, "__dict__", {})  # asking a module that loads lazily for a name would load it
+        if any(str(place).startswith(folders) for place in (facts.get("__file__"), *facts.get("__path__", ()))):
+            del sys.modules[name]

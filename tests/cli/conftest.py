@@ -17,8 +17,7 @@ def session_cache(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch, session_cache) -> Path:
-    """A user's folder with run.toml in it, entered; no test finds the `mine` of another one's folder imported."""
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    """A user's folder with run.toml in it, entered."""
     (tmp_path / "run.toml").write_text(TOML)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RETRAIN_CACHE", str(session_cache))

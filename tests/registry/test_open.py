@@ -162,7 +162,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(component, "REGISTERED", known := dict(component.REGISTERED))
     monkeypatch.setattr(lookup, "REGISTERED", known)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
     importlib.import_module("own")
     (tmp_path / "run.toml").write_text(OWN)
     return tmp_path
@@ -205,7 +204,6 @@ def at_most(group_ids, *, most: int = 0):
 @pytest.mark.parametrize("name", ["at_most", "checked.at_most"])
 def test_a_component_of_ones_own_is_checked_against_the_run(folder, name):
     (folder / "checked.py").write_text(CHECKED)
-    sys.modules.pop("checked", None)
     if name == "at_most":
         importlib.import_module("checked")
     text = f'[training]\nbatch_size = 2\n[algorithm]\nfilter = "{name}"\n[at_most]\n'

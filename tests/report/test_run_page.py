@@ -1,8 +1,6 @@
 """The report is complete, self-contained, and lets no text of a model out of its quotes."""
 
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -12,7 +10,7 @@ from retrain.errors import UserCodeError
 from retrain.report.run_page import render, write_report
 from retrain.report.run_summary import status
 from retrain.storage.run_directory import RunDirectory
-from tests.waiting import PATIENCE_S
+from tests.full_disk import run_script
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
 VOID = {"meta", "line", "circle", "polyline", "polygon", "img", "br"}
@@ -182,12 +180,10 @@ def test_a_run_of_one_stored_step_and_no_evaluation(tmp_path):
 
 
 FULL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, 2_000))  # every file that grows past this cannot be written
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from retrain.cli.main import main
-sys.argv = ["retrain", *sys.argv[1:]]
+
+sys.argv[0] = "retrain"
+fill(2_000)
 main()
 """
 
@@ -197,9 +193,7 @@ def test_a_full_disk_ends_with_6_and_keeps_the_report_that_is_there(run, kept):
     if kept:
         write_report(run)
         before = (run / "report.html").read_text()
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, "report", str(run)], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = run_script(FULL, "report", run)
     assert done.returncode == 6, done.stderr
     assert "report.html cannot be written: File too large; free some space" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -1,7 +1,5 @@
 """The sampler gets the policy's weights in one place: whole, or a frozen base and then adapters."""
 
-import sys
-
 import pytest
 import torch
 
@@ -55,11 +53,9 @@ def apart(tmp_path, monkeypatch):
     """The module of an engine that takes adapters, imported anew."""
     (tmp_path / "apart_engine.py").write_text(ENGINE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "apart_engine", raising=False)
     import apart_engine
 
-    yield apart_engine
-    del sys.modules["apart_engine"]
+    return apart_engine
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from retrain.errors import StorageError, UserCodeError
 from retrain.storage.checkpoint import load, newest, problem, save, step_of
-from tests.waiting import PATIENCE_S
+from tests.full_disk import run_script
 
 
 def some_state(step):
@@ -256,7 +255,6 @@ def test_a_reference_to_a_tensor_that_is_not_there_is_a_storage_error(tmp_path):
 
 
 FULL_DISK = """
-import resource, sys
 from pathlib import Path
 import torch
 from retrain.errors import StorageError
@@ -264,8 +262,7 @@ from retrain.storage.checkpoint import load, newest, save
 
 root = Path(sys.argv[1])
 save(root, 1, {"policy": {"w": torch.ones(10)}, "loop": {"text": "x"}}, keep=2)
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+fill()
 for state in ({"policy": {"w": torch.ones(100_000)}}, {"loop": {"text": "x" * 100_000}}):
     try:
         save(root, 2, state, keep=2)
@@ -276,27 +273,20 @@ for state in ({"policy": {"w": torch.ones(100_000)}}, {"loop": {"text": "x" * 10
     else:
         raise SystemExit("the save went through")
     assert [path.name for path in root.iterdir()] == ["step-000001"], list(root.iterdir())
-resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+free()
 assert torch.equal(newest(root, print, own=True)[1]["policy"]["w"], torch.ones(10))
 save(root, 2, {"loop": {}}, keep=2)
 """
 
 
-def run_script(source, *args):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=PATIENCE_S,
-    )
+def output(source, *args):
+    done = run_script(source, *args)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_a_write_that_hits_the_limit_leaves_the_old_checkpoint_and_no_stray_file(tmp_path):
-    run_script(FULL_DISK, tmp_path / "c")
+    output(FULL_DISK, tmp_path / "c")
 
 
 def test_a_root_that_cannot_be_made_is_a_storage_error(tmp_path):
@@ -356,7 +346,7 @@ print(points, staged)
 
 
 def test_sigkill_at_any_point_of_a_save_never_loses_or_mixes_a_checkpoint(tmp_path):
-    points, staged = map(int, run_script(KILLS, tmp_path / "c").split())
+    points, staged = map(int, output(KILLS, tmp_path / "c").split())
     assert points > staged > 5, "before, inside and after what is written"
 
 

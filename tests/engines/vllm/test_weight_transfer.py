@@ -3,7 +3,6 @@ for vLLM's side of the trainer. tests/vllm runs it with vLLM's."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -22,6 +21,7 @@ from tests.engines.models import flat, sample, tiny
 from tests.engines.servers import Server
 from tests.engines.vllm.test_servers import PROMPTS, SAMPLING
 from tests.engines.vllm.test_servers import client as plain_client
+from tests.full_disk import run_script
 from tests.waiting import PATIENCE_S
 
 MEETING = ("/start_weight_update", "/finish_weight_update", "/shutdown_weight_transfer_engine", "/get_world_size")
@@ -249,7 +249,6 @@ def test_a_server_is_started_for_the_transfer_of_the_run():
 
 
 FULL = """
-import resource, sys
 from pathlib import Path
 import torch
 from retrain.engines.vllm.weight_transfer import FileTransfer
@@ -259,7 +258,7 @@ folder = Path(sys.argv[1])
 transfer = FileTransfer(folder, None)  # nobody is called
 transfer.take({"w": torch.ones(10)})
 before = (folder / "model.safetensors").read_bytes()
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+fill()
 try:
     transfer.take({"w": torch.ones(100_000)})
 except StorageError as error:
@@ -273,9 +272,7 @@ assert (folder / "model.safetensors").read_bytes() == before
 
 
 def test_a_full_disk_leaves_the_last_file_whole_and_nothing_beside_it(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = run_script(FULL, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
