@@ -1,4 +1,7 @@
-"""SIGTERM asks a run to stop after the current step; before the first step, and the second time, it ends at once."""
+"""SIGTERM asks a run to stop after the current step; before the first step, and the second time, it ends at once.
+
+Ctrl-C ends it wherever it is.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,32 @@ class Stop(SignalHandler):
     """Context manager; `requested` names the signal once it has arrived, and is empty before.
 
     Attributes:
-        deferred: a step may be under way. Until this is set there is nothing to save, and the signal
+        deferred: a step may be under way. Until this is set there is nothing to save, and SIGTERM
             raises Preempted wherever the run is.
     """
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self) -> None:
         self.requested = ""
         self.deferred = False
+        self._interrupted = False
         self._tell: Callable[[], None] | None = None
 
     def defer(self, tell: Callable[[], None]) -> None:
-        """From now on a step may be under way, which the signal lets end; when it arrives, `tell` is called."""
+        """From now on a step may be under way, which SIGTERM lets end; when it arrives, `tell` is called."""
         self._tell, self.deferred = tell, True
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt again: Python drops what a signal raises inside a callback, such as a finalizer."""
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def receive(self, number: int) -> None:
         """Remember the signal, and stop at once if nothing is under way or it came before."""
+        if number == signal.SIGINT:
+            self._interrupted = True
+            raise KeyboardInterrupt
         if self.requested:
             # The step does not end in time: leave now, the previous checkpoint is intact.
             os._exit(Preempted.exit_code)

@@ -57,6 +57,8 @@ def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
 class SignalHandler:
     """Context manager inside whose block signals call `receive`. Only the main thread can enter it.
 
+    A signal that the process was started to ignore, such as Ctrl-C in a background job, stays ignored.
+
     Attributes:
         numbers: the signals.
     """
@@ -64,9 +66,8 @@ class SignalHandler:
     numbers: tuple[int, ...] = (signal.SIGTERM,)
 
     def __enter__(self) -> Self:
-        self._previous = {
-            number: signal.signal(number, lambda number, _: self.receive(number)) for number in self.numbers
-        }
+        heard = [number for number in self.numbers if signal.getsignal(number) != signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, lambda number, _: self.receive(number)) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

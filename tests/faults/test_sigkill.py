@@ -197,5 +197,5 @@ def test_ctrl_c_leaves_no_process_behind_and_exits_130(tmp_path, overlap):
     assert len(children.split()) >= 2
     process.send_signal(signal.SIGINT)
     (tmp_path / "open").touch()
-    assert ends(process) == 130
+    assert ends(process) == 130, (tmp_path / "interrupted.log").read_text()
     until(lambda: not any(alive(int(pid)) for pid in children.split()))

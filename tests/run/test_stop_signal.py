@@ -35,3 +35,28 @@ def test_the_second_one_ends_the_process():
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (75, "")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_ends_the_run_at_the_next_step():
+    class Dropped:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.getsignal(signal.SIGINT)  # by then the handler has run
+
+    with Stop() as stop:
+        stop.check()
+        Dropped()
+        with pytest.raises(KeyboardInterrupt):
+            stop.check()
+
+
+def test_an_interrupt_that_the_parent_ignores_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            stop.check()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
