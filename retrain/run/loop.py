@@ -58,8 +58,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         evaluate_and_record(parts, start)
     stop.defer(parts.sampler.hurry)
     with Collector(parts, cursor, saved) as collector:
-        for step in range(start, settings.max_steps):
-            stop.check()
+        for step in stop.steps(start, settings.max_steps):
             seed_generators(derive_seed(settings.seed, "step", step))
             clock, done = Clock(), step + 1
             with _saving(parts, collector, stop, start, step):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from retrain.errors import Preempted
 from retrain.system.process import SignalHandler
@@ -33,10 +33,16 @@ class Stop(SignalHandler):
         """From now on a step may be under way, which SIGTERM lets end; when it arrives, `tell` is called."""
         self._tell, self.deferred = tell, True
 
-    def check(self) -> None:
-        """Raise KeyboardInterrupt again: Python drops what a signal raises inside a callback, such as a finalizer."""
-        if self._interrupted:
-            raise KeyboardInterrupt
+    def steps(self, start: int, end: int) -> Generator[int]:
+        """The steps from `start` to `end` - 1.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came and was lost: Python drops what a signal raises inside a finalizer.
+        """
+        for step in range(start, end):
+            if self._interrupted:
+                raise KeyboardInterrupt
+            yield step
 
     def receive(self, number: int) -> None:
         """Remember the signal, and stop at once if nothing is under way or it came before."""
