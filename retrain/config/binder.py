@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,7 @@ class Binder:
     Args:
         slots: all places of the document that name a component.
         search_paths: where dotted paths are looked up.
-        known: keys of all tables, for "did you mean"; unset: those of the component's own table.
+        known: gives the keys of all tables, for "did you mean"; unset: those of the component's own table.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Binder:
         document: Document,
         slots: Sequence[Slot] = (),
         search_paths: Sequence[str] = (),
-        known: Catalog | None = None,
+        known: Callable[[], Catalog] | None = None,
     ) -> None:
         self.document, self.slots, self.known, self._search_paths = document, slots, known, search_paths
         self.traces: list[str] = []
@@ -53,7 +53,7 @@ class Binder:
         try:
             bound = component.bind(self._params(slot, component))
         except ParameterError as error:
-            known = self.known or catalog({component.table: component.schema})
+            known = self.known() if self.known else catalog({component.table: component.schema})
             beside = tuple(part for part in slot.params_path if isinstance(part, str))
             known = {**known, beside: [*component.schema.model_fields]}
             collect(self.document, error.error, known, lambda location: self._locate(slot, component, location))
@@ -66,7 +66,7 @@ class Binder:
     def written(self) -> dict[Slot, Bound]:
         """Every registered component whose table is written, whether a slot names it or not; without mistakes."""
         found: dict[Slot, Bound] = {}
-        for component in registry.components():
+        for component in registry.components(tables=self.document.data):
             table = self.document.data.get(component.table)
             if isinstance(table, dict):
                 with suppress(ParameterError):
@@ -99,7 +99,7 @@ class Binder:
             own = component.takes(own)
         if not isinstance(table, dict):
             return own
-        alone = len(registry.table_names().get(component.table, ())) == 1
+        alone = len(registry.components(tables=[component.table])) == 1
         return (dict(table) if alone else component.takes(table)) | own
 
     def _locate(self, slot: Slot, component: Component, location: Path) -> Path:

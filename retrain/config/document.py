@@ -26,10 +26,10 @@ _SHORTER = "shorten the number, the key or the nesting"
 def aliases() -> dict[Path, Path]:
     """Documented second names of keys -> the first ones. Setting a key twice in one file is a mistake.
 
-    Those of components are in their trait `aliases`: other tables, with the keys of theirs that may stand there.
+    Those of signals are in their trait `aliases`: other tables, with the keys of theirs that may stand there.
     """
     found: dict[Path, Path] = {("training", "lr"): ("optimizer", "lr")}
-    for one in registry.components():
+    for one in registry.components("signal"):
         for table, keys in one.traits.get("aliases", {}).items():
             found |= {(table, key): (one.table, key) for key in keys}
     return found
@@ -37,7 +37,7 @@ def aliases() -> dict[Path, Path]:
 
 def _excluded(path: Path) -> list[Path]:
     """Keys that a configuration cannot have together with this one, by a component's trait `exclusive`."""
-    sets = (one.traits.get("exclusive", ()) for one in registry.components() if path[:-1] == (one.table,))
+    sets = (one.traits.get("exclusive", ()) for one in registry.components(tables=path[:-1] if len(path) == 2 else ()))
     return [(*path[:-1], key) for keys in sets if path[-1] in keys for key in keys if key != path[-1]]
 
 

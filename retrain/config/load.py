@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -32,6 +33,9 @@ from retrain.config.schema import RUN_NAME, Config
 from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.rewards.pool import fields_read
+
+Known = Callable[[], Catalog]
+"""Gives the keys of all tables: they take the import of every component, and a valid file needs none of it."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def validate(document: Document) -> LoadedConfig:
     Unread keys are noted, not refused.
     """
     preset = lay_under(document)
-    known = _known_keys()
+    known = cache(_known_keys)
     config = _sections(document, known)
     valid = not document.problems
     binder = Binder(document, list(slots(config, document.data)), config.plugins.search_paths, known)
@@ -143,7 +147,7 @@ def validate(document: Document) -> LoadedConfig:
     binder.check("check", own, config)
     binder.check("check_code", {**binder.written(), **bound}, config)
     if pending:
-        _tables(document, _known_keys(), may_import=False)
+        _tables(document, cache(_known_keys), may_import=False)
     _stop(document, binder)
     tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
     resolved = Resolved(tables, config.logging.observe)
@@ -171,14 +175,14 @@ def _known_keys() -> Catalog:
     return catalog({name: Config.model_fields[name].annotation for name in Config.model_fields} | tables)
 
 
-def _sections(document: Document, known: Catalog) -> Config:
+def _sections(document: Document, known: Known) -> Config:
     """The sections; where they have mistakes, those are recorded and the rest is kept, to find more."""
     sections = {name: document.data[name] for name in document.data if name in Config.model_fields}
     try:
         return Config.model_validate(sections)
     except ValidationError as error:
         sections = copy.deepcopy(sections)
-        for path in collect(document, error, known):
+        for path in collect(document, error, known()):
             _drop(sections, path)
     return Config.model_validate(sections)
 
@@ -193,7 +197,7 @@ def _drop(data: dict[str, Any], path: Path) -> None:
     data.pop(str(path[-1]), None)
 
 
-def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
+def _tables(document: Document, known: Known, may_import: bool) -> bool:
     """Validate the tables of components.
 
     Args:
@@ -201,19 +205,19 @@ def _tables(document: Document, known: Catalog, may_import: bool) -> bool:
     Returns:
         Whether a table is left that only such code can know.
     """
-    readers, pending = registry.table_names(), False
+    pending = False
     entry_points = {name for kind in registry.KINDS for name in registry.names(kind)}
     for name in [name for name in document.data if name not in Config.model_fields]:
-        if name in readers:
+        if readers := registry.components(tables=[name]):
             try:
-                registry.table_schema(readers[name]).model_validate(document.data[name])
+                registry.table_schema(readers).model_validate(document.data[name])
             except ValidationError as error:
-                collect(document, error, known, lambda location, table=name: (table, *location))
-        elif isinstance(document.data[name], dict) and may_import and not close(name, known):
+                collect(document, error, known(), lambda location, table=name: (table, *location))
+        elif isinstance(document.data[name], dict) and may_import and not close(name, known()):
             pending = True
         elif name not in entry_points:
             is_table = isinstance(document.data[name], dict)
-            document.refuse((name,), *(("", "") if document.full else unknown_key((name,), is_table, known)))
+            document.refuse((name,), *(("", "") if document.full else unknown_key((name,), is_table, known())))
     return pending
 
 

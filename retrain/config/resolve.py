@@ -159,7 +159,7 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
             for place, name in _named(kind.name, getattr(entry, key)):
                 weight = getattr(entry, "weight", None)
                 yield Slot(kind.name, name, (*around, key, *place), at, params, key == "name", weight)
-        for component in registry.components():
+        for component in registry.components(tables=tables):
             table = tables.get(component.table)
             for key, info in component.schema.model_fields.items():
                 if kind in info.metadata and isinstance(table, dict) and isinstance(name := table.get(key), str):
@@ -178,5 +178,5 @@ def _named(kind: str, value: str | tuple[str, ...] | None) -> Iterator[tuple[Pat
 
 def needs_import(slot: Slot) -> bool:
     """Whether finding the component runs code that the package has not loaded: a dotted path or an entry point."""
-    known = any(component.name == slot.name for component in registry.components(slot.kind))
-    return not known and (registry.is_dotted(slot.name) or slot.name in registry.names(slot.kind))
+    imported = registry.is_dotted(slot.name) or slot.name in registry.names(slot.kind)
+    return imported and not registry.is_registered(slot.kind, slot.name)

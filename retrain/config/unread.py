@@ -130,7 +130,7 @@ def _idle(one: Bound, key: str) -> Reason | None:
 
 def _fix(name: str, key: str) -> str:
     """Name what would read the key."""
-    takers = [one for one in registry.components() if one.table == name and key in one.schema.model_fields]
+    takers = [one for one in registry.components(tables=[name]) if key in one.schema.model_fields]
     named: dict[str, list[str]] = {}
     for one in takers:
         if one.kind != "signal":

@@ -11,6 +11,7 @@ from retrain.registry.lookup import bind as bind
 from retrain.registry.lookup import components as components
 from retrain.registry.lookup import find as find
 from retrain.registry.lookup import is_dotted as is_dotted
+from retrain.registry.lookup import is_registered as is_registered
 from retrain.registry.lookup import names as names
 from retrain.registry.lookup import table_names as table_names
 from retrain.registry.lookup import table_schema as table_schema

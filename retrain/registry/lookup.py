@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -26,16 +26,18 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 @cache
-def _load_built_ins() -> None:
-    """Import every module of the package that declares a component; none of them imports torch for that.
+def declared() -> Mapping[tuple[str, str], tuple[str, str]]:
+    """(kind, name) -> (table, module) of every component of the package, read from its source.
 
-    The source says which: an engine may have neighbours that need torch, and those must not be imported.
+    A run imports the modules of the components that it names, not those of all engines and executors.
     """
-    declares = re.compile(rf"^@({'|'.join(KINDS)})\(", re.MULTILINE)
+    declares = re.compile(rf'^@({"|".join(KINDS)})\(\s*"([^"]+)"(?:,\s*table="([^"]+)")?', re.MULTILINE)
+    found: dict[tuple[str, str], tuple[str, str]] = {}
     for file in sorted(_PACKAGE.rglob("*.py")):
-        if declares.search(file.read_text(encoding="utf-8")):
-            parts = file.relative_to(_PACKAGE.parent).with_suffix("").parts
-            importlib.import_module(".".join(parts))
+        module = ".".join(file.relative_to(_PACKAGE.parent).with_suffix("").parts)
+        for kind, name, table in declares.findall(file.read_text(encoding="utf-8")):
+            found[kind, name] = (table or name, module)
+    return found
 
 
 @cache
@@ -45,14 +47,21 @@ def _entry_points(kind: str) -> dict[str, EntryPoint]:
 
 def names(kind: str) -> list[str]:
     """Every name that `kind` can be called by, dotted paths aside."""
-    _load_built_ins()
-    return sorted({name for k, name in REGISTERED if k == kind} | set(_entry_points(kind)))
+    return sorted({name for k, name in (*declared(), *REGISTERED) if k == kind} | set(_entry_points(kind)))
 
 
-def components(kind: str | None = None) -> list[Component]:
-    """Every registered component, of one kind or of all; entry points are not imported."""
-    _load_built_ins()
-    return [component for (k, _), component in REGISTERED.items() if kind in (None, k)]
+def is_registered(kind: str, name: str) -> bool:
+    """Whether there is a component of this name, those aside that entry points and dotted paths bring."""
+    return (kind, name) in declared() or (kind, name) in REGISTERED
+
+
+def components(kind: str | None = None, tables: Container[str] | None = None) -> list[Component]:
+    """Every registered component, of one kind or of all, that reads any of `tables`; entry points are not imported."""
+    for (of, _), (table, module) in declared().items():
+        if kind in (None, of) and (tables is None or table in tables):
+            importlib.import_module(module)
+    in_order = [REGISTERED[key] for key in dict.fromkeys((*declared(), *REGISTERED)) if key in REGISTERED]
+    return [one for one in in_order if kind in (None, one.kind) and (tables is None or one.table in tables)]
 
 
 def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Component:
@@ -67,9 +76,11 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
         ComponentError: there is none (with the nearest name), its module raised (with the traceback), or
             its signature is not what the slot calls.
     """
-    _load_built_ins()
+    if (kind, name) in declared():
+        importlib.import_module(declared()[kind, name][1])
     if (kind, name) in REGISTERED:
         return REGISTERED[kind, name]
+    components()  # code of the user's may register a name, which must not be that of any
     if name in _entry_points(kind):
         point = _entry_points(kind)[name]
         with _importing(point.value):

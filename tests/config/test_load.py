@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from retrain.config.document import Document
 from retrain.config.load import load, validate
 from retrain.errors import ComponentError, ConfigError
+from retrain.registry import components
 
 CONFIGS = sorted(Path(__file__).parents[2].glob("configs/*.toml"))  # tests/run/test_recipes.py has configs/gpu
 
@@ -139,6 +140,7 @@ def plugin(tmp_path, monkeypatch):
     from retrain.registry.component import REGISTERED
 
     monkeypatch.chdir(tmp_path)
+    components()  # loads what is built in, so that it is in what is put back
     before = dict(REGISTERED)
     tag = f"t{abs(hash(tmp_path.name))}"
     (tmp_path / f"mod_{tag}.py").write_text(PLUGIN.format(tag=tag))

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with one file of components, made known as an installed package makes its own known."""
     (tmp_path / "own.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    registry.names("advantage")  # loads what is built in, so that it is in what is put back
+    registry.components()  # loads what is built in, so that it is in what is put back
     monkeypatch.setattr(component, "REGISTERED", known := dict(component.REGISTERED))
     monkeypatch.setattr(lookup, "REGISTERED", known)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -236,6 +237,18 @@ def test_it_trains_and_its_state_is_resumed(folder):
     assert all("loss/push" in step for step in steps)
 
 
+TAKEN = """
+import retrain
+
+@retrain.engine("vllm")
+class Mine(retrain.protocols.Sampler):
+    def sample(self, requests, sampling): ...
+    def load_weights(self, weights, version): ...
+
+def share(rewards):
+    return rewards
+"""
+
 KINDS_ROOM = """
 from retrain.registry import {kind}
 
@@ -256,10 +269,27 @@ def test_a_new_component_of_the_package_is_one_file(kind, tmp_path, monkeypatch)
     monkeypatch.setattr(lookup, "REGISTERED", known)
     monkeypatch.setattr(lookup, "_PACKAGE", tmp_path / "retrain")
     monkeypatch.setattr(retrain, "__path__", [*retrain.__path__, str(tmp_path / "retrain")])
-    lookup._load_built_ins.__wrapped__()
+    monkeypatch.setattr(lookup, "declared", lookup.declared.__wrapped__)
+    registry.components(kind)
     assert known[kind, "of_a_new_file"].target.__module__ == "retrain.anywhere.new"
     for module in ("retrain.anywhere", "retrain.anywhere.new"):
         del sys.modules[module]
+
+
+def test_the_source_says_what_registers_under_which_name_and_table():
+    built_in = [one for one in registry.components() if one.source == "built-in"]
+    assert lookup.declared() == {(one.kind, one.name): (one.table, one.target.__module__) for one in built_in}
+
+
+def test_a_name_of_a_component_that_the_run_does_not_use_is_taken_too(tmp_path):
+    (tmp_path / "own.py").write_text(TAKEN)
+    (tmp_path / "run.toml").write_text("[algorithm]\nadvantage_mode = 'own.share'\n")
+    command = [sys.executable, "-m", "retrain", "validate", "run.toml"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 2
+    assert "engine 'vllm' is registered twice" in done.stderr
 
 
 def test_every_kind_is_a_public_decorator():
