@@ -60,7 +60,8 @@ def components(kind: str | None = None, tables: Container[str] | None = None) ->
     for (of, _), (table, module) in declared().items():
         if kind in (None, of) and (tables is None or table in tables):
             importlib.import_module(module)
-    in_order = [REGISTERED[key] for key in dict.fromkeys((*declared(), *REGISTERED)) if key in REGISTERED]
+    # By module, the user's last: the order must not depend on what was imported first.
+    in_order = sorted(REGISTERED.values(), key=lambda one: one.target.__module__ if one.source == "built-in" else "~")
     return [one for one in in_order if kind in (None, one.kind) and (tables is None or one.table in tables)]
 
 
