@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from retrain.registry.component import REGISTERED
+
 # A shell without job control starts background jobs with Ctrl-C ignored, which every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -19,10 +21,12 @@ if find_spec("hypothesis"):  # environments for one engine or executor have no p
 
 @pytest.fixture(autouse=True)
 def forgotten_plugins(tmp_path_factory):
-    """No test finds the plug-ins of another one's folder imported."""
+    """No test finds the plug-ins of another one's folder imported, nor the components that they registered."""
     yield
-    folders = f"{tmp_path_factory.getbasetemp()}{os.sep}"
+    folders, gone = f"{tmp_path_factory.getbasetemp()}{os.sep}", set()
     for name, module in list(sys.modules.items()):
         facts = getattr(module, "__dict__", {})  # asking a module that loads lazily for a name would load it
         if any(str(place).startswith(folders) for place in (facts.get("__file__"), *facts.get("__path__", ()))):
-            del sys.modules[name]
+            gone.add(sys.modules.pop(name).__name__)
+    for key in [key for key, one in REGISTERED.items() if one.target.__module__ in gone]:
+        del REGISTERED[key]

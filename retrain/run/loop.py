@@ -58,7 +58,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         evaluate_and_record(parts, start)
     stop.defer(parts.sampler.hurry)
     with Collector(parts, cursor, saved) as collector:
-        for step in stop.steps(start, settings.max_steps):
+        for step in range(start, settings.max_steps):
             seed_generators(derive_seed(settings.seed, "step", step))
             clock, done = Clock(), step + 1
             with _saving(parts, collector, stop, start, step):
@@ -90,6 +90,8 @@ def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: in
     The state after `done` steps is saved first if that is possible, and the error says whether it was. If the run
     was to stop anyway, servers that stopped as well are no error.
     """
+    if stop.interrupted:  # Python drops what a signal raises inside a finalizer, so it may have been lost
+        raise KeyboardInterrupt
     try:
         yield
     except (EngineError, StorageError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 from retrain.errors import Preempted
 from retrain.system.process import SignalHandler
@@ -19,6 +19,7 @@ class Stop(SignalHandler):
     Attributes:
         deferred: a step may be under way. Until this is set there is nothing to save, and SIGTERM
             raises Preempted wherever the run is.
+        interrupted: Ctrl-C came, and KeyboardInterrupt was raised wherever the run was.
     """
 
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -26,28 +27,17 @@ class Stop(SignalHandler):
     def __init__(self) -> None:
         self.requested = ""
         self.deferred = False
-        self._interrupted = False
+        self.interrupted = False
         self._tell: Callable[[], None] | None = None
 
     def defer(self, tell: Callable[[], None]) -> None:
         """From now on a step may be under way, which SIGTERM lets end; when it arrives, `tell` is called."""
         self._tell, self.deferred = tell, True
 
-    def steps(self, start: int, end: int) -> Generator[int]:
-        """The steps from `start` to `end` - 1.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C came and was lost: Python drops what a signal raises inside a finalizer.
-        """
-        for step in range(start, end):
-            if self._interrupted:
-                raise KeyboardInterrupt
-            yield step
-
     def receive(self, number: int) -> None:
         """Remember the signal, and stop at once if nothing is under way or it came before."""
         if number == signal.SIGINT:
-            self._interrupted = True
+            self.interrupted = True
             raise KeyboardInterrupt
         if self.requested:
             # The step does not end in time: leave now, the previous checkpoint is intact.
