@@ -9,6 +9,38 @@ import pytest
 from tests.small_runs import TOML
 from tests.waiting import PATIENCE_S
 
+PLUGINS = """
+from retrain import TransformOutput
+
+
+def hipa_like_advantages(rewards):
+    if not rewards:
+        return []
+    mean_r = sum(rewards) / len(rewards)
+    return [2.0 * (r - mean_r) for r in rewards]
+
+
+def scaled(rewards, params):
+    return [params["scale"] * r for r in rewards]
+
+
+def my_transform(ctx):
+    scale = float(ctx.params.get("scale", 1.0))
+    token_advs = []
+    for i, logprobs in enumerate(ctx.logprobs_G):
+        token_advs.append([ctx.episode_advantages[i] * scale for _ in logprobs])
+    return TransformOutput(token_advs=token_advs)
+
+
+def my_algorithm(ctx):
+    best = max(ctx.rewards)
+    return TransformOutput(
+        token_advs=[[float(r == best) - 0.5] * len(lp) for r, lp in zip(ctx.rewards, ctx.logprobs_G)],
+        extra_metrics={"mine/best": best},
+    )
+"""
+"""A file of a user's with the documented plug-ins."""
+
 
 @pytest.fixture(scope="session")
 def session_cache(tmp_path_factory):

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
+from tests.cli.conftest import PLUGINS
 
 MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("slip in a key", "[training]\nmax_stpes = 3", "2:1", ("[training] max_stpes", 'did you mean "max_steps"?')),
@@ -113,26 +114,6 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
 ]
 """(name, TOML, line:column, what the message must say)"""
 
-PLUGINS = {
-    "my_advantages.py": """
-def hipa_like_advantages(rewards):
-    if not rewards:
-        return []
-    mean_r = sum(rewards) / len(rewards)
-    return [2.0 * (r - mean_r) for r in rewards]
-""",
-    "plugins/my_transform.py": """
-from retrain import TransformOutput
-
-def my_transform(ctx):
-    scale = float(ctx.params.get("scale", 1.0))
-    token_advs = []
-    for i, logprobs in enumerate(ctx.logprobs_G):
-        token_advs.append([ctx.episode_advantages[i] * scale for _ in logprobs])
-    return TransformOutput(token_advs=token_advs)
-""",
-    "plugins/my_algorithm.py": "def my_algorithm(ctx):\n    return None\n",
-}
 SNIPPETS = {
     "advantage": '[algorithm]\nadvantage_mode = "maxrl"\n',
     "plain advantage": '[algorithm]\nadvantage_mode = "my_advantages.hipa_like_advantages"\n',
@@ -224,9 +205,9 @@ def test_a_mistake_in_an_override_names_the_flag(tmp_path, override, says):
 
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_documented_snippets_are_valid_as_they_stand(tmp_path, name):
-    for file, source in PLUGINS.items():
+    for file in ("my_advantages.py", "plugins/my_transform.py", "plugins/my_algorithm.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(source)
+        (tmp_path / file).write_text(PLUGINS)
     (tmp_path / "run.toml").write_text(SNIPPETS[name])
     command = [Path(sys.executable).parent / "retrain", "validate", "run.toml"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -6,38 +6,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import installed
-
-SNIPPETS = """
-from retrain import TransformOutput
-
-
-def hipa_like_advantages(rewards):
-    if not rewards:
-        return []
-    mean_r = sum(rewards) / len(rewards)
-    return [2.0 * (r - mean_r) for r in rewards]
-
-
-def scaled(rewards, params):
-    return [params["scale"] * r for r in rewards]
-
-
-def my_transform(ctx):
-    scale = float(ctx.params.get("scale", 1.0))
-    token_advs = []
-    for i, logprobs in enumerate(ctx.logprobs_G):
-        token_advs.append([ctx.episode_advantages[i] * scale for _ in logprobs])
-    return TransformOutput(token_advs=token_advs)
-
-
-def my_algorithm(ctx):
-    best = max(ctx.rewards)
-    return TransformOutput(
-        token_advs=[[float(r == best) - 0.5] * len(lp) for r, lp in zip(ctx.rewards, ctx.logprobs_G)],
-        extra_metrics={"mine/best": best},
-    )
-"""
+from tests.cli.conftest import PLUGINS, installed
 
 
 @pytest.fixture
@@ -69,7 +38,7 @@ def test_train_ends_with_a_sentence_and_refuses_to_run_over_it(run, cli):
     ids=["list", "params", "ctx", "algorithm"],
 )
 def test_documented_plugins_run_from_the_users_folder(folder, cli, options):
-    (folder / "mine.py").write_text(SNIPPETS)
+    (folder / "mine.py").write_text(PLUGINS)
     flags = [part for option in [*options, "training.max_steps=2"] for part in ("--set", option)]
     if "my_algorithm" in options[0]:  # once through the installed command, whose folder is not on Python's path
         done = installed("train", "run.toml", *flags, cwd=folder)
