@@ -62,27 +62,31 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
         ComponentError: an unknown name or parameter. UserCodeError: a plug-in that returns something unusable.
         ValueError: lists whose lengths do not agree.
     """
-    _check_lengths(rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
+    rows = (rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
+    _check_lengths(*rows)
     if not rewards_G:
         return ComposedAdvantages([], {}, {})
-    batch = _batch(rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
-    batch = batch.replace(step=step, sepa_lambda=sepa_lambda)
     hyper = {"gtpo_beta": gtpo_beta, "hicra_alpha": hicra_alpha}
-    chain = transform_chain(transform_mode)
     stages = Stages(
         advantage=bind("advantage", advantage_mode, advantage_params),
-        transforms=_transforms(chain, hyper, transform_params or {}),
+        transforms=_transforms(transform_chain(transform_mode), hyper, transform_params or {}),
         algorithm=None,
         uncertainty=bind("uncertainty", uncertainty_kind),
         filter=bind("filter", "none"),
         observed=("uncertainty",),
         hyper=hyper,
     )
-    credited, metrics = _pipeline(stages).credit(batch)
-    metrics |= advantage_split(credited) | planning_ratio(credited.column("planning_mask"), batch.response_mask)
-    metrics |= entropy_metrics(credited.column("uncertainty"), credited.column("planning_mask"), batch.response_mask)
+    return _composed(_pipeline(stages), _batch(*rows).replace(step=step, sepa_lambda=sepa_lambda))
+
+
+def _composed(pipeline: Pipeline, batch: Batch) -> ComposedAdvantages:
+    """The credit of a batch, row by row without padding; metrics of the built-in stages apart from others."""
+    credited, metrics = pipeline.credit(batch)
+    planning, mask = credited.column("planning_mask"), batch.response_mask
+    metrics |= advantage_split(credited) | planning_ratio(planning, mask)
+    metrics |= entropy_metrics(credited.column("uncertainty"), planning, mask)
     own = {name: value for name, value in metrics.items() if name.startswith(_OWN_METRICS)}
-    rows = [credited.advantages[row, : len(logprobs)].tolist() for row, logprobs in enumerate(logprobs_G)]
+    rows = [row[kept].tolist() for row, kept in zip(credited.advantages, mask, strict=True)]
     return ComposedAdvantages(rows, own, {name: value for name, value in metrics.items() if name not in own})
 
 
