@@ -49,7 +49,7 @@ def test_a_file_with_fields_of_its_own(prepare, source):
 
 
 def test_a_data_set_in_a_local_directory_through_the_loader_of_the_hub_task(prepare, source):
-    pytest.importorskip("datasets")
+    pytest.importorskip("datasets", reason="`make test` does not install the hub's loader")
     Path("set").mkdir()
     Path(source).rename("set/train.jsonl")
     result = prepare("--source hub set --set hub.prompt_field=question --train-size 4 --no-parquet")

@@ -2,8 +2,6 @@ import json
 
 import pytest
 
-pytest.importorskip("sklearn")
-
 TASK = ("grams", "extract", "--task", "addition", "--count", "150", "--top-percentile", "1")
 
 

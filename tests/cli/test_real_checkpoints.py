@@ -154,7 +154,8 @@ LORA = ("model.lora.r=2", 'loss=[{name="ppo_clip"},{name="kl",weight=0.1}]', "op
 
 @pytest.mark.parametrize(("family", "warmup"), [("llama", 0), ("neox", 3)])
 def test_adapters_train_end_to_end(folder, train, cli, family, warmup):
-    peft = pytest.importorskip("peft")
+    import peft
+
     if family == "llama":
         make_checkpoint(folder / "base")
     else:
@@ -194,7 +195,6 @@ def test_adapters_train_end_to_end(folder, train, cli, family, warmup):
 
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monkeypatch):
-    pytest.importorskip("peft")
     make_checkpoint(folder / "base")
     run, _ = train(*LORA, warmup=warmup)
     ids = torch.arange(20)[None] * 7
@@ -224,7 +224,6 @@ def test_a_run_that_was_moved_is_read_as_before(folder, train, cli, warmup, monk
 
 
 def test_adapters_resume_bit_for_bit(folder, train, cli):
-    pytest.importorskip("peft")
     make_checkpoint(folder / "base", "gpt2")
     run, _ = train(*LORA)
     weights = (run / "model" / "model.safetensors").read_bytes()
@@ -237,7 +236,6 @@ def test_adapters_resume_bit_for_bit(folder, train, cli):
 
 
 def test_adapters_on_one_side_of_a_tie_are_refused(folder, cli):
-    pytest.importorskip("peft")
     make_checkpoint(folder / "base", "gpt2")
     (folder / "run.toml").write_text(TOML.format(warmup=0))
     result = cli("train", "run.toml", "--plain", "--set", 'model.lora.target_modules=["lm_head"]')

@@ -72,7 +72,8 @@ def test_weights_are_loaded_by_name_and_requests_checked():
 
 
 def test_an_adapter_model_has_no_weights_before_they_are_loaded():
-    peft = pytest.importorskip("peft")
+    import peft
+
     engine = GenerateEngine(peft.get_peft_model(tiny("qwen3"), peft.LoraConfig(target_modules=["q_proj"])))
     with pytest.raises(EngineError, match="no weights"):
         sample(engine, PROMPTS, SAMPLING)

@@ -199,7 +199,8 @@ def test_unserved_models_are_refused():
 
 
 def test_adapters_are_sampled_merged_and_only_after_loading():
-    peft = pytest.importorskip("peft")
+    import peft
+
     plain = tiny("qwen3")
     adapted = peft.get_peft_model(tiny("qwen3"), peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
     for fused in (True, False):

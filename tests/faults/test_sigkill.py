@@ -151,8 +151,6 @@ def steps_of(metrics):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_state_of_every_method_survives_kills(tmp_path, method):
-    if method == "prime_lora":
-        pytest.importorskip("peft")
     (tmp_path / "by_chance.py").write_text(CHANCE)
     answers = [{"prompt": f"{n}+1?\n", "completion": f"so {n + 1}"} for n in range(5)]
     (tmp_path / "expert.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))

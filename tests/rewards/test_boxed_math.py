@@ -12,8 +12,6 @@ from retrain.registry import find
 from retrain.rewards.boxed_math import BoxedMath, last_box, simple_equal
 from retrain.rewards.pool import RewardPool
 
-math_verify = pytest.importorskip("math_verify")
-
 RIGHT = [
     (r"so \boxed{5}", "5"),
     (r"\boxed{\frac12}", "0.5"),

@@ -134,10 +134,6 @@ def train(folder, monkeypatch):
 
 @pytest.mark.parametrize("index", range(DRAWN))
 def test_a_drawn_combination_trains(train, index):
-    if any("semantic" in option for option in combination(index)):
-        pytest.importorskip("sklearn")
-    if any("model.lora" in option for option in combination(index)):
-        pytest.importorskip("peft")
     loaded, folder = train(index)
     steps = rows(folder / "metrics.jsonl")
     assert len(steps) == 2

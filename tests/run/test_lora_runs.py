@@ -14,8 +14,6 @@ from retrain.run.reopen import reopen
 from tests.engines.sampled_matrices import fused_matrix, worst
 from tests.small_runs import rows
 
-pytest.importorskip("peft")
-
 
 def opened(target):
     return reopen(target, (), lambda event, details: None)

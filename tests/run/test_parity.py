@@ -29,7 +29,6 @@ def loads(monkeypatch, change):
 
 
 def test_lora_merged_in_bfloat16_is_caught(train, coarse, tmp_path, monkeypatch):
-    pytest.importorskip("peft")
     train(*EXACT, *LORA, coarse, name="faithful")
     loads(monkeypatch, lambda weights, step: {name: value.bfloat16().float() for name, value in weights.items()})
     with pytest.raises(EngineError, match=r"not followed the update: .* those of the base without LoRA's adapter"):

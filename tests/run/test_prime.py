@@ -31,8 +31,6 @@ def files(folder):
     ids=["full", "lora before dpo", "reference policy"],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, options):
-    if "prime.update=before" in options:
-        pytest.importorskip("peft")
     whole = train(*PRIME, *options, name="whole")
     stopped(*PRIME, *options, name="parts")
     run = train(*PRIME, *options, name="parts", resume=Resume("auto"))

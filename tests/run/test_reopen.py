@@ -40,7 +40,6 @@ def silent(event, details):
 
 
 def test_what_an_engine_hands_over_in_files_is_outside_the_run(train, tmp_path, monkeypatch):
-    pytest.importorskip("peft")
     (tmp_path / "writing.py").write_text(ENGINE)
     monkeypatch.chdir(tmp_path)
     run = train("model.lora={r = 2}", "training.max_steps=2")

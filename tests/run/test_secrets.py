@@ -36,7 +36,6 @@ def secretive(toml, tmp_path):
 
 @pytest.fixture
 def run(train, toml, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return train(*secretive(toml, tmp_path), "training.max_steps=2", "eval.problems=2", 'logging.trackers=["wandb"]')

@@ -58,11 +58,6 @@ def apart(tmp_path, monkeypatch):
     return apart_engine
 
 
-@pytest.fixture(autouse=True)
-def adapters():
-    pytest.importorskip("peft")
-
-
 def test_an_engine_that_takes_adapters_gets_the_base_once_and_then_adapters(train, apart):
     run = train(*LORA, "rollout.engine=apart_engine.Apart")
     expected = [("base", 0), *(("adapter", version) for version in range(5))]

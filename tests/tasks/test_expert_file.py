@@ -76,7 +76,9 @@ def test_an_empty_file_is_refused(tmp_path):
 
 
 def test_parquet(tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     rows = [{"messages": [USER, SAID]}, {"messages": [USER]}]
     parquet.write_table(arrow.Table.from_pylist(rows[:1]), tmp_path / "good.parquet")
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "bad.parquet")

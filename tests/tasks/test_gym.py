@@ -15,7 +15,7 @@ from retrain.errors import ComponentError
 from retrain.registry import ParameterError, find
 from retrain.rewards.pool import RewardPool
 
-pytest.importorskip("reasoning_gym")
+pytest.importorskip("reasoning_gym", reason="it needs a C compiler to install")
 warnings.filterwarnings("ignore", module="reasoning_gym")
 
 BANNED = [

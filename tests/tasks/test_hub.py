@@ -9,7 +9,7 @@ import pytest
 from retrain.data.rows import Hub
 from retrain.errors import DataError
 
-pytest.importorskip("datasets")
+pytest.importorskip("datasets", reason="`make test` does not install the hub's loader")
 
 
 @pytest.fixture

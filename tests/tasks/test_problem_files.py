@@ -180,7 +180,7 @@ def test_fingerprint_follows_content_and_settings(tmp_path):
 
 
 def parquet_file(path, columns):
-    arrow = pytest.importorskip("pyarrow")
+    import pyarrow as arrow
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(arrow.table(columns), path)
@@ -206,7 +206,8 @@ def test_parquet_bad_rows_have_their_number(tmp_path):
 
 
 def test_parquet_with_bytes_that_are_no_text(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
+    import pyarrow as arrow
+
     texts = arrow.array([b"fine", b"caf\xe9"]).view(arrow.string())
     path = parquet_file(tmp_path / "data.parquet", {"prompt": texts, "answer": arrow.array(["a", "b"])})
     with pytest.raises(DataError, match=r"data.parquet:2: not UTF-8"):
@@ -215,7 +216,6 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and then nothing useful PAR1"])
 def test_a_broken_parquet_file(tmp_path, content):
-    pytest.importorskip("pyarrow")
     (tmp_path / "data.parquet").write_bytes(content)
     with pytest.raises(DataError, match="cannot be read"):
         Parquet(0, path=str(tmp_path / "data.parquet"))

@@ -182,8 +182,10 @@ def test_packed_rows_are_read_and_numbers_without_a_value_refused(tmp_path, kind
 
     def pack(*rows):
         if kind == "parquet":
-            arrow = pytest.importorskip("pyarrow")
-            pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(list(rows)), path)
+            import pyarrow as arrow
+            from pyarrow import parquet
+
+            parquet.write_table(arrow.Table.from_pylist(list(rows)), path)
         else:
             path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
         return str(path)

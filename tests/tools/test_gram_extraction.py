@@ -7,8 +7,6 @@ import pytest
 from retrain.errors import DataError
 from retrain.tools.gram_extraction import Recipe, extract
 
-pytest.importorskip("sklearn")
-
 PLANS = ["let me check this again", "another way to see it", "the key idea here is symmetry"]
 STEPS = ["{} plus {} is equal to {}", "we divide {} by {} and get {}", "the length of side {} is {}, not {}"]
 

@@ -15,8 +15,6 @@ from retrain.tools.gram_files import Reading, coverage, read_solutions, task_sol
 from retrain.types import Problem
 from tests.small_runs import rows as metric_rows
 
-pytest.importorskip("sklearn")
-
 
 def jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -34,7 +32,9 @@ def test_successful_solutions_of_files(tmp_path):
 
 
 def test_parquet(tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     parquet.write_table(arrow.table({"solution": ["a", "b"], "reward": [1.0, 0.0]}), tmp_path / "a.parquet")
     assert read_solutions([tmp_path / "a.parquet"], Reading()) == ["a"]
 

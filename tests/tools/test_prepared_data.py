@@ -101,8 +101,6 @@ def test_final_answer_takes_what_follows_the_marks():
 @pytest.mark.parametrize(("kind", "encode"), [(Jsonl, as_jsonl), (Parquet, as_parquet)])
 @pytest.mark.parametrize("field", ["prompt", "question"])
 def test_the_tasks_of_this_package_read_the_files_back(tmp_path, kind, encode, field):
-    if kind is Parquet:
-        pytest.importorskip("pyarrow")
     sides = dict(zip(("train", "val"), select(Addition(0), 30, 10), strict=True))
     files = {f"{name}.{kind.kind}": encode(rows(side, name, "addition", "math")) for name, side in sides.items()}
     publish(tmp_path, files)
@@ -117,7 +115,6 @@ def test_the_tasks_of_this_package_read_the_files_back(tmp_path, kind, encode, f
 
 
 def test_parquet_reads_as_the_readers_of_other_trainers_do(tmp_path):
-    pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
     made = rows(select(Addition(0), 3, 2)[0], "train", "addition", "math")
@@ -127,7 +124,7 @@ def test_parquet_reads_as_the_readers_of_other_trainers_do(tmp_path):
 
 
 def test_problems_of_gym_keep_what_their_scorer_needs(tmp_path):
-    pytest.importorskip("reasoning_gym")
+    pytest.importorskip("reasoning_gym", reason="it needs a C compiler to install")
     train, _ = select(Gym(0, name="chain_sum"), 5, 2)
     publish(tmp_path, {"train.jsonl": as_jsonl(rows(train, "train", "gym", "math"))})
     task = Jsonl(0, path=str(tmp_path / "train.jsonl"), heldout_fraction=0.0)
@@ -138,7 +135,6 @@ def test_problems_of_gym_keep_what_their_scorer_needs(tmp_path):
 
 
 def test_fields_of_several_types_do_not_fit_into_parquet():
-    pytest.importorskip("pyarrow")
     problems = [Problem("1", "a", "1", extra={"level": 3}), Problem("2", "b", "2", extra={"level": "hard"})]
     with pytest.raises(DataError, match='field "level" does not fit'):
         as_parquet(rows(problems, "train", "x", "math"))

@@ -48,7 +48,6 @@ def test_the_normal_form_decides_as_published(tmp_path, case):
 
 
 def test_symbolic_takes_what_is_mathematically_equal(tmp_path):
-    pytest.importorskip("math_verify")
     rows = [
         {
             "predictions": ["3/4", "so\n#### \\frac{3}{4}", "\\boxed{0.75}", "0.7"],

@@ -49,7 +49,6 @@ made.close()
 
 
 def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path):
-    pytest.importorskip("wandb")
     (tmp_path / "config.resolved.json").write_text(json.dumps({"training": {"lr": 0.125}}))
     env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     env |= {"HOME": str(tmp_path / "home"), "SOME_TOKEN": CANARY}
@@ -86,7 +85,6 @@ def test_wandb_looks_for_a_key_without_reading_it(tmp_path, monkeypatch):
 
 
 def test_tensorboard_writes_every_scalar(tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     made = built("tensorboard", tmp_path)
@@ -110,7 +108,7 @@ made.close()
 
 
 def test_trackio_stores_rows_on_this_machine(tmp_path):
-    pytest.importorskip("trackio")
+    pytest.importorskip("trackio", reason="`make test` does not install it and the web server that it brings")
     env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", TRACKIO, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE_S)
@@ -121,6 +119,6 @@ def test_trackio_stores_rows_on_this_machine(tmp_path):
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
 def test_closing_an_unused_tracker_does_nothing(tmp_path, name):
-    pytest.importorskip(name)
+    pytest.importorskip(name, reason="`make test` does not install trackio")
     built(name, tmp_path).close()
     assert list(tmp_path.iterdir()) == []

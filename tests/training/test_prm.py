@@ -320,7 +320,6 @@ def _like_embedding(policy):
 
 
 def test_policy_is_bit_identical_with_and_without_a_process_reward_model_beside_it():
-    pytest.importorskip("peft")
     batches = [judged(seed=seed) for seed in range(3)]
     alone, beside = make_policy({"dropout": 0.1}), make_policy({"dropout": 0.1})
     prm = build(beside)
@@ -348,7 +347,6 @@ def test_policy_is_bit_identical_with_and_without_a_process_reward_model_beside_
 
 
 def test_its_adapter_is_all_that_it_trains_and_the_base_is_shared():
-    pytest.importorskip("peft")
     policy = make_policy({})
     bases = _like_embedding(policy)
     prm = build(policy)
@@ -368,7 +366,6 @@ def test_its_adapter_is_all_that_it_trains_and_the_base_is_shared():
 
 
 def test_scores_of_the_adapter_are_those_of_its_merged_weights():
-    pytest.importorskip("peft")
     policy, batch = make_policy({}), judged()
     prm = build(policy)
     for _ in range(3):
@@ -383,7 +380,8 @@ def test_scores_of_the_adapter_are_those_of_its_merged_weights():
 
 
 def test_saved_adapter_of_the_policy_is_its_own_alone(tmp_path):
-    peft = pytest.importorskip("peft")
+    import peft
+
     policy, batch = make_policy({}), judged()
     prm = moved(build(policy), batch)
     policy.update(batch, make_objective())
@@ -397,8 +395,6 @@ def test_saved_adapter_of_the_policy_is_its_own_alone(tmp_path):
 
 @pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])
 def test_the_memory_that_explain_counts_is_what_it_holds(lora):
-    if lora is not None:
-        pytest.importorskip("peft")
     policy = make_policy(lora)
     prm, shape = build(policy), ModelShape.of(policy.model.config.to_dict())
     traits = find("signal", "process_rewards").traits

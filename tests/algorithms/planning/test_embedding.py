@@ -9,7 +9,6 @@ from retrain.errors import ComponentError, MissingExtraError
 
 
 def test_tf_idf_rows_have_length_one_and_similar_phrases_are_near():
-    pytest.importorskip("sklearn")
     embed = embedder(None, ["let me check", "let me think", "the sum of digits"])
     [[same, near, far, unknown]] = cosines(
         embed(["let me check"]), embed(["let me check", "let me check it", "the sums", "123"])
@@ -32,13 +31,13 @@ def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
 def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(ComponentError, match="no directory"):
         embedder(str(tmp_path / "none"), [])
-    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
     with pytest.raises(ComponentError, match="holds no sentence-transformer"):
         embedder(str(tmp_path), [])
 
 
 def test_a_sentence_transformer_from_a_directory(tmp_path):
-    package = pytest.importorskip("sentence_transformers")
+    package = pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
     models = pytest.importorskip("sentence_transformers.models")
     transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "let", "me", "think", "check", "so", "we", "add"]

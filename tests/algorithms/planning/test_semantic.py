@@ -11,8 +11,6 @@ from retrain.algorithms.planning.planning_mask import PlanningMask
 from retrain.algorithms.planning.semantic import EXECUTION_PHRASES, SemanticDetector, read_execution
 from tests.algorithms.planning.test_planning_mask import tokenizer
 
-pytest.importorskip("sklearn")
-
 TEXT = (
     "We multiply both sides by 3. Hmm, I should verify this. Let's try a different approach: the sum of the first "
     "terms is 55. The important insight is that n is even, so the answer is 4."

@@ -117,7 +117,8 @@ def test_the_tables_hold_a_row_per_cell(results, tmp_path):
     assert float(rows[0]["accuracy"]) == results.cells["grpo", 0].accuracy
     failed = next(one for one in rows if one["status"] == "failed")
     assert (failed["accuracy"], failed["reason"]) == ("", "the loss was not finite in 5 steps (exit 4)")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import parquet
+
     stored = parquet.read_table(files[1]).to_pylist()
     assert [one["accuracy"] for one in stored if one["condition"] == "maxrl"][3] is None
     assert math.fsum(one["accuracy"] or 0 for one in stored) == pytest.approx(
