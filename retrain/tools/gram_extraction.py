@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from retrain.algorithms.planning.embedding import embedder, load
+from retrain.algorithms.planning.embedding import EXTRA, embedder
 from retrain.algorithms.planning.phrases import phrases
 from retrain.errors import DataError
+from retrain.system.extras import library
 
 Runs = list[list[str]]
 """Words of one solution, in runs that no n-gram crosses."""
@@ -181,10 +182,10 @@ def _without_redundant(holders: dict[str, frozenset[int]]) -> list[str]:
 def _clusters(grams: Sequence[str], holders: dict[str, frozenset[int]], recipe: Recipe) -> tuple[Cluster, ...]:
     """K-means of the embeddings, the most frequent cluster first; one thread, so that sums have one order."""
     vectors = embedder(recipe.embedder, grams)(grams)
-    means = load("sklearn.cluster").KMeans(
+    means = library("sklearn.cluster", EXTRA).KMeans(
         min(recipe.clusters, len(grams)), n_init=1, max_iter=_MAX_ITERATIONS, random_state=recipe.seed
     )
-    with load("threadpoolctl").threadpool_limits(1):
+    with library("threadpoolctl", EXTRA).threadpool_limits(1):
         distances = means.fit_transform(vectors)
     members: dict[int, list[int]] = {}
     for index, label in enumerate(means.labels_.tolist()):

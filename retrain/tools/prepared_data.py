@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from retrain.data.rows import RowTask, in_hash_order, prompt_hash
-from retrain.errors import DataError, MissingExtraError, StorageError
+from retrain.errors import DataError, StorageError
 from retrain.protocols import Task
+from retrain.system.extras import library
 from retrain.system.files import write_bytes
 from retrain.types import Problem
 
@@ -108,10 +108,7 @@ def as_parquet(made: Sequence[Row]) -> bytes:
         MissingExtraError: pyarrow is not installed.
         DataError: a field whose values are of several types.
     """
-    try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("pyarrow", "parquet") from error
+    arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in made for name in row):
         try:

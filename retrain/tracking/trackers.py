@@ -11,6 +11,7 @@ import json
 import math
 import netrc
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,32 @@ from retrain.registry import tracker
 from retrain.system.secret_names import masked
 
 
+class _Service(Tracker):
+    """A tracker whose library opens a run, with the resolved configuration, and sends rows to it."""
+
+    def __init__(self, run_dir: Path, **options: Any) -> None:
+        self._run_dir, self._options, self._run = run_dir, options, None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a step."""
+        if self._run is None:
+            self._run: Any = self._connect(config=stored_config(self._run_dir), **self._options)
+        self._send(step, metrics)
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            self._run.finish()
+
+    @abstractmethod
+    def _connect(self, **options: Any) -> Any: ...
+
+    @abstractmethod
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+
 @tracker("wandb")
-class Wandb(Tracker):
+class Wandb(_Service):
     """Weights & Biases; works offline, into the run directory, where there is no key.
 
     Args:
@@ -43,20 +68,15 @@ class Wandb(Tracker):
         tags: list[str] = [],  # noqa: B006 - never changed; a TOML array
         mode: Literal["auto", "online", "offline"] = "auto",
     ) -> None:
-        self._run_dir, self._run = run_dir, None
-        self._options: dict[str, Any] = {"project": project, "name": name or run_dir.name, "group": group, "tags": tags}
-        self._mode: Literal["auto", "online", "offline"] = mode
+        super().__init__(run_dir, project=project, name=name or run_dir.name, group=group, tags=tags, mode=mode)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step."""
-        if self._run is None:
-            self._run = self._connect()
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({**metrics, "step": step})
 
-    def _connect(self) -> Any:
+    def _connect(self, *, mode: Literal["auto", "online", "offline"], **options: Any) -> Any:
         import wandb
 
-        mode = self._mode if self._mode != "auto" else "online" if _wandb_key() else "offline"
+        mode = mode if mode != "auto" else "online" if _wandb_key() else "offline"
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -68,17 +88,10 @@ class Wandb(Tracker):
             x_save_requirements=False,
             init_timeout=30,
         )
-        run: Any = wandb.init(
-            dir=self._run_dir, mode=mode, config=stored_config(self._run_dir), settings=settings, **self._options
-        )
+        run: Any = wandb.init(dir=self._run_dir, mode=mode, settings=settings, **options)
         # Evaluations and steps share one axis, and a resumed run may log a step again.
         run.define_metric("*", step_metric="step")
         return run
-
-    def close(self) -> None:
-        """Finish the run."""
-        if self._run is not None:
-            self._run.finish()
 
 
 @tracker("tensorboard", extra=("tensorboard", "tensorboard"))
@@ -104,7 +117,7 @@ class Tensorboard(Tracker):
 
 
 @tracker("trackio", extra=("trackio", "trackio"))
-class Trackio(Tracker):
+class Trackio(_Service):
     """trackio: local dashboards, or a Space.
 
     Args:
@@ -123,28 +136,15 @@ class Trackio(Tracker):
         group: str | None = None,
         space_id: str | None = None,
     ) -> None:
-        self._run_dir, self._run = run_dir, None
-        self._options = dict[str, Any](project=project, name=name or run_dir.name, group=group, space_id=space_id)
+        super().__init__(run_dir, project=project, name=name or run_dir.name, group=group, space_id=space_id)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step."""
-        if self._run is None:
-            import trackio  # pyright: ignore[reportMissingImports]
+    def _connect(self, **options: Any) -> Any:
+        import trackio  # pyright: ignore[reportMissingImports]
 
-            self._run: Any = trackio.init(
-                **self._options,
-                config=stored_config(self._run_dir),
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
+        return trackio.init(**options, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        if self._run is not None:
-            self._run.finish()
 
 
 def stored_config(run_dir: Path) -> dict[str, Any]:

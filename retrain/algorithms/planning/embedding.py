@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import ComponentError, MissingExtraError
+from retrain.errors import ComponentError
+from retrain.system.extras import library
 
 EXTRA = "grams"
 
@@ -30,14 +30,6 @@ def package_of(directory: str | None) -> str:
     return "sklearn" if directory is None else "sentence_transformers"
 
 
-def load(module: str) -> Any:
-    """A module of the extra, imported now."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(module.split(".")[0], EXTRA) from error
-
-
 def cosines(left: Any, right: Any) -> Any:
     """[left, right] cosines of rows, as a dense array."""
     product = left @ right.T
@@ -46,8 +38,8 @@ def cosines(left: Any, right: Any) -> Any:
 
 def _tf_idf(examples: Sequence[str]) -> Embedder:
     """Character 2- to 4-grams within words: inflections are near each other, and so are phrases that share words."""
-    text: Any = load("sklearn.feature_extraction.text")
-    vectorizer = text.TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), dtype=load("numpy").float32)
+    text: Any = library("sklearn.feature_extraction.text", EXTRA)
+    vectorizer = text.TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), dtype=library("numpy", EXTRA).float32)
     vectorizer.fit(examples)
     return vectorizer.transform
 
@@ -55,7 +47,7 @@ def _tf_idf(examples: Sequence[str]) -> Embedder:
 def _sentence_transformer(directory: str) -> Embedder:
     if not Path(directory).expanduser().is_dir():
         raise ComponentError(f'there is no directory "{directory}"', "give one with a sentence-transformer in it")
-    transformers: Any = load("sentence_transformers")
+    transformers: Any = library("sentence_transformers", EXTRA)
     try:
         model = transformers.SentenceTransformer(str(Path(directory).expanduser()), device="cpu", local_files_only=True)
     except (OSError, ValueError) as error:
