@@ -1,7 +1,8 @@
 """The table of kinds, in the order of a step. A row is all that a new kind takes.
 
 `retrain` and `retrain.registry` export every row as a decorator, `retrain plugins` and `retrain schema` list its
-components, and any module of the package that declares one with it is imported.
+components, and any module of the package that declares one is found by its source: `@kind("name", table="table", ...)`
+at the start of a line, the table where it is not the name.
 """
 
 from functools import partial as _partial
