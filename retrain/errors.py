@@ -32,6 +32,7 @@ class ConfigProblem:
         key: dotted key, such as `training.max_steps`.
         problem: what is wrong.
         fix: what to type instead; may be empty.
+        exit_code: 3 if only the data that it names are to blame.
     """
 
     file: str
@@ -40,6 +41,7 @@ class ConfigProblem:
     key: str
     problem: str
     fix: str = ""
+    exit_code: int = 2
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -47,12 +49,13 @@ class ConfigProblem:
 
 
 class ConfigError(RetrainError):
-    """All mistakes of a configuration at once (exit 2)."""
+    """All mistakes of a configuration at once (exit 2; 3 if data are missing and nothing else is wrong)."""
 
     exit_code = 2
 
     def __init__(self, problems: list[ConfigProblem]) -> None:
         self.problems = problems
+        self.exit_code = min((problem.exit_code for problem in problems), default=2)
         super().__init__("\n".join(str(problem) for problem in problems))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from retrain import registry
@@ -75,7 +76,7 @@ class Binder:
         return found
 
     def check(self, trait: str, bound: Mapping[Slot, Bound | None], config: Config) -> None:
-        """Record what the components' own checks find, the functions in their trait `check` or `check_code`.
+        """Record what the components' own checks find, the functions in their trait `check` or its like.
 
         Components that share a table and a check, as the engines of [vllm] do, are checked once.
         """
@@ -87,9 +88,10 @@ class Binder:
         for (check, _), (slot, one) in checks.items():
             with Call(slot.kind, slot.name)():
                 findings: list[Finding] = [*check(one.params, config)]
-            for at, problem, fix, fatal in findings:
+            for at, problem, fix, fatal, exit_code in findings:
                 path = self._locate(slot, one.component, at) if at else slot.path
-                (self.document.refuse if fatal else self.document.warn)(path, problem, fix)
+                note = partial(self.document.refuse, exit_code=exit_code) if fatal else self.document.warn
+                note(path, problem, fix)
 
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:
         table = self.document.data.get(component.table, {})

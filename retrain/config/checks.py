@@ -7,7 +7,7 @@ from pathlib import Path
 from retrain.config.document import Document
 from retrain.config.presets import leaves, preset_names
 from retrain.config.schema import BUILTIN_MODELS, Config
-from retrain.system.files import no_directory
+from retrain.system.files import NO_MODEL_FIX, no_model
 from retrain.system.sandbox import missing
 from retrain.system.secret_names import literal_secrets
 from retrain.types import BUILTIN
@@ -22,8 +22,8 @@ def check(config: Config, document: Document) -> None:
     _check_sampling(config, document)
     _check_schedule(config, document)
     _check_eval(config, document)
-    _check_model(config, document)
     _check_paths(config, document)
+    _check_model(config, document)
     _check_algorithm(config, document)
     _check_secrets(document)
     _check_sandbox(config, document)
@@ -109,8 +109,8 @@ def _check_model(config: Config, document: Document) -> None:
         return
     if model.lora is None and lr >= _LARGE_LR:
         document.warn(("optimizer", "lr"), f"{lr:g} is large for training all weights of a real model", "try 1e-6")
-    if no_directory(model.path):
-        document.refuse(("model", "path"), f'there is no directory "{model.path}"', "give a directory or a hub name")
+    if problem := no_model(model.path):
+        document.refuse(("model", "path"), problem, NO_MODEL_FIX)
 
 
 def _check_paths(config: Config, document: Document) -> None:

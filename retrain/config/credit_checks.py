@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
@@ -13,8 +12,9 @@ from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved, is_correction
 from retrain.config.schema import Config
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, DataError
 from retrain.registry import Bound, Component
+from retrain.system.files import NO_FILE_FIX, no_file
 from retrain.types import POLICY_COLUMNS
 
 _OVERLAP = ("rollout", "overlap")
@@ -129,8 +129,8 @@ def _check_file(config: Config, document: Document, term: str, index: int) -> No
             f'"{term}" trains on expert rows, and no file is named that has them',
             'add [expert] path = "FILE.jsonl"; `retrain task export` writes one for a task with worked solutions',
         )
-    elif not Path(path).is_file():
-        document.refuse(("expert", "path"), f'there is no file "{path}"', "check the path; it is relative to here")
+    elif problem := no_file(path):
+        document.refuse(("expert", "path"), problem, NO_FILE_FIX, DataError.exit_code)
     elif not path.endswith((".jsonl", ".parquet")):
         document.refuse(("expert", "path"), f'"{path}" is neither .jsonl nor .parquet', "convert or rename it")
     elif path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:

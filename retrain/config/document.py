@@ -68,20 +68,19 @@ class Document:
         """Whether so many mistakes are listed that further ones are only counted, in `unlisted`."""
         return len(self.problems) >= _MOST
 
-    def at(self, path: Path, problem: str, fix: str) -> ConfigProblem:
+    def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """The problem at the place of `path`, or of the nearest table around it that was written."""
         around = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.places), ())
         place = self.places.get(around, Place(self.file, 1, 1, ()))
-        return ConfigProblem(
-            place.file, place.line, place.column, show((*place.typed, *path[len(around) :])), problem, fix
-        )
+        key = show((*place.typed, *path[len(around) :]))
+        return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
 
-    def refuse(self, path: Path, problem: str, fix: str) -> None:
+    def refuse(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> None:
         """Record a mistake; of more than a hundred the number."""
         if self.full:
             self.unlisted += 1
         else:
-            self.problems.append(self.at(path, problem, fix))
+            self.problems.append(self.at(path, problem, fix, exit_code))
 
     def warn(self, path: Path, problem: str, fix: str) -> None:
         """Record something that works and is probably not what was meant."""

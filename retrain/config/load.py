@@ -141,10 +141,12 @@ def validate(document: Document) -> LoadedConfig:
     if valid:
         check(config, document)
         binder.check("check", {**binder.written(), **bound}, config)
+        binder.check("check_files", bound, config)
     _stop(document, binder)
     own = {slot: binder.bind(slot) for slot in later}
     bound |= own
     binder.check("check", own, config)
+    binder.check("check_files", own, config)
     binder.check("check_code", {**binder.written(), **bound}, config)
     if pending:
         _tables(document, cache(_known_keys), may_import=False)

@@ -64,7 +64,8 @@ def judged(
         try:
             load_alone()
         except ConfigError as error:
-            alone = {(one.file, one.line, one.column) for one in error.problems}
+            unread_alone = (one for one in error.problems if one.exit_code == ConfigError.exit_code)
+            alone = {(one.file, one.line, one.column) for one in unread_alone}
         unread = [(at, one) for at, one in unread if not one.line or (one.file, one.line, one.column) in alone]
     unread = sorted(unread, key=lambda row: (row[1].line, row[1].column))
     odd = [one for path, one in unread if one.problem == _NOTHING and _is_shown(path)]

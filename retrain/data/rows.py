@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +17,10 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_mode
 from retrain.errors import DataError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.registry import task
+from retrain.registry import Finding, task
 from retrain.system import records
 from retrain.system.extras import library
-from retrain.system.files import sha256
+from retrain.system.files import NO_FILE_FIX, no_file, sha256
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -135,7 +135,14 @@ class FileTask(RowTask):
         self.sign(self.kind, [sha256(Path(self.path)), other])
 
 
-@task("jsonl", when=_FILE)
+def _check_files(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Files that are not there."""
+    for key in ("path", "heldout_path"):
+        if params[key] is not None and (problem := no_file(params[key])):
+            yield Finding((key,), problem, NO_FILE_FIX, exit_code=DataError.exit_code)
+
+
+@task("jsonl", when=_FILE, check_files=_check_files)
 class Jsonl(FileTask):
     """One JSON object per line, UTF-8, at most 1,000,000 bytes; blank lines are ignored."""
 
@@ -143,7 +150,7 @@ class Jsonl(FileTask):
     rows = staticmethod(records.jsonl_rows)
 
 
-@task("parquet", extra=("pyarrow", "parquet"), when=_FILE)
+@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, check_files=_check_files)
 class Parquet(FileTask):
     """Rows of a parquet file (extra `parquet`); places count rows from 1."""
 

@@ -39,12 +39,14 @@ class Finding(NamedTuple):
         at: the parameter, with the index in it if it is a list; () is the key that names the component.
         problem, fix: as in `ConfigProblem`.
         fatal: the configuration is refused; otherwise this is a warning.
+        exit_code: as in `ConfigProblem`.
     """
 
     at: tuple[str | int, ...]
     problem: str
     fix: str
     fatal: bool = True
+    exit_code: int = 2
 
 
 class ParameterError(ComponentError):
@@ -253,6 +255,7 @@ class Kind:
             traits: facts for its slot, such as `writes=` of a transform or `weight=` of a loss. For every kind:
                 `check=fn(params, config)` yields a `Finding` for whatever its parameters and the sections of the
                 configuration (`config.training.max_tokens`) say that cannot work; it must not import torch.
+                `check_files=` is the same for the files that it reads, and is called if the run uses the component.
                 `check_code=` is the same for what runs code of the user's, and is called last.
 
         Raises:

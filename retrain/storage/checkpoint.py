@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MANIFEST, STATE_FILE = "manifest.json", "state.json"
-_STEP = re.compile(r"step-(\d{6,})(\.old)?")
+_STEP = re.compile(r"step-\d{6,}(\.old)?")
 _STAGE = ".tmp-"
 _QUARANTINE = "bad-"
 _FIX = (
@@ -164,10 +164,7 @@ def is_one(path: Path) -> bool:
 
 def step_of(path: Path) -> int:
     """Optimizer steps done at the checkpoint `.../step-000100`."""
-    match = _STEP.fullmatch(path.name)
-    if match is None:
-        raise StorageError(f"{path} is not named like a checkpoint; expected step-000100")
-    return int(match[1])
+    return int(path.stem.removeprefix("step-"))
 
 
 def problem(path: Path) -> str | None:

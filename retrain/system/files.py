@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Generator
@@ -14,6 +15,12 @@ from retrain.errors import StorageError
 
 SUMS = "SHA256SUMS"
 """File of a folder with the hash of every other file, as `sha256sum --check` reads it."""
+
+NO_FILE_FIX = "check the path: it starts from the directory that the command is run in"
+NO_MODEL_FIX = "give a directory written by save_pretrained, or a name on the hub such as Qwen/Qwen3-0.6B"
+
+_HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
+"""A name, or an owner and a name."""
 
 
 @contextmanager
@@ -97,9 +104,22 @@ def sync(path: Path, deep: bool = True) -> None:
         os.close(descriptor)
 
 
-def no_directory(path: str) -> bool:
-    """Whether this is the path of a directory that is missing; a name without a leading /, . or ~ is not a path."""
-    return path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir()
+def no_file(path: str) -> str:
+    """What keeps a file from being read, in words; "" if nothing does."""
+    if not os.path.isfile(path):
+        return f'there is no file "{path}"'
+    if os.path.getsize(path) == 0:
+        return f'the file "{path}" is empty'
+    return "" if os.access(path, os.R_OK) else f'the file "{path}" may not be read'
+
+
+def no_model(path: str) -> str:
+    """Why no model can be read from a directory or the hub, in words; "" if it may be there: only the hub knows."""
+    local = os.path.expanduser(path)
+    if os.path.isdir(local):
+        return "" if os.path.isfile(os.path.join(local, "config.json")) else f'"{path}" has no config.json'
+    named = _HUB_NAME.fullmatch(path) and not os.path.exists(local)
+    return "" if named else f'there is no directory "{path}"'
 
 
 def remove(path: Path) -> None:

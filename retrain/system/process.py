@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -54,7 +55,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
     process.wait()
 
 
-class SignalHandler:
+class SignalHandler(ABC):
     """Context manager inside whose block signals call `receive`. Only the main thread can enter it.
 
     A signal that the process was started to ignore, such as Ctrl-C in a background job, stays ignored.
@@ -74,6 +75,6 @@ class SignalHandler:
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
+    @abstractmethod
     def receive(self, number: int) -> None:
         """What a signal does."""
-        raise NotImplementedError

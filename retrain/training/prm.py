@@ -16,7 +16,7 @@ from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Part, Policy
 from retrain.registry import Component, Finding, find, signal
-from retrain.system.files import no_directory
+from retrain.system.files import NO_MODEL_FIX, no_model
 from retrain.training.reference import check_start, fingerprint, unjudged
 from retrain.types import BUILTIN, Batch, Metrics, State
 
@@ -47,8 +47,8 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("path",), problem, "remove it, or train without LoRA")
     elif path.startswith(BUILTIN):
         yield Finding(("path",), f'"{path}" is made, not trained: it knows no more than the policy', "remove it")
-    elif no_directory(path):
-        yield Finding(("path",), f'there is no directory "{path}"', "give a directory or a hub name")
+    elif problem := no_model(path):
+        yield Finding(("path",), problem, NO_MODEL_FIX)
 
 
 @signal(

@@ -72,7 +72,7 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a process reward model beside adapters", (PRIME, "model.lora={r = 2}", "prime.path=org/prm"),
      ("[prime] path", "an adapter on the policy's base", "train without LoRA")),
     ("a process reward model from nowhere", (PRIME, 'prime.path="./nowhere"'),
-     ("[prime] path", 'there is no directory "./nowhere"', "a directory or a hub name")),
+     ("[prime] path", 'there is no directory "./nowhere"', "or a name on the hub")),
     ("a process reward model that nobody trained", (PRIME, 'prime.path="builtin:tiny"'),
      ("[prime] path", '"builtin:tiny" is made, not trained', "remove it")),
     ("a slip in [prime]", (PRIME, "prime.bta=0.1"), ("[prime] bta", "unknown key", 'did you mean "beta"?')),
@@ -139,6 +139,7 @@ def loaded(tmp_path, monkeypatch):
         "from retrain import transform\n@transform('of_nobody')\ndef stage(proces_rewards):\n    return 0\n"
     )
     (tmp_path / "prm").mkdir()
+    (tmp_path / "prm" / "config.json").touch()
     (tmp_path / "run.toml").write_text("")
     return lambda *overrides: load("run.toml", overrides)
 

@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_it(loaded, path, why):
 
 
 def test_parquet_needs_its_extra(loaded, tmp_path, monkeypatch):
-    (tmp_path / "expert.parquet").write_bytes(b"")
+    (tmp_path / "expert.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert problem(loaded, TERMS, 'expert.path="expert.parquet"').fix == 'pip install "retrain[parquet]"'

@@ -90,6 +90,7 @@ READ = [
 def loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unread_code.py").write_text(PLUGINS)
+    (tmp_path / "x.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
 
     def go(text, *overrides):
         (tmp_path / "run.toml").write_text(text + "\n")

@@ -51,6 +51,11 @@ def test_configurations_are_valid(block, tmp_path):
         overrides.append("rollout.engine=auto")
     if 'executor = "ray"' in block and importlib.util.find_spec("ray") is None:
         overrides.append("campaign.executor=local")
+    if "[jsonl]" in block:  # its files are the reader's
+        (tmp_path / "rows.jsonl").write_text("{}")
+        overrides += [
+            f'jsonl.{key}="{tmp_path}/rows.jsonl"' for key in re.findall(r"(?m)^((?:heldout_)?path) =", block)
+        ]
     if "[campaign]" in block:
         assert not load_campaign(file, overrides).warnings
     else:

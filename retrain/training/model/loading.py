@@ -18,7 +18,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, StorageError
-from retrain.system.files import check_sums, writing
+from retrain.system.files import NO_MODEL_FIX, check_sums, no_model, writing
 from retrain.training.chat import Chat, Mode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 from retrain.types import BUILTIN, Problem
@@ -96,11 +96,14 @@ def load_model(
     if path.startswith(BUILTIN):
         return _builtin(path, problems, dtype)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    _check_path(path)
+    if problem := no_model(path):
+        raise ComponentError(problem, NO_MODEL_FIX)
+    place = Path(path).expanduser() if path.startswith("~") else path
+    check_sums(Path(place))
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
         loading: Any = AutoModelForCausalLM.from_pretrained
-        model, report = loading(path, dtype=getattr(torch, dtype), output_loading_info=True, **options)
+        model, report = loading(place, dtype=getattr(torch, dtype), output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _explained(path, error) from error
     except Exception as error:  # safetensors raises a class of its own for a truncated or altered file
@@ -121,17 +124,6 @@ def _builtin(path: str, problems: Iterable[Problem], dtype: str) -> Loaded:
         raise ComponentError("builtin:tiny makes its tokenizer from the task's texts and got none", "name a [task]")
     tokenizer = build_tokenizer(texts)
     return _ready(build_model(tokenizer).to(getattr(torch, dtype)), tokenizer, path)
-
-
-def _check_path(path: str) -> None:
-    """A path that means a directory must be one; otherwise the hub would be asked for it."""
-    local = Path(path).expanduser()
-    if local.is_dir():
-        if not (local / "config.json").is_file():
-            raise ComponentError(f"{path} has no config.json", "give a directory written by save_pretrained")
-        check_sums(local)
-    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise ComponentError(f"no model directory {path}", "check the path, or give a hub id such as Qwen/Qwen3-0.6B")
 
 
 def _explained(path: str, error: Exception) -> ComponentError | StorageError:

@@ -326,8 +326,8 @@ def test_a_label_is_printable(problems, label):
 
 
 def test_a_label_made_from_values_is_printable(campaign):
-    text = '[[campaign.conditions]]\nadvantage_mode = "grpo"\n"model.path" = "a\\nb"\n'
-    assert labels(campaign(text)) == ['grpo,path="a\\nb"']
+    text = '[[campaign.conditions]]\nadvantage_mode = "grpo"\n"model.revision" = "a\\nb"\n'
+    assert labels(campaign(text)) == ['grpo,revision="a\\nb"']
 
 
 def test_a_file_in_the_place_of_the_directory_is_a_storage_error(campaign, tmp_path):

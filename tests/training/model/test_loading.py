@@ -92,10 +92,15 @@ def test_broken_directory_is_explained(llama, damage, error, message):
         load_model(str(llama))
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "a/b/c", "~/no-such-model"])
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/model", "a/b/c", "~/no-such-model", ":", "a:b", "--", "a/"])
 def test_missing_directory_never_asks_the_hub(path):
-    with pytest.raises(ComponentError, match="no model directory"):
+    with pytest.raises(ComponentError, match="there is no directory"):
         load_model(path)
+
+
+def test_a_directory_in_the_home_directory(llama, monkeypatch):
+    monkeypatch.setenv("HOME", str(llama.parent))
+    assert load_model(f"~/{llama.name}").name == f"~/{llama.name}"
 
 
 def test_unreachable_hub_is_a_storage_error(monkeypatch):
