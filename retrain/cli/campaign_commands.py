@@ -77,7 +77,7 @@ def worker(
     campaign = CampaignDirectory(directory)
     with matrix(plain=plain) as observe:
         observe("campaign", {"path": directory})
-        working = Worker(campaign, campaign.pending(), machine_slots(slots or campaign.plan["slots"]), observe, limit)
+        working = Worker(campaign, campaign.pending(), machine_slots(slots or campaign.plan.slots), observe, limit)
         working.run()
     if working.failures or (limit is None and failed(campaign)):
         raise typer.Exit(1)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MANIFEST, STATE_FILE = "manifest.json", "state.json"
-_STEP = re.compile(r"step-\d{6,}(\.old)?")
+_STEP = re.compile(r"step-(\d{6,})(\.old)?")
 _STAGE = ".tmp-"
 _QUARANTINE = "bad-"
 _FIX = (

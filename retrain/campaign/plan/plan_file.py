@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
+from typing_extensions import TypedDict
 
+from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
+from retrain.config.schema import Array, Seed
 from retrain.errors import ConfigError, ConfigProblem
-from retrain.storage.run_files import understood
-from retrain.system.records import damaged, read_json
+from retrain.system.records import read_object
+
+_Path = Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$")]
 
 PLAN = "plan.json"
 
@@ -27,35 +31,73 @@ class Job:
         path: run directory within the campaign's.
     """
 
-    id: str
+    __pydantic_config__: ClassVar = ConfigDict(strict=False)  # a strict one takes instances alone
+    id: _Path
     condition: str
-    seed: int
-    max_steps: int
-    path: str
+    seed: Seed
+    max_steps: Seed
+    path: _Path
 
 
-_JOBS = TypeAdapter(Annotated[list[Job], Field(min_length=1)])
+class Plan(Campaign):
+    """What plan.json holds: the settings of `[campaign]`, and what they came to.
+
+    Attributes:
+        file, folder: the campaign's file, and where it was started from.
+        ladder: pairs (condition, against) in which the first adds something to the second.
+        cells: the runs.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    file: str = ""
+    folder: str = ""
+    ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array]
+    cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _known(self) -> Plan:
+        labels = {cell.condition for cell in self.cells}
+        if unknown := {str(self.baseline), *(label for step in self.ladder for label in step)} - labels:
+            raise ValueError(f"no cell is of condition {min(unknown)!r}")
+        return self
 
 
-def read_outcome(run: Path) -> dict[str, Any]:
-    """What outcome.json of a run says; empty if there is none, StorageError if it cannot be read."""
-    found = read_json(run / "outcome.json")
-    if found and found.get("status") not in ("done", "failed"):
-        raise damaged(f"{run / 'outcome.json'}:1", ValueError('"status" is neither "done" nor "failed"'))
+class Outcome(TypedDict, total=False):
+    """How a run ended: what outcome.json holds."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    status: Literal["done", "failed"]
+    exit_code: int | None
+    attempts: Seed | None
+    seconds: float | None
+    reason: str | None
+    host: str | None
+
+
+def _ended(found: Outcome) -> Outcome:
+    if found and "status" not in found:
+        raise ValueError('no field "status"')
     return found
 
 
-def read_plan(directory: Path) -> tuple[dict[str, Any], list[Job]]:
-    """The plan of a campaign, and its jobs.
+_PLAN, _OUTCOME = TypeAdapter(Plan), TypeAdapter(Annotated[Outcome, AfterValidator(_ended)])
+
+
+def read_outcome(run: Path) -> Outcome:
+    """What outcome.json of a run says; empty if there is none, StorageError if it cannot be read."""
+    return read_object(run / "outcome.json", _OUTCOME)
+
+
+def read_plan(directory: Path) -> Plan:
+    """The plan of a campaign.
 
     Raises:
         ConfigError: there is no campaign in this directory. StorageError: its plan cannot be read.
     """
     if not (directory / PLAN).exists():
         raise ConfigError([ConfigProblem(str(directory), 0, 0, "campaign", "holds no plan.json", "give runs/NAME")])
-    plan = read_json(directory / PLAN)
-    with understood(directory / PLAN):
-        return plan, _JOBS.validate_python(plan["cells"])
+    return read_object(directory / PLAN, _PLAN)
 
 
 def jobs(loaded: LoadedCampaign) -> list[Job]:

@@ -19,7 +19,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.plan.plan_file import PLAN, read_outcome, read_plan
+from retrain.campaign.plan.plan_file import read_outcome, read_plan
 from retrain.errors import StorageError
 from retrain.storage.run_files import flatten, read_rows, understood
 from retrain.system.files import staged
@@ -159,12 +159,10 @@ def read_campaign(directory: Path) -> Results:
     Raises:
         ConfigError: there is no campaign at this path. StorageError: its plan cannot be read.
     """
-    plan, jobs = read_plan(directory)
-    cells = [read_cell(directory / job.path, job.condition, job.seed, job.max_steps) for job in jobs]
-    with understood(directory / PLAN):
-        ladder = tuple((str(condition), str(against)) for condition, against in plan["ladder"])
-        facts = {"threshold": plan["threshold"], "alpha": float(plan["alpha"]), "ladder": ladder}
-        return table(directory.resolve().name, cells, baseline=plan["baseline"], **facts)
+    plan = read_plan(directory)
+    cells = [read_cell(directory / job.path, job.condition, job.seed, job.max_steps) for job in plan.cells]
+    facts = {"threshold": plan.threshold, "alpha": plan.alpha, "ladder": plan.ladder}
+    return table(directory.resolve().name, cells, baseline=plan.baseline, **facts)
 
 
 def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:
@@ -325,7 +323,7 @@ def environments(results: Results) -> dict[str, dict[str, int]]:
 
 def campaign_commands(directory: Path, results: Results) -> list[str]:
     """Commands that run the campaign again, and each of its cells alone."""
-    source = str(read_json(directory / PLAN).get("file") or directory / "campaign.toml")
+    source = read_plan(directory).file or str(directory / "campaign.toml")
     lines = ["# everything", f"retrain campaign {shlex.quote(source)}", f"retrain report {shlex.quote(str(directory))}"]
     lines += ["", "# one run; its name keeps it apart from the campaign's"]
     for cell in results.runs:

@@ -85,7 +85,7 @@ class Worker:
     ) -> None:
         self._campaign, self._slots, self._observe = campaign, slots, observe
         self._left, self._limit = list(jobs), limit
-        self._lease_s, self._retries = float(campaign.plan["lease_s"]), int(campaign.plan["retries"])
+        self._lease_s, self._retries = campaign.plan.lease_s, campaign.plan.retries
         self._watch = Watch(campaign.path / "leases", self._lease_s)
         self._running: list[Running] = []
         self.failures = 0

@@ -67,7 +67,7 @@ class RayCluster:
                 text = f"no node of the cluster has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait for one"
                 observe("message", {"text": text, "level": "warning"})
             task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(ray_task)
-            folder, path = self._campaign.plan["folder"], str(self._campaign.path.resolve())
+            folder, path = self._campaign.plan.folder, str(self._campaign.path.resolve())
             tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._cpus), observe)
             with Signals() as signals:
                 tasks.run(jobs, signals)
@@ -104,7 +104,7 @@ class _Tasks:
         """Tell how the job ended; if it did not, submit it again."""
         loss = self._loss(reference, job)
         if outcome := self._campaign.outcome(job):
-            self._tell(job, str(outcome["status"]), str(outcome["reason"]))
+            self._tell(job, str(outcome.get("status")), outcome.get("reason") or "")
             return
         if loss:
             self._losses[job.id] += 1

@@ -46,7 +46,7 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
         last=len(campaign.jobs) - 1,
         slots=slots or len(campaign.jobs),
         gpu="#SBATCH --gres=gpu:1\n" if gpus() else "",
-        folder=shlex.quote(str(campaign.plan["folder"])),
+        folder=shlex.quote(campaign.plan.folder),
         python=shlex.quote(sys.executable),
         path=shlex.quote(str(Path.cwd() / campaign.path)),
     )
