@@ -78,6 +78,11 @@ def torch_loaded(completion, answer):
     return float("torch" in sys.modules)
 
 
+def _freeze():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    _hang()  # where a signal from itself does not stop it
+
+
 def _hang():
     while True:
         pass
@@ -152,6 +157,7 @@ ACTIONS = {
     "beside": lambda: _blocked(lambda: Path(__file__).with_name("canary").write_text("")),
     "temporary": lambda: float(Path(tempfile.mkdtemp(), "x").write_text("x")),
     "hang": _hang,
+    "freeze": _freeze,
     "power": lambda: 9**9**9**9,
     "segfault": lambda: ctypes.string_at(0),
     "allocate": lambda: float(len(bytearray(4 << 30))),

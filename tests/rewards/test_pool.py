@@ -100,10 +100,10 @@ def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
 
 
 def test_a_hang_is_killed_and_costs_its_own_item_only():
-    completions = ["right", "hang", "wrong", "power", "right"]
+    completions = ["right", "hang", "wrong", "power", "freeze", "right"]
     with pool(bound("second"), bound("by_text"), timeout_s=LIMIT_S, workers=2) as scorer:
-        right, hang, wrong, power, last = scorer.score(items(*completions))
-    for late in (hang, power):
+        right, hang, wrong, power, freeze, last = scorer.score(items(*completions))
+    for late in (hang, power, freeze):
         assert (late.value, late.correct, late.status) == (None, None, "timeout")
         assert late.detail == "misbehaving.by_text took longer than 4 s"
         assert late.parts == {"misbehaving.second": 2.0, "misbehaving.by_text": None}, "the other part is kept"

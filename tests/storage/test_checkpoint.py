@@ -1,7 +1,9 @@
 """Checkpoints survive kills, bit flips, full disks and hostile directories."""
 
+import hashlib
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -225,6 +227,37 @@ def test_names_that_leave_the_directory_and_symlinks_are_refused(tmp_path):
     linked.symlink_to(save(root, 19, some_state(19), keep=9))
     with pytest.raises(StorageError, match="not a directory"):
         load(linked)
+
+
+class Canary:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_pickles_in_a_checkpoint_are_not_opened(tmp_path):
+    data = pickle.dumps(Canary(tmp_path / "canary"))
+    foreign = tmp_path / "checkpoints" / "step-000009"  # as torch.distributed.checkpoint writes one
+    foreign.mkdir(parents=True)
+    for name in (".metadata", "__0_0.distcp"):
+        (foreign / name).write_bytes(data)
+    with pytest.raises(StorageError, match=r"manifest\.json"):
+        load(foreign)
+    path = save(tmp_path / "other", 1, some_state(1), keep=1)
+    (path / ".metadata").write_bytes(data)
+    load(path)  # what the manifest does not list is not read
+    hashed = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / "state.json").write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"] |= {"state.json": hashed, ".metadata": hashed}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match=r"state\.json cannot be read"):
+        load(path)
+    assert not (tmp_path / "canary").exists()
 
 
 def test_wrong_step_format_and_manifest_without_state(tmp_path):

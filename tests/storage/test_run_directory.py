@@ -212,6 +212,26 @@ def test_locks_of_other_hosts_reused_process_ids_and_half_written_ones(tmp_path)
     assert isinstance(lock.held(), bool)  # a process of another user: no error
 
 
+@pytest.mark.parametrize("pid", [10**30, 2**31, 0, -1])
+def test_the_lock_of_a_process_that_cannot_exist_is_taken_over(tmp_path, pid):
+    (tmp_path / "a").mkdir()
+    lock = Lock(tmp_path / "a" / "lock")
+    lock.path.write_text(json.dumps({"host": socket.gethostname(), "pid": pid, "born": None}))
+    assert not lock.held()
+    with opened(tmp_path / "a"):
+        assert lock.owner()["pid"] == os.getpid()
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").symlink_to(target)
+    with pytest.raises(StorageError, match="cannot be written"), opened(tmp_path / "a"):
+        pass
+    assert target.read_text() == "mine"
+
+
 def test_a_directory_that_cannot_be_written_is_a_storage_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with (

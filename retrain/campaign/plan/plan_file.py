@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from typing_extensions import TypedDict
 
 from retrain.campaign.plan.campaign_schema import Campaign
@@ -52,41 +53,34 @@ class Plan(Campaign):
 
     file: str = ""
     folder: str = ""
-    ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array]
+    ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
 
     @model_validator(mode="after")
     def _known(self) -> Plan:
         labels = {cell.condition for cell in self.cells}
-        if unknown := {str(self.baseline), *(label for step in self.ladder for label in step)} - labels:
+        named = {label for step in self.ladder for label in step} | ({self.baseline} if self.baseline else set())
+        if unknown := named - labels:
             raise ValueError(f"no cell is of condition {min(unknown)!r}")
         return self
 
 
-class Outcome(TypedDict, total=False):
-    """How a run ended: what outcome.json holds."""
-
-    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+class _Outcome(TypedDict):
     status: Literal["done", "failed"]
-    exit_code: int | None
-    attempts: Seed | None
-    seconds: float | None
-    reason: str | None
-    host: str | None
+    exit_code: NotRequired[int | None]
+    attempts: NotRequired[Seed | None]
+    seconds: NotRequired[float | None]
+    reason: NotRequired[str | None]
+    host: NotRequired[str | None]
 
 
-def _ended(found: Outcome) -> Outcome:
-    if found and "status" not in found:
-        raise ValueError('no field "status"')
-    return found
+_PLAN, _OUTCOME = TypeAdapter(Plan), TypeAdapter(_Outcome)
 
 
-_PLAN, _OUTCOME = TypeAdapter(Plan), TypeAdapter(Annotated[Outcome, AfterValidator(_ended)])
-
-
-def read_outcome(run: Path) -> Outcome:
+def read_outcome(run: Path) -> Mapping[str, Any]:
     """What outcome.json of a run says; empty if there is none, StorageError if it cannot be read."""
-    return read_object(run / "outcome.json", _OUTCOME)
+    file = run / "outcome.json"
+    return read_object(file, _OUTCOME) if file.exists() else {}
 
 
 def read_plan(directory: Path) -> Plan:

@@ -161,8 +161,8 @@ def read_campaign(directory: Path) -> Results:
     """
     plan = read_plan(directory)
     cells = [read_cell(directory / job.path, job.condition, job.seed, job.max_steps) for job in plan.cells]
-    facts = {"threshold": plan.threshold, "alpha": plan.alpha, "ladder": plan.ladder}
-    return table(directory.resolve().name, cells, baseline=plan.baseline, **facts)
+    facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder"})
+    return table(directory.resolve().name, cells, **facts)
 
 
 def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:

@@ -20,7 +20,7 @@ from typing import Any
 import tomli
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign, tracker_tables
-from retrain.campaign.plan.plan_file import PLAN, Job, Outcome, jobs, plan_of, read_outcome, read_plan
+from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
 from retrain.config.presets import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
@@ -53,7 +53,7 @@ class CampaignDirectory:
         """The run directory of a job."""
         return self.path / job.path
 
-    def outcome(self, job: Job) -> Outcome:
+    def outcome(self, job: Job) -> Mapping[str, Any]:
         """How the job ended; empty if it has not, or if the file cannot be read, and then the job is run again."""
         with suppress(StorageError):
             return read_outcome(self.run(job))

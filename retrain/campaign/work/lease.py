@@ -18,9 +18,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
 from retrain.errors import StorageError
 from retrain.system.lock import alive, identity
-from retrain.system.records import read_json
+from retrain.system.records import read_object
+
+# Names that only json reads: as attributes of a class they would count as unused.
+_Owner = TypedDict("_Owner", {"host": str, "pid": int, "born": str | None, "space": str})  # noqa: UP013
+_Child = TypedDict("_Child", {"host": str, "pid": int})  # noqa: UP013
+_CONTENT: TypeAdapter[Any] = TypeAdapter(
+    TypedDict(
+        "Content",
+        {
+            "beat": int,
+            "owner": _Owner,
+            "child": _Child,
+            "crashes": int,
+            "starts": int,
+            "seconds": float,
+            "released": bool,
+        },
+        total=False,
+    )
+)
 
 
 class Lease:
@@ -110,9 +132,9 @@ def held(folder: Path, job: str) -> bool | None:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """The content of a lease; empty if its owner is rewriting it at this moment."""
+    """The content of a lease; empty if its owner is rewriting it at this moment, or if it is none."""
     with suppress(StorageError):
-        return read_json(path)
+        return read_object(path, _CONTENT)
     return {}
 
 

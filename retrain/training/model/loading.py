@@ -107,9 +107,10 @@ def load_model(
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _explained(path, error) from error
     except Exception as error:  # safetensors raises a class of its own for a truncated or altered file
-        if type(error).__module__.split(".")[0] not in {"safetensors_rust", "safetensors", "builtins"}:
+        if type(error).__module__.split(".")[0] not in {"safetensors_rust", "safetensors", "builtins", "_pickle"}:
             raise
-        raise StorageError(f"{path}: the weights cannot be read ({error}); copy or download the model again") from error
+        why = str(error).partition(". ")[0]  # torch goes on to advise loading a pickle that may run code
+        raise StorageError(f"{path}: the weights cannot be read ({why}); copy or download the model again") from error
     if report["missing_keys"]:
         # transformers puts random numbers in their place, and warns.
         raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")

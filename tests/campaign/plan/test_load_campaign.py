@@ -1,5 +1,7 @@
 """From a campaign's file to its runs: conditions, labels, grids, and every mistake at its line."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
 from retrain.campaign.work.campaign_directory import create
 from retrain.config.load import load
 from retrain.errors import ConfigError, StorageError
+from retrain.system.lock import exclusive
 
 ROOT = Path(__file__).parents[3]
 CAMPAIGNS = sorted((ROOT / "campaigns").glob("*.toml"))
@@ -337,6 +340,31 @@ def test_a_file_in_the_place_of_the_directory_is_a_storage_error(campaign, tmp_p
         create(campaign(f"[campaign]\n[logging]\ndir = '{tmp_path}/runs'\n"))
     assert caught.value.exit_code == 6
     assert (tmp_path / "runs/sweep").read_text() == "mine"
+
+
+SECOND = """
+import sys
+from retrain.campaign.plan.load_campaign import load_campaign
+from retrain.campaign.work.campaign_directory import create
+
+loaded = load_campaign(sys.argv[1])
+print("loaded", flush=True)
+create(loaded)
+"""
+
+
+def test_a_second_driver_waits_while_the_first_writes_the_plan(campaign, tmp_path):
+    loaded = campaign(f"[campaign]\n[logging]\ndir = '{tmp_path}/runs'\n")
+    loaded.directory.mkdir(parents=True)
+    with exclusive(loaded.directory / "lock", waiting=lambda: None):
+        command = [sys.executable, "-c", SECOND, loaded.file]
+        second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert second.stdout.readline() == "loaded\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(0.3)
+    assert second.communicate() == ("", "")
+    assert second.returncode == 0
+    assert create(loaded).plan.baseline == "grpo"
 
 
 def test_a_value_that_an_axis_lists_twice_is_told_once(problems):

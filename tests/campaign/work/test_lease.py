@@ -58,12 +58,12 @@ def test_a_lease_has_one_owner(folder):
 
 def test_a_released_lease_is_free_and_hands_its_facts_on(folder):
     lease = take(folder)
-    lease.beat(crashes=1, child={"pid": 7})
+    lease.beat(crashes=1, child={"host": "here", "pid": 7})
     lease.release()
     assert held(folder, "a/s0") is False
     second = take(folder)
     assert second.facts["crashes"] == 1
-    assert second.previous["child"] == {"pid": 7}
+    assert second.previous["child"] == {"host": "here", "pid": 7}
     assert not lease.owned()
 
 

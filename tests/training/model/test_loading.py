@@ -1,4 +1,6 @@
 import json
+import os
+import pickle
 import re
 import shutil
 
@@ -96,6 +98,28 @@ def test_broken_directory_is_explained(llama, damage, error, message):
 def test_missing_directory_never_asks_the_hub(path):
     with pytest.raises(ComponentError, match="there is no directory"):
         load_model(path)
+
+
+class Canary:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("dump", [pickle.dump, torch.save])
+def test_pickled_weights_execute_nothing(llama, tmp_path, dump):
+    (llama / "model.safetensors").unlink()
+    with (llama / "pytorch_model.bin").open("wb") as file:
+        dump({"w": Canary(tmp_path / "canary")}, file)
+    with pytest.raises(
+        StorageError, match=r"the weights cannot be read \(Weights only load failed\); copy or download"
+    ):
+        load_model(str(llama))
+    assert not (tmp_path / "canary").exists()
 
 
 def test_a_directory_in_the_home_directory(llama, monkeypatch):
