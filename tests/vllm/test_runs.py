@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import sys
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from retrain.cli.main import app
 from retrain.errors import EngineError
 from retrain.run.session import Resume
 from retrain.tools.engine_check import prove
@@ -41,6 +45,24 @@ def test_a_run_trains_and_resumed_from_its_middle_it_is_the_same(train):
     assert digest(parts) == digest(whole)
     assert rows(parts / "metrics.jsonl")[-2:] == metrics[-2:]
     assert rows(parts / "eval.jsonl")[-1] == rows(whole / "eval.jsonl")[-1]
+
+
+def test_a_finished_run_is_evaluated_and_sampled_from_a_temporary_directory(train, tmp_path, monkeypatch):
+    run, temporary = train("training.max_steps=2", "training.lr=1e-3"), tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    before = {path: path.is_file() and path.read_bytes() for path in run.rglob("*")}
+    evaluated = CliRunner().invoke(app, ["eval", str(run), "--json"])
+    assert evaluated.exit_code == 0, evaluated.output
+    last = rows(run / "eval.jsonl")[-1]
+    found = json.loads(evaluated.stdout)
+    assert (found["step"], found["accuracy"], found["avg_tokens"]) == (2, last["accuracy"], last["avg_tokens"])
+    sampled = CliRunner().invoke(app, ["sample", str(run), "1+1?", "-n", "8"])
+    assert sampled.exit_code == 0, sampled.output
+    assert sampled.stdout.strip()
+    assert {path: path.is_file() and path.read_bytes() for path in run.rglob("*")} == before
+    gc.collect()
+    assert not list(temporary.glob("retrain-*"))
 
 
 def test_adapters_are_sampled_merged(train):
