@@ -49,7 +49,7 @@ class RewardPool:
         rewards: bound rewards with their weights in the sum; weight 0 records a part only.
         workers: processes; 0 calls the rewards right here, unprotected.
         timeout_s: wall-clock seconds for one call.
-        memory_mb: address space of a worker; 0 for no limit.
+        memory_mb: what a worker may allocate; 0 for no limit.
         max_failed: share of a `score` call's completions above which failing is an error.
         sandbox: "auto" takes the sandbox where this machine has one; "require" refuses where it has none.
         env: names of environment variables that the workers see as well, besides those that a parameter of a

@@ -31,11 +31,15 @@ _ALLOWED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUA
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 
 
+_LIBRARIES = 8 << 30
+"""Bytes of address space for files that a worker maps: to import torch takes 3 GB when it is built with CUDA."""
+
+
 class Containment(NamedTuple):
     """What a worker is kept from.
 
     Attributes:
-        memory_mb: address space of each of its processes; 0 for no limit.
+        memory_mb: what each of its processes may allocate; 0 for no limit.
         sandboxed: it runs in a `sandbox`.
         readable: what it can still read where the sandbox hides files, besides its modules.
     """
@@ -182,7 +186,9 @@ def _contain(containment: Containment) -> None:
     if containment.sandboxed:
         sandbox.enter([*containment.readable, *filter(None, sys.path), sys.prefix, sys.base_prefix])
     if containment.memory_mb:
-        limit(resource.RLIMIT_AS, containment.memory_mb << 20)
+        limit(resource.RLIMIT_DATA, containment.memory_mb << 20)
+        # Memory shared between processes is not counted there. Libraries are not either, as it should be.
+        limit(resource.RLIMIT_AS, (containment.memory_mb << 20) + _LIBRARIES)
 
 
 def _environment(variables: set[str]) -> dict[str, str]:

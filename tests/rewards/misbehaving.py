@@ -1,6 +1,7 @@
 """Rewards that go wrong in every way the pool has to survive. Imported by its workers."""
 
 import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -88,6 +89,13 @@ def _hang():
         pass
 
 
+def _map_a_library():
+    with tempfile.TemporaryFile() as file:
+        file.truncate(2 << 30)
+        mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+    return 1.0
+
+
 def _print_much():
     for _ in range(100):
         print("x" * 1_000_000)
@@ -161,6 +169,8 @@ ACTIONS = {
     "power": lambda: 9**9**9**9,
     "segfault": lambda: ctypes.string_at(0),
     "allocate": lambda: float(len(bytearray(4 << 30))),
+    "share": lambda: float(len(mmap.mmap(-1, 16 << 30))),
+    "library": _map_a_library,
     "exit": lambda: os._exit(3),
     "sysexit": lambda: sys.exit("bye"),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -29,6 +29,7 @@ FAILURES = {
     "exit": "crashed",
     "kill": "crashed",
     "allocate": "error",
+    "share": "error",
     "raise": "error",
     "sysexit": "error",
     "recursion": "error",
@@ -90,7 +91,13 @@ def test_details_name_the_function_and_what_happened():
     assert detail["list"] == "misbehaving.by_text returned [1.0, 2.0] (list); expected one finite number or None"
     assert detail["string"].startswith("misbehaving.by_text returned '1.0' (str); expected one finite number")
     assert "MemoryError" in detail["allocate"]
+    assert "Cannot allocate memory" in detail["share"]
     assert detail["none"] == "every reward (misbehaving.by_text) returned None"
+
+
+def test_what_a_library_maps_is_no_memory_of_the_reward():
+    with pool(bound("by_text")) as scorer:
+        assert [score.value for score in scorer.score(items("library"))] == [1.0]
 
 
 def test_printing_ctrl_c_and_booleans_are_harmless(capfd):
