@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.cli.conftest import PLUGINS, installed
+from tests.full_disk import run_script
 
 
 @pytest.fixture
@@ -76,6 +77,31 @@ def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
     assert trained.exit_code == 0, trained.output
     for target, steps in (("runs/run", 4), ("runs/run/checkpoints/step-000002", 2)):
         assert json.loads(cli("eval", target, "--json").stdout)["step"] == steps
+
+
+FULL = """
+from retrain.cli.main import main
+
+sys.argv[0] = "retrain"
+fill()
+main()
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_export_to_a_full_disk_ends_with_6_and_leaves_the_export_that_is_there(run, folder, cli, kept):
+    def content():
+        return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+    if kept:
+        assert cli("export", str(run), "exported").exit_code == 0
+    before = content()
+    assert (folder / "exported").exists() == kept
+    done = run_script(FULL, "export", run, "exported")
+    assert done.returncode == 6, done.stderr
+    assert "cannot be written: " in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert content() == before
 
 
 def test_eval_without_problems_is_a_data_error(run, cli):

@@ -12,6 +12,8 @@ def held(completion):
     calls += 1
     while calls > 54 and not os.path.exists("open"):  # the first evaluation and three steps
         time.sleep(0.02)
+        if os.access(".", os.W_OK):  # not in a sandbox
+            open("held", "a").close()
         if os.path.exists("ajar"):
             time.sleep(0.1)
             break
@@ -22,7 +24,8 @@ def held(completion):
 def gated(folder: Path, toml: str) -> str:
     """The same run, which goes no further than its fourth step, or the fourth after a resume, in this folder.
 
-    It goes on when there is a file `open` in the folder; slowly, a second for a step, when there is one `ajar`.
+    A reward in the trainer itself makes a file `held` there. The run goes on when there is a file `open` in the folder;
+    slowly, a second for a step, when there is one `ajar`.
     """
     (folder / "gate.py").write_text(_GATE)
     held = '\n[[rewards]]\nname = "gate.held"\nweight = 0.0\n'

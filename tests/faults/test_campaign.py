@@ -31,9 +31,9 @@ CELLS = [f"{condition}/s{seed}" for condition in ("grpo", "maxrl+gtpo") for seed
 
 
 def sweep(folder: Path, executor: str = "local") -> None:
-    run = gated(folder, TOML).replace("max_steps = 4", "max_steps = 30")
+    run = gated(folder, TOML).replace("max_steps = 4", "max_steps = 8")
     text = run.replace("[checkpoint]\nevery = 2", "[checkpoint]\nevery = 1").replace(
-        "every = 2\nproblems", "every = 15\nproblems"
+        "every = 2\nproblems", "every = 4\nproblems"
     )
     (folder / "sweep.toml").write_text(SWEEP.replace("EXECUTOR", executor) + text)
 

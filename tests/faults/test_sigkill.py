@@ -23,11 +23,12 @@ from tests.waiting import PATIENCE_S, alive, ends, until
 
 pytestmark = pytest.mark.faults
 KILLS = 20
+LONG = ("training.max_steps=40", "checkpoint.every=1", "eval.every=10")
 
 
 def start(folder, name, *more):
     command = [sys.executable, "-m", "retrain.cli.main", "train", "run.toml", "--resume", "auto", "--plain"]
-    options = [f"logging.name={name}", "training.max_steps=40", "checkpoint.every=1", "eval.every=10", *more]
+    options = [f"logging.name={name}", *LONG, *more]
     flags = [part for option in options for part in ("--set", option)]
     environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     with (folder / f"{name}.log").open("ab") as log:
@@ -38,24 +39,24 @@ def kill_until_done(folder, name, rng):
     """Start the run until it ends, killing it at random moments; returns the steps done at each kill."""
     moments, metrics = [], folder / "runs" / name / "metrics.jsonl"
     while True:
-        # From the imports to well inside the steps and the saving of checkpoints.
+        # From the loading to well inside the steps and the saving of checkpoints.
         further = rng.choice([0, 1, 2, 3, 5, 8])
         goal = steps_of(metrics) + further
-        process = start(folder, name)
-        while process.poll() is None and steps_of(metrics) < goal:
+        process = forked(_train, folder, name, LONG)
+        while process.is_alive() and steps_of(metrics) < goal:
             time.sleep(0.005)
-        time.sleep(rng.uniform(0.0, 0.2 if further else 3.0))
-        if process.poll() is not None:
-            assert process.returncode == 0, (folder / f"{name}.log").read_text()[-2000:]
+        process.join(rng.uniform(0.0, 0.2 if further else 1.0))
+        if process.exitcode is not None:
+            assert process.exitcode == 0, (folder / f"{name}.log").read_text()[-2000:]
             return moments
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         moments.append(steps_of(metrics))
 
 
 def test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be(tmp_path):
     (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
-    assert ends(start(tmp_path, "whole")) == 0
+    finish(forked(_train, tmp_path, "whole", LONG))
     whole, rng, moments = tmp_path / "runs" / "whole", random.Random(0), []
     while len(moments) < KILLS:
         name = f"killed-{len(moments)}"
@@ -151,6 +152,8 @@ def steps_of(metrics):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_state_of_every_method_survives_kills(tmp_path, method):
+    if method == "prime_lora":
+        pytest.importorskip("peft")
     (tmp_path / "by_chance.py").write_text(CHANCE)
     answers = [{"prompt": f"{n}+1?\n", "completion": f"so {n + 1}"} for n in range(5)]
     (tmp_path / "expert.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
@@ -184,6 +187,29 @@ def test_sigterm_saves_and_exits_75_and_the_resumed_run_is_the_same(tmp_path, ov
     assert ends(process) == 75
     assert ends(start(tmp_path, "stopped", options)) == 0
     assert digest(tmp_path / "runs" / "stopped") == digest(tmp_path / "runs" / "whole")
+
+
+def test_a_second_sigterm_ends_at_once_and_the_resumed_run_is_the_same(tmp_path):
+    (tmp_path / "run.toml").write_text(gated(tmp_path, TOML))
+    options = ("training.max_steps=6", "reward_pool.workers=0")
+    (tmp_path / "open").touch()
+    finish(forked(_train, tmp_path, "whole", (*LONG, *options)))
+    (tmp_path / "open").unlink()
+    process, run = start(tmp_path, "stopped", *options), tmp_path / "runs" / "stopped"
+    until(lambda: (tmp_path / "held").exists(), process)  # the fourth step never ends: its reward waits
+    sent = 0
+    while process.poll() is None:  # signals that arrive together count once
+        process.terminate()
+        sent += 1
+        time.sleep(0.2)
+        assert sent < 5 * PATIENCE_S
+    assert (process.returncode, sent > 1) == (75, True)
+    kept = sorted((run / "checkpoints").glob("step-*"))
+    assert kept
+    assert [checkpoint.problem(path) for path in kept] == [None] * len(kept)
+    (tmp_path / "open").touch()
+    assert ends(start(tmp_path, "stopped", *options)) == 0
+    assert digest(run) == digest(tmp_path / "runs" / "whole")
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
