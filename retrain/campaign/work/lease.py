@@ -28,21 +28,12 @@ from retrain.system.records import read_object
 # Names that only json reads: as attributes of a class they would count as unused.
 _Owner = TypedDict("_Owner", {"host": str, "pid": int, "born": str | None, "space": str})  # noqa: UP013
 _Child = TypedDict("_Child", {"host": str, "pid": int})  # noqa: UP013
-_CONTENT: TypeAdapter[Any] = TypeAdapter(
-    TypedDict(
-        "Content",
-        {
-            "beat": int,
-            "owner": _Owner,
-            "child": _Child,
-            "crashes": int,
-            "starts": int,
-            "seconds": float,
-            "released": bool,
-        },
-        total=False,
-    )
+_Content = TypedDict(  # noqa: UP013
+    "_Content",
+    {"beat": int, "crashes": int, "starts": int, "seconds": float, "released": bool, "owner": _Owner, "child": _Child},
+    total=False,
 )
+_CONTENT: TypeAdapter[Any] = TypeAdapter(_Content)
 
 
 class Lease:

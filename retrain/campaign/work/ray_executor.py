@@ -104,7 +104,7 @@ class _Tasks:
         """Tell how the job ended; if it did not, submit it again."""
         loss = self._loss(reference, job)
         if outcome := self._campaign.outcome(job):
-            self._tell(job, str(outcome["status"]), str(outcome["reason"]))
+            self._tell(job, str(outcome["status"]), str(outcome.get("reason") or ""))
             return
         if loss:
             self._losses[job.id] += 1
