@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.plain_functions import AlgorithmOutput as AlgorithmOutput
     from retrain.algorithms.graph.plain_functions import TransformContext as TransformContext
     from retrain.algorithms.graph.plain_functions import TransformOutput as TransformOutput
+    from retrain.environments.contract import Reply as Reply
+    from retrain.environments.contract import Say as Say
     from retrain.registry.component import Finding as Finding
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
     from retrain.types import Batch as Batch
@@ -25,6 +27,7 @@ __version__ = "0.2.0"
 _ELSEWHERE = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",
     "Finding": "retrain.registry",
+    **dict.fromkeys(("Reply", "Say"), "retrain.environments.contract"),
     **dict.fromkeys(("Batch", "Problem", "Rollout"), "retrain.types"),
     **dict.fromkeys(
         ("AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput"),

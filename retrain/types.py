@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ class Problem:
         answer: what a reward compares with.
         solution: a worked solution to imitate in warm-up; None if the task has none.
         extra: the other fields of the data row, for rewards.
+        replies: of an episode to imitate in warm-up, where an environment answers the model.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Problem:
     answer: str
     solution: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    replies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,14 @@ class Turn:
     Attributes:
         finish_reason: "stop" (the last token is a stop id) or "length".
         weights_version: the optimizer step whose weights sampled it.
+        reward: what an environment gave for it, apart from what it returned at the end.
     """
 
     start: int
     end: int
     finish_reason: Literal["stop", "length"]
     weights_version: int
+    reward: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,9 @@ class Rollout:
         turns: which of the completion ids were sampled, in order; at least one.
         group: index of its group within the step; the group is the prompt's rollouts.
         reward, parts, correct, status: see `Score`.
+        ended: what ended an episode in an environment: "done" (the environment), a limit ("turns", "tokens" or
+            "context"), or a failure ("error" or "timeout"); empty without an environment.
+        metrics: what the environment counted in the episode.
     """
 
     problem_id: str
@@ -150,6 +157,13 @@ class Rollout:
     parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     correct: bool | None = None
     status: str = "ok"
+    ended: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def truncated(self) -> bool:
+        """It ended for want of tokens."""
+        return self.ended in ("tokens", "context") if self.ended else self.finish_reason == "length"
 
     @property
     def length(self) -> int:
@@ -224,6 +238,9 @@ class Batch:
         step: the training step, from 0.
         max_tokens: the response budget that sampling had.
         advantages: [N, T] float32, 0 outside response_mask; zeros until credit is assigned.
+        turn_ids: [N, T] int64, which of the row's turns sampled the token, from 0; 0 where none did.
+        turn_rewards: [N, T] float32, on the last token of each turn what the turn earned; a row's sum is its reward.
+            Unset, a row is one turn, which earned all of the reward.
         extra: columns computed later by signals and the policy, by name (old_logprobs, entropy, ...).
     """
 
@@ -239,7 +256,16 @@ class Batch:
     advantages: Tensor
     step: int = 0
     max_tokens: int = 0
+    turn_ids: Tensor = None  # pyright: ignore[reportAssignmentType] - __post_init__ fills them in
+    turn_rewards: Tensor = None  # pyright: ignore[reportAssignmentType]
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if cast("Any", self.turn_ids) is None:
+            later = self.response_mask.flip(-1).cumsum(-1).flip(-1)
+            last = self.response_mask & (later == 1)
+            object.__setattr__(self, "turn_ids", later * 0)
+            object.__setattr__(self, "turn_rewards", self.rewards[:, None].where(last, 0.0))
 
     def replace(self, **changes: Any) -> Batch:
         """A new batch with these fields changed; names that are not fields become extra columns."""
@@ -278,64 +304,6 @@ class Batch:
 
         fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS}
         return Batch(**fields, extra={name: pick(value) for name, value in self.extra.items()})
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the rollouts of a run become batches.
-
-    Attributes:
-        pad_id: fills rows up; masks, never ids, say what is padding.
-        device: where batches are made.
-        max_tokens: the response budget that sampling has.
-        mask_truncated: a rollout that ended for want of tokens is not trained on.
-    """
-
-    pad_id: int
-    device: Any
-    max_tokens: int
-    mask_truncated: bool = False
-
-    def batch(self, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
-        """Rollouts, and behind them expert rows, right-padded (see `Batch`).
-
-        An expert row has no reward and no advantage, and is alone in its group.
-        """
-        import torch
-
-        rows = [((*r.prompt_ids, *r.completion_ids), self._spans(r), r.sampler_logprobs) for r in rollouts]
-        rows += [(row.ids, list(row.spans), ()) for row in experts]
-        shape, none = (len(rows), max(len(ids) for ids, _, _ in rows)), [0.0] * len(experts)
-        input_ids = torch.full(shape, self.pad_id, dtype=torch.long)
-        attention, response = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-        logprobs = torch.zeros(shape)
-        for row, (ids, spans, scores) in enumerate(rows):
-            input_ids[row, : len(ids)] = torch.tensor(ids)
-            attention[row, : len(ids)] = True
-            for start, end in spans:
-                response[row, start:end] = True
-            logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one for every id after the prompt
-        first = max((rollout.group for rollout in rollouts), default=-1) + 1
-        lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
-        groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]
-        device = self.device
-        return Batch(
-            input_ids=input_ids.to(device),
-            attention_mask=attention.to(device),
-            response_mask=response.to(device),
-            sampler_logprobs=logprobs.where(response, 0.0).to(device),
-            rewards=torch.tensor([*(r.reward for r in rollouts), *none], dtype=torch.float32, device=device),
-            correct=torch.tensor([*(bool(r.correct) for r in rollouts), *map(bool, none)], device=device),
-            lengths=torch.tensor(lengths, device=device),
-            group_ids=torch.tensor(groups, device=device),
-            is_expert=(torch.arange(len(rows)) >= len(rollouts)).to(device),
-            advantages=torch.zeros(shape, device=device),
-            step=step,
-            max_tokens=self.max_tokens,
-        )
-
-    def _spans(self, rollout: Rollout) -> list[tuple[int, int]]:
-        return [] if self.mask_truncated and rollout.finish_reason == "length" else rollout.spans
 
 
 BASE_COLUMNS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Batch)) - {"extra"}

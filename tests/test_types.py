@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from retrain.types import ExpertRow, Layout, Rollout, Turn
+from retrain.training.layout import Layout
+from retrain.types import ExpertRow, Rollout, Turn
 
 LAYOUT = Layout(pad_id=0, device=torch.device("cpu"), max_tokens=8)
 

@@ -25,6 +25,7 @@ from retrain.config.binder import Binder
 from retrain.config.checks import check
 from retrain.config.credit_checks import check_credit, check_expert, check_overlap
 from retrain.config.document import Document, Place, read
+from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_under
@@ -230,6 +231,8 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> Sequence[St
         for index, reward in enumerate(resolved.all("reward")):
             path = ("rewards", index, "name")
             fields_read(reward)
+        path = ("environment", "name")
+        check_environment(config, document, resolved)
         path = ("loss",)
         objective = resolved.objective(exact=False)
         check_expert(config, document, resolved.all("loss"))

@@ -156,6 +156,8 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
             around: Path = (section,) if whole else (section, index)
             params = getattr(entry, kind.params) if kind.params else {}
             at = (*around, kind.params) if kind.params else ()
+            if entry is config.environment and entry.python and registry.is_dotted(str(entry.name)):
+                continue  # what it imports is installed for that interpreter
             for place, name in _named(kind.name, getattr(entry, key)):
                 weight = getattr(entry, "weight", None)
                 yield Slot(kind.name, name, (*around, key, *place), at, params, key == "name", weight)

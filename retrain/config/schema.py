@@ -83,6 +83,27 @@ class Task(Section):
     """Parameters of the task; those of a registered task may stand in its own table as well."""
 
 
+class Environment(Section):
+    """`[environment]`: who answers the model, so that a completion is an episode of several turns."""
+
+    name: Annotated[str, Field(min_length=1)] | None = None
+    """A registered environment or the dotted path of one; unset: every completion is one turn."""
+    max_turns: Count = 8
+    """Turns that the model has; an episode that needs more ends there."""
+    turn_tokens: Count = 64
+    """Tokens of one turn, end-of-sequence included; [training] max_tokens is the budget of all turns of an episode."""
+    observation_tokens: Count = 512
+    """Tokens of what the environment says at once; longer text is cut in the middle, with a note."""
+    workers: Natural = 1
+    """Processes that hold the live episodes; 0 holds them in the trainer itself. [reward_pool] has their sandbox."""
+    timeout_s: Positive = 10.0
+    """An episode whose environment takes longer for a step has failed."""
+    python: str | None = None
+    """Python interpreter that runs the environment, with the environment's own dependencies; unset: this one."""
+    params: Params = {}
+    """Parameters of the environment; those of a registered environment may stand in its own table as well."""
+
+
 class Reward(Section):
     """One `[[rewards]]` entry; the reward of a completion is the weighted sum."""
 
@@ -322,6 +343,7 @@ class Config(Section):
 
     model: Model = Model()
     task: Task = Task()
+    environment: Environment = Environment()
     rewards: Annotated[tuple[Reward, ...], Array, Field(min_length=1)] = (Reward(name="exact"),)
     reward_pool: RewardPool = RewardPool()
     rollout: Rollout = Rollout()

@@ -225,6 +225,7 @@ class Kind:
         taken: names that no component may have, since the run reports its own figures as `kind/name`.
         must_read: whether a component without any column can do nothing.
         traits: traits that every component of the kind has unless its decorator says otherwise.
+        talks: its components are generators.
     """
 
     name: str
@@ -238,6 +239,7 @@ class Kind:
     taken: tuple[str, ...] = ()
     must_read: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    talks: bool = False
 
     def __post_init__(self) -> None:
         KINDS[self.name] = self
@@ -263,7 +265,7 @@ class Kind:
         """
 
         def decorate(target: F) -> F:
-            check_signature(target)
+            check_signature(target, self.talks)
             known = REGISTERED.get((self.name, name))
             if known is not None and _place(known.target) != _place(target):
                 raise ComponentError(
@@ -279,10 +281,14 @@ class Kind:
         return decorate
 
 
-def check_signature(target: Callable[..., Any]) -> None:
-    """ComponentError if the target takes `*args`, for a column needs a name, or gives its result later."""
+def check_signature(target: Callable[..., Any], talks: bool = False) -> None:
+    """ComponentError if the target takes `*args`, for a column needs a name, or is a generator unless it `talks`."""
     called: Any = vars(target).get("__call__") if inspect.isclass(target) else target
-    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+    if talks and not inspect.isgeneratorfunction(called):
+        raise ComponentError(f"{_place(target)} is no generator", "`reply = yield text` asks the model")
+    if not talks and (
+        inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+    ):
         raise ComponentError(f"{_place(target)} is async or a generator", "write a function that returns its result")
     for parameter in _signature(target).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:

@@ -29,6 +29,13 @@ reward = _Kind(
     "params",
     taken=("mean", "std", "accuracy", "failed"),
 )
+environment = _Kind(
+    "environment",
+    "Who answers the model: a generator, `reply = yield text`, that returns the episode's reward.",
+    ("environment", "name"),
+    "params",
+    talks=True,
+)
 engine = _Kind(
     "engine", "Source of completions.", ("rollout", "engine"), "", _protocols.Sampler, parts=_RUN, verbs=_verbs.ENGINE
 )

@@ -10,24 +10,30 @@ import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.credit_checks import check_engine
+from retrain.config.environment_checks import launch
 from retrain.config.load import LoadedConfig
 from retrain.config.schema import Config
 from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions
+from retrain.environments.contract import Limits
+from retrain.environments.world_pool import WorldPool
 from retrain.errors import ComponentError, DataError, RetrainError
 from retrain.functional.devices import matmul_dtype
 from retrain.protocols import Sampler, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
+from retrain.run.demonstrations import played
+from retrain.run.episodes import World
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
 from retrain.tracking.tracker_guard import Guard
+from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.warmup import WarmupSettings, warm_start
-from retrain.types import Layout, Observer, Problem
+from retrain.types import ExpertRow, Observer, Problem
 
 _VOCABULARY_PROBLEMS = 2000
 """Problems whose texts a built-in model's tokenizer is made from."""
@@ -62,6 +68,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         chat=model.chat,
         layout=Layout(model.pad_id, trained.policy.device, max_tokens, config.rollout.mask_truncated),
         prompts=prompts,
+        world=build_world(loaded, model),
         experts=experts,
         trackers=_trackers(components.all("tracker"), trained.resources, observe),
     )
@@ -170,9 +177,23 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
         settings = WarmupSettings(**warmup.model_dump(exclude={"problems", "cache"}), dtype=dtype)
         problems = [teacher.problem(i) for i in range(min(warmup.problems, warmup.steps * warmup.batch_size))]
         observe("phase", {"name": "warm start"})
-        if warm_start(model, problems, settings, observe, cache=warmup.cache):
+        rows: list[ExpertRow] = []
+        if (world := build_world(loaded, model)) is not None:
+            rows = played(model.chat, world, problems, warmup.seed)
+            world.pool.close()
+        if warm_start(model, problems, settings, observe, cache=warmup.cache, rows=rows):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
     return model
+
+
+def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
+    """The environment, with its processes; None without one."""
+    config = loaded.config
+    if config.environment.name is None:
+        return None
+    start = launch(config, loaded.components.optional("environment"))
+    limits = Limits(*start.hello.limits)
+    return World(WorldPool(start), limits, positions(model.model), config.reward_pool.max_failed)
 
 
 def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loaded, Task]:

@@ -11,21 +11,18 @@ from retrain.engines.capability import positions
 from retrain.errors import ComponentError, DataError, EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Policy, Sampler, Task
+from retrain.protocols import Policy, Task
+from retrain.run.episodes import Posed, rewarded, roll, world_metrics
 from retrain.run.run_parts import Parts
 from retrain.training.chat import Chat, Prompt
-from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State, Turn
+from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.pipeline import Pipeline
-    from retrain.rewards.pool import RewardPool
 
 _MOST_TOO_LONG = 1000
 _PARITY_ROWS = 8
 """Completions re-scored per check: enough to see wrong weights, cheap enough not to matter."""
-
-Posed = tuple[Problem, Prompt]
-"""A problem with its prompt as the model sees it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +89,8 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     train = {id(one) for one in kept}
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= parts.sampler.metrics()
+    if parts.world is not None:
+        metrics |= parts.world.pool.metrics()
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:
@@ -133,8 +132,7 @@ def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, fir
     posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
     requests = ask(posed, training.group_size, training.max_tokens)
     sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
-    rollouts = roll(parts.sampler, parts.chat, posed, requests, sampling, first)
-    rollouts = score(parts.pool, [problem for problem, _ in posed], rollouts, training.max_tokens)
+    rollouts = score(parts, posed, roll(parts.player, posed, requests, sampling, first), training.max_tokens)
     found = _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts)
     if found.kept and (parts.config.rollout.resamples or pipeline.judges_rollouts):
         batch = parts.layout.batch(found.kept, step)
@@ -201,43 +199,20 @@ def ask(posed: Sequence[Posed], count: int, max_tokens: int) -> list[Request]:
     return [Request(prompt.ids, count, max_tokens, stream) for stream, (_, prompt) in enumerate(posed)]
 
 
-def roll(
-    sampler: Sampler,
-    chat: Chat,
-    posed: Sequence[Posed],
-    requests: Sequence[Request],
-    sampling: Sampling,
-    first: int = 0,
-) -> list[Rollout]:
-    """Every problem's group, from number `first` on. Token ids stay as sampled; text is decoded for rewards only."""
-    groups = sampler.sample(requests, sampling)
-    return [
-        Rollout(
-            problem_id=problem.id,
-            prompt=prompt.text,
-            answer=problem.answer,
-            prompt_ids=prompt.ids,
-            completion_ids=completion.ids,
-            sampler_logprobs=completion.logprobs,
-            text=chat.decode(completion.ids),
-            turns=(Turn(0, len(completion.ids), completion.finish_reason, completion.weights_version),),
-            group=group,
-        )
-        for group, ((problem, prompt), completions) in enumerate(zip(posed, groups, strict=True), first)
-        for completion in completions
-    ]
+def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max_tokens: int) -> list[Rollout]:
+    """The rollouts, whose groups answer these problems in order, with reward, parts, correctness and status.
 
-
-def score(pool: RewardPool, problems: Sequence[Problem], rollouts: Sequence[Rollout], max_tokens: int) -> list[Rollout]:
-    """The rollouts, whose groups answer these problems in order, with reward, parts, correctness and status."""
+    What an environment has given a reward, or what has failed in it, is not scored. Of several turns the last is.
+    """
     first = min((rollout.group for rollout in rollouts), default=0)
+    waiting = [index for index, rollout in enumerate(rollouts) if rollout.reward is None and rollout.status == "ok"]
     items: list[dict[str, Any]] = []
-    for rollout in rollouts:
-        problem = problems[rollout.group - first]
+    for rollout in (rollouts[index] for index in waiting):
+        problem, last = posed[rollout.group - first][0], rollout.turns[-1]
         facts = {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra}
         items.append(
             {
-                "completion": rollout.text,
+                "completion": parts.chat.decode(rollout.completion_ids[last.start :]) if last.start else rollout.text,
                 "answer": problem.answer,
                 "prompt": rollout.prompt,
                 "problem": facts,
@@ -246,10 +221,12 @@ def score(pool: RewardPool, problems: Sequence[Problem], rollouts: Sequence[Roll
                 "finish_reason": rollout.finish_reason,
             }
         )
-    return [
-        replace(rollout, reward=s.value, parts=dict(s.parts), correct=s.correct, status=s.status)
-        for rollout, s in zip(rollouts, pool.score(items), strict=True)
-    ]
+    scored = list(rollouts)
+    for index, s in zip(waiting, parts.pool.score(items), strict=True):
+        scored[index] = replace(rollouts[index], parts=dict(s.parts), correct=s.correct, status=s.status)
+        if s.value is not None:
+            scored[index] = rewarded(scored[index], s.value, s.parts, s.correct)
+    return scored
 
 
 def valid_rows(rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -273,14 +250,14 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         "reward/failed": float(len(rollouts) - len(scored)),
         "tokens/response": sum(lengths) / len(lengths),
         "tokens/sampled": float(sum(lengths)),
-        "rollout/truncated": sum(r.finish_reason == "length" for r in rollouts) / len(rollouts),
+        "rollout/truncated": sum(r.truncated for r in rollouts) / len(rollouts),
         "rollout/completions": float(len(rollouts)),
     }
     for name in sorted({name for r in scored for name in r.parts}):
         values = [part for r in scored if (part := r.parts.get(name)) is not None]
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
-    return metrics
+    return metrics | world_metrics(rollouts)
 
 
 def sync(parts: Parts, version: int) -> None:
@@ -308,10 +285,12 @@ def sync(parts: Parts, version: int) -> None:
 
 def fresh_batch(parts: Parts, collection: Collection) -> Batch:
     """Completions of some of the step's prompts, sampled now: those that were sampled ahead show older weights."""
-    few = list({rollout.group: rollout for rollout in collection.rollouts}.values())[:_PARITY_ROWS]
+    few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_PARITY_ROWS]
     posed = [(Problem(r.problem_id, r.prompt, r.answer), Prompt(r.prompt, r.prompt_ids)) for r in few]
     sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "parity", collection.step))
-    rollouts = roll(parts.sampler, parts.chat, posed, ask(posed, 1, parts.config.training.max_tokens), sampling)
+    longest = parts.room + parts.config.training.max_tokens - max(len(r.prompt_ids) for r in few)
+    requests = ask(posed, 1, int(min(parts.config.training.max_tokens, longest)))
+    rollouts = roll(replace(parts.player, world=None), posed, requests, sampling)
     return parts.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
 
 

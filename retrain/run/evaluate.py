@@ -7,7 +7,8 @@ from typing import Any
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import Posed, ask, roll, score
+from retrain.run.collect import ask, score
+from retrain.run.episodes import Posed, roll
 from retrain.run.run_parts import Parts
 from retrain.types import Rollout, Sampling
 
@@ -44,13 +45,15 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
         "ci_low": low,
         "ci_high": high,
         "avg_tokens": sum(lengths) / len(lengths),
-        "truncated": sum(r.finish_reason == "length" for group in sampled for r in group) / len(lengths),
+        "truncated": sum(r.truncated for group in sampled for r in group) / len(lengths),
         "failed": sum(r.reward is None for group in sampled for r in group),
         "problems": len(problems),
         "samples": settings.samples,
         "temperature": settings.temperature,
         f"avg@{settings.samples}": accuracy,
     }
+    if parts.world is not None:
+        row["turns"] = sum(len(r.turns) for group in sampled for r in group) / len(lengths)
     for k in settings.pass_at:
         row[f"pass@{k}"] = sum(pass_at_k(settings.samples, count, k) for count in counts) / len(counts)
     if settings.greedy:
@@ -69,6 +72,5 @@ def _sample(parts: Parts, posed: list[Posed], samples: int, temperature: float) 
         seed=derive_seed(settings.seed, "evaluation"),
     )
     max_tokens = settings.max_tokens or parts.config.training.max_tokens
-    rollouts = roll(parts.sampler, parts.chat, posed, ask(posed, samples, max_tokens), sampling)
-    rollouts = score(parts.pool, [problem for problem, _ in posed], rollouts, max_tokens)
+    rollouts = score(parts, posed, roll(parts.player, posed, ask(posed, samples, max_tokens), sampling), max_tokens)
     return [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]

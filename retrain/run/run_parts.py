@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.protocols import Part, Policy, Sampler, Task, Tracker
-from retrain.types import ExpertRow, Layout, Observer, State
+from retrain.run.episodes import Player, World
+from retrain.training.layout import Layout
+from retrain.types import ExpertRow, Observer, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,6 +96,7 @@ class Parts(Trained):
         chat: renders prompts.
         layout: makes batches of rollouts.
         prompts: sampled per step.
+        world: the environment that answers the model, if there is one.
         experts: where expert rows come from, if a loss term trains on them.
         trackers: sinks of metrics besides the run directory.
         has_base: a sampler that takes adapters has the base that they belong to.
@@ -105,9 +108,15 @@ class Parts(Trained):
     chat: Chat
     layout: Layout
     prompts: int
+    world: World | None = None
     experts: Experts | None = None
     trackers: Sequence[Tracker] = ()
     has_base: bool = False
+
+    @property
+    def player(self) -> Player:
+        """Who speaks and who answers in an episode."""
+        return Player(self.sampler, self.chat, self.world)
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Everything a resumed run needs to continue bit for bit.
@@ -133,8 +142,10 @@ class Parts(Trained):
         return self.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:
-        """End the reward processes, the trackers and the sampler."""
+        """End the processes of rewards and environment, the trackers and the sampler."""
         self.pool.close()
+        if self.world is not None:
+            self.world.pool.close()
         for tracker in self.trackers:
             tracker.close()
         self.sampler.close()

@@ -16,11 +16,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from retrain.system import sandbox
@@ -70,18 +71,26 @@ class WorkerProcess:
         containment: what it is kept from.
         variables: names of environment variables that it sees besides the usual ones.
         seconds: until a call that the worker does not take is given up.
+        python: another interpreter, which sees this package's modules and otherwise its own alone.
     """
 
     def __init__(
-        self, module: str, hello: Any, containment: Containment, variables: Iterable[str], seconds: float
+        self,
+        module: str,
+        hello: Any,
+        containment: Containment,
+        variables: Iterable[str],
+        seconds: float,
+        python: str | None = None,
     ) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(seconds)
         self._sent = self._answered = 0
         self._unread = b""
-        command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
+        command = [*_command(module, python), str(theirs.fileno())]
         # A new session: `end` kills the whole group, and Ctrl-C reaches the parent alone.
-        options: dict[str, Any] = {"env": _environment(set(variables)), "start_new_session": True}
+        seen = _environment(set(variables), own_path=python is None)
+        options: dict[str, Any] = {"env": seen, "start_new_session": True}
         options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         start = partial(subprocess.Popen[bytes], command, pass_fds=[theirs.fileno()], **options)
         self.process = _starter(os.getpid()).submit(start).result()
@@ -103,8 +112,10 @@ class WorkerProcess:
         with suppress(OSError):
             self._socket.sendall(b"".join(bodies))
 
-    def receive(self) -> list[Any]:
+    def receive(self) -> Iterator[Any]:
         """The answers that have arrived to the next calls, in order; waits if nothing has arrived.
+
+        What arrived before a line that is no answer is still an answer, so that the right call is blamed for the line.
 
         Raises:
             WorkerLost: the worker has ended, or sent what is not the answer to the next call.
@@ -118,7 +129,8 @@ class WorkerProcess:
         *lines, self._unread = (self._unread + arrived).split(b"\n")
         if len(self._unread) > _LONGEST_ANSWER:
             raise WorkerLost("it sent an answer without an end")
-        return [self._answer(line) for line in lines]
+        for line in lines:
+            yield self._answer(line)
 
     def kill(self) -> None:
         """End it and whatever it started."""
@@ -191,7 +203,22 @@ def _contain(containment: Containment) -> None:
         limit(resource.RLIMIT_AS, (containment.memory_mb << 20) + _LIBRARIES)
 
 
-def _environment(variables: set[str]) -> dict[str, str]:
+def _command(module: str, python: str | None) -> list[str]:
+    """What runs a module of this package. Another interpreter must not find what is installed beside the package."""
+    if python is None:
+        return [sys.executable, "-P", "-m", module]
+    package = str(Path(__file__).parents[1])
+    alone = (
+        "import importlib.util as u, runpy, sys; "
+        f"s = u.spec_from_file_location('retrain', {package + '/__init__.py'!r}, "
+        f"submodule_search_locations=[{package!r}]); "
+        "sys.modules['retrain'] = m = u.module_from_spec(s); s.loader.exec_module(m); "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [python, "-P", "-c", alone]
+
+
+def _environment(variables: set[str], own_path: bool) -> dict[str, str]:
     """The parent's variables that say nothing private, and those that were asked for."""
     environment = {
         name: value
@@ -200,7 +227,7 @@ def _environment(variables: set[str]) -> dict[str, str]:
     }
     # One thread each; a stable hash; and the parent's own sys.path, however it came by it.
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path) if own_path else ""
     return environment
 
 

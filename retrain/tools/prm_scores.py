@@ -16,12 +16,13 @@ from retrain.engines.capability import positions
 from retrain.errors import ComponentError
 from retrain.run.build import choose_device
 from retrain.system.records import OBJECT, BadRow, checked, read_object, refusal, rows_of
+from retrain.training.layout import Layout
 from retrain.training.model.forward import Forward
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.prm import FACTS, REFERENCE, pair_accuracy
 from retrain.training.settings import PolicySettings
 from retrain.training.warmup import demonstrations
-from retrain.types import ExpertRow, Layout, Metrics, Problem
+from retrain.types import ExpertRow, Metrics, Problem
 
 _READING = Reading(answer_field="solution", id_field="")
 _POSITIVE = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]

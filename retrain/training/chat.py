@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ class Chat:
         Raises:
             DataError: messages without a chat template to render them, or mode "on" without one.
         """
-        if not self._template:
+        if not self.templated:
             if not isinstance(prompt, str) or self.mode == "on":
                 raise DataError(
                     f"the prompt is to be rendered as a chat and there is no chat template (chat = {self.mode!r}); "
@@ -53,7 +53,7 @@ class Chat:
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
             # A few tokenizers close every text; the prompt of a completion stays open.
             return Prompt(prompt, tuple(ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids))
-        text = self._render(_messages(prompt), add_generation_prompt=True)
+        text = self.render(_messages(prompt), add_generation_prompt=True)
         return Prompt(text, tuple(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
@@ -102,9 +102,9 @@ class Chat:
         prompt than the one it was trained on.
         """
         text = self.prompt(prompt).text
-        if not self._template:
+        if not self.templated:
             return None
-        whole = self._render([*_messages(prompt), {"role": "assistant", "content": "42"}])
+        whole = self.render([*_messages(prompt), {"role": "assistant", "content": "42"}])
         if whole.startswith(text):
             return None
         at = next((i for i, pair in enumerate(zip(text, whole, strict=False)) if pair[0] != pair[1]), len(whole))
@@ -114,14 +114,16 @@ class Chat:
         )
 
     @property
-    def _template(self) -> bool:
+    def templated(self) -> bool:
+        """Prompts are rendered with a chat template."""
         return self.mode != "off" and getattr(self.tokenizer, "chat_template", None) is not None
 
-    def _render(self, messages: Messages, **options: bool) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: bool) -> str:
+        """Messages as the template's text."""
+        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
 
     def _plain(self, prompt: str | Messages) -> str | Messages:
-        if self._template or isinstance(prompt, str) or [message["role"] for message in prompt] != ["user"]:
+        if self.templated or isinstance(prompt, str) or [message["role"] for message in prompt] != ["user"]:
             return prompt
         return prompt[0]["content"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,12 +15,13 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.errors import DataError, DivergedError
 from retrain.registry import find
 from retrain.training.chat import Chat
+from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, distinct
 from retrain.training.policy import TorchPolicy
 from retrain.training.reference import fingerprint
 from retrain.training.settings import PolicySettings
 from retrain.training.tensor_cache import cached, content_key
-from retrain.types import ExpertRow, Layout, Observer, Problem
+from retrain.types import ExpertRow, Observer, Problem
 
 _RECIPE = 1
 """Raised when this module's results change, so that no older cache entry is taken for the new result."""
@@ -47,7 +47,13 @@ class WarmupSettings:
 
 
 def warm_start(
-    loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, observe: Observer, *, cache: bool = True
+    loaded: Loaded,
+    problems: Sequence[Problem],
+    settings: WarmupSettings,
+    observe: Observer,
+    *,
+    cache: bool = True,
+    rows: Sequence[ExpertRow] = (),
 ) -> bool:
     """Train the loaded model in place to imitate the problems' solutions, in their order, over and over.
 
@@ -57,6 +63,7 @@ def warm_start(
         problems: with solutions, at least one. Give a sample that does not depend on the run's seed, so that
             runs with different seeds start from the same weights (and find them in the cache).
         observe: called with `warmup` events: step, steps, loss and seconds left.
+        rows: conversations to imitate instead of the problems' solutions, one per problem.
         cache: keep the weights for, or take them from, runs with the same model, problems and settings.
     Returns:
         Whether the weights came from the cache.
@@ -66,9 +73,13 @@ def warm_start(
     """
     used = list(problems[: settings.steps * settings.batch_size])
     dtype: Any = loaded.model.dtype
-    build = partial(_train, loaded, used, settings, observe)
+
+    def build() -> dict[str, Tensor]:
+        return _train(loaded, rows or demonstrations(loaded.chat, used), settings, observe)
+
     if cache:
         facts = _facts(loaded, used, settings)
+        facts |= {"rows": content_key({"rows": [asdict(row) for row in rows]})} if rows else {}
         weights, hit = cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
     else:
         weights, hit = build(), False
@@ -89,11 +100,8 @@ def demonstrations(chat: Chat, problems: Sequence[Problem]) -> list[ExpertRow]:
     return [chat.conversation(problem) for problem in problems]
 
 
-def _train(
-    loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings, observe: Observer
-) -> dict[str, Tensor]:
+def _train(loaded: Loaded, rows: Sequence[ExpertRow], settings: WarmupSettings, observe: Observer) -> dict[str, Tensor]:
     """Run the supervised steps; returns the weights without those that are tied to others."""
-    rows = demonstrations(loaded.chat, problems)
     rise, steps = settings.warmup_steps, settings.steps
     shape = PolicySettings(
         lr=settings.lr, warmup_steps=rise, schedule="cosine", total_steps=steps, dtype=settings.dtype

@@ -134,16 +134,25 @@ class PlanningMask:
         else:
             self._detect = user_detector(detector, search_paths)
 
-    def __call__(self, input_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Metrics]:
-        """[N, T] bool, with the share of planning tokens and the entropy of what was found over the whole batch."""
-        response = response_mask.cpu()
+    def __call__(
+        self, input_ids: Tensor, response_mask: Tensor, turn_ids: Tensor | None = None
+    ) -> tuple[Tensor, Metrics]:
+        """[N, T] bool, with the share of planning tokens and the entropy of what was found over the whole batch.
+
+        Every turn is a text of its own: no span reaches across what an environment said.
+        """
+        response, ids = response_mask.cpu(), input_ids.cpu()
+        turns = response.long() if turn_ids is None else (turn_ids.cpu() + 1).where(response, 0)
         mask = response.new_zeros(response.shape)
-        completions = [ids[row].tolist() for ids, row in zip(input_ids.cpu(), response, strict=True)]
+        places = [
+            (row, turns[row] == turn) for row in range(len(turns)) for turn in range(1, int(turns[row].max()) + 1)
+        ]
         counts: Counter[str] = Counter()
-        for row, (marked, found) in enumerate(self.mark(completions)):
-            counts.update(found)
+        found = self.mark([ids[row][cells].tolist() for row, cells in places])
+        for (row, cells), (marked, grams) in zip(places, found, strict=True):
+            counts.update(grams)
             if marked:
-                mask[row, response[row].nonzero()[:, 0][marked]] = True
+                mask[row, cells.nonzero()[:, 0][marked]] = True
         metrics = planning_ratio(mask, response) if self._log_ratio else {}
         return mask.to(response_mask.device), metrics | (semantic_entropy(counts) if self._log_entropy else {})
 

@@ -120,7 +120,8 @@ def load_model(
 def _builtin(path: str, problems: Iterable[Problem], dtype: str) -> Loaded:
     if path != "builtin:tiny":
         raise ComponentError(f"no built-in model is called {path!r}", 'the built-in is "builtin:tiny"')
-    texts = [text for problem in problems for text in (plain_text(problem.prompt), problem.solution or problem.answer)]
+    said = [(plain_text(one.prompt), *one.replies, one.solution or one.answer) for one in problems]
+    texts = [text for texts in said for text in texts]
     if not texts:
         raise ComponentError("builtin:tiny makes its tokenizer from the task's texts and got none", "name a [task]")
     tokenizer = build_tokenizer(texts)

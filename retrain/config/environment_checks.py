@@ -1,0 +1,70 @@
+"""What `[environment]` demands, and how its workers are started."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from retrain.config.document import Document
+from retrain.config.resolve import Resolved
+from retrain.config.schema import Config
+from retrain.environments.contract import Limits, fields_read
+from retrain.environments.worker import Hello
+from retrain.environments.world_pool import Launch, WorldPool
+from retrain.registry import Bound
+from retrain.system.sandbox import missing
+from retrain.system.worker_process import Containment
+
+
+def check_environment(config: Config, document: Document, resolved: Resolved) -> None:
+    """Record what keeps the environment from answering; ComponentError if it does not fit its slot."""
+    environment = config.environment
+    if environment.name is None:
+        for key in document.data.get("environment", {}):
+            document.refuse(("environment", key), "there is no environment: nothing reads it", "set name, or remove it")
+        return
+    if config.rollout.overlap and environment.workers == 0:
+        problem = "the environment would run beside the trainer and share its generators"
+        document.refuse(("environment", "workers"), problem, "use at least 1, or [rollout] overlap = 0")
+    bound = resolved.optional("environment")
+    if bound is not None:
+        fields_read(bound.name, target_of(bound))
+    if environment.python is None:
+        return
+    if shutil.which(environment.python) is None:
+        document.refuse(("environment", "python"), f'there is no program "{environment.python}"', "give its path")
+    elif not document.problems:
+        WorldPool(launch(config, bound)).close()
+
+
+def launch(config: Config, bound: Bound | None) -> Launch:
+    """How the workers of the environment are started; `bound` is None where only another interpreter can import it."""
+    environment, pool, paths = config.environment, config.reward_pool, config.plugins.search_paths
+    limits = Limits(
+        environment.max_turns, environment.turn_tokens, environment.observation_tokens, config.training.max_tokens
+    )
+    name = str(environment.name)
+    target, params = (name, environment.params) if bound is None else (_path(bound), bound.arguments)
+    known = {} if bound is None else bound.component.traits
+    traits = {key: bool(known[key]) for key in ("replay", "rewards") if key in known}
+    sandboxed = environment.workers > 0 and pool.sandbox != "off" and not missing()
+    return Launch(
+        Hello(name, target, params, paths, environment.timeout_s, limits, traits),
+        Containment(pool.memory_mb, sandboxed, (*pool.readable, *paths)),
+        pool.env,
+        environment.python,
+        environment.workers,
+    )
+
+
+def target_of(bound: Bound) -> Any:
+    """What is called for a new episode, less `self`."""
+    target: Any = bound.component.target
+    return target(**bound.arguments) if bound.component.stateful else target
+
+
+def _path(bound: Bound) -> str:
+    """The path by which a worker finds the environment."""
+    if bound.component.source == "dotted path":
+        return bound.name
+    return f"{bound.component.target.__module__}:{bound.component.target.__qualname__}"

@@ -1,0 +1,118 @@
+"""Problems of the built-in environments, with episodes of a demonstrator who makes mistakes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from random import Random
+from typing import Annotated
+
+from pydantic import Field
+
+from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
+from retrain.registry import task
+from retrain.types import Problem
+
+_HELDOUT_SHARE = 8
+"""One problem in this many is held out."""
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Drawn(Task):
+    """Problems drawn one by one; whether one is held out is a hash of what it asks, whatever the seed."""
+
+    def __init__(self, seed: int, **settings: float) -> None:
+        self.seed, self.settings = seed, settings
+
+    @abstractmethod
+    def _problem(self, rng: Random) -> Problem:
+        """A problem with the replies of a demonstration."""
+
+    def problem(self, index: int) -> Problem:
+        """Training problem number `index`; it derives from (seed, index) alone."""
+        rng = Random(derive_seed(self.seed, "train", index))
+        while _heldout(found := self._problem(rng)):
+            pass
+        return found
+
+    def heldout(self, count: int) -> list[Problem]:
+        """The first `count` distinct held-out problems, fewer if there are fewer."""
+        found: dict[str, Problem] = {}
+        for draw in range(1000 + 20 * count):
+            problem = self._problem(Random(derive_seed(0, "heldout", draw)))
+            if _heldout(problem) and len(found) < count:
+                found.setdefault(problem.id, problem)
+        return list(found.values())
+
+    def fingerprint(self) -> str:
+        """Hash of everything that decides what the problems are, the seed aside."""
+        settings = {"task": type(self).__name__, **self.settings}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+@task("sums")
+class Sums(_Drawn):
+    """Sums `a+b+c?` of three numbers of three digits, for the environment "calculator".
+
+    Args:
+        seed: of the training problems and of every demonstration.
+        p_quick: how often the demonstrator answers at once, and wrongly, instead of calling the calculator twice.
+        p_slip: how often it copies a number wrongly.
+    """
+
+    def __init__(self, seed: int, *, p_quick: Probability = 0.5, p_slip: Probability = 1 / 6) -> None:
+        super().__init__(seed, p_quick=p_quick, p_slip=p_slip)
+
+    def _problem(self, rng: Random) -> Problem:
+        a, b, c = (rng.randint(100, 999) for _ in range(3))
+        text, total = f"{a}+{b}+{c}", a + b + c
+        if rng.random() < self.settings["p_quick"]:
+            replies = (f"so {total + rng.choice([-100, -10, -1, 1, 10, 100])}",)
+        else:
+            first, second = self._copied(a, rng), self._copied(b, rng)
+            third, fourth = self._copied(first + second, rng), self._copied(c, rng)
+            replies = (f"={first}+{second}", f"={third}+{fourth}", f"so {self._copied(third + fourth, rng)}")
+        return Problem(id=text, prompt=f"{text}?\n", answer=str(total), replies=replies)
+
+    def _copied(self, number: int, rng: Random) -> int:
+        return number + rng.choice([-1, 1]) if rng.random() < self.settings["p_slip"] else number
+
+
+@task("numbers")
+class Numbers(_Drawn):
+    """Numbers in 0..top to be found from hints, for the environment "guess".
+
+    Args:
+        seed: of the training problems and of every demonstration.
+        top: the largest number; `[guess] top` must be the same.
+        guesses: of the demonstrator, who guesses at random among what the hints leave.
+        p_forget: how often it forgets the hints.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        top: Annotated[int, Field(ge=1)] = 63,
+        guesses: Annotated[int, Field(ge=1)] = 6,
+        p_forget: Probability = 0.2,
+    ) -> None:
+        super().__init__(seed, top=top, guesses=guesses, p_forget=p_forget)
+        self.top, self.guesses = top, guesses
+
+    def _problem(self, rng: Random) -> Problem:
+        number, low, high = rng.randint(0, self.top), 0, self.top
+        said: list[int] = []
+        while len(said) < self.guesses and number not in said:
+            forgets = rng.random() < self.settings["p_forget"]
+            said.append(rng.randint(0, self.top) if forgets else rng.randint(low, high))
+            low, high = (max(low, said[-1] + 1), high) if said[-1] < number else (low, min(high, said[-1] - 1))
+        name = f"{number} of {self.top}"
+        return Problem(id=name, prompt=f"0-{self.top}:", answer=str(number), replies=tuple(map(str, said)))
+
+
+def _heldout(problem: Problem) -> bool:
+    return hashlib.sha256(problem.id.encode()).digest()[0] % _HELDOUT_SHARE == 0

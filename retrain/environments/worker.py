@@ -1,0 +1,176 @@
+"""What runs in an environment worker: the live episodes, each a generator. Needs nothing but the standard library,
+so that the interpreter of `[environment] python` can run it with the environment's own dependencies."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from operator import attrgetter
+from random import Random
+from typing import Any, NamedTuple
+
+import retrain
+from retrain.environments.contract import Answer, Limits, Reply, fields_read, returned, said
+from retrain.errors import ComponentError
+from retrain.system.worker_process import limit, serve
+
+_LONGEST = 1 << 16
+"""Characters of a message: an answer must fit into a line."""
+
+_TRAITS = "__retrain_environment__"
+
+
+class Hello(NamedTuple):
+    """The first call to a worker.
+
+    Attributes:
+        name, target: of the environment; the target is a path `module:object` or `module.object`.
+        params: its keyword-only parameters.
+        search_paths: where modules are looked up first.
+        traits: see `Worlds`; those that are known.
+    """
+
+    name: str
+    target: str
+    params: Mapping[str, Any]
+    search_paths: tuple[str, ...]
+    timeout_s: float
+    limits: tuple[int, int, int, int]
+    traits: Mapping[str, bool] = {}
+
+
+class Worlds:
+    """Live episodes by number, each a generator of its own.
+
+    Attributes:
+        traits: what the environment's decorator states: `replay` and `rewards`, both True unless it says otherwise.
+    """
+
+    def __init__(self, hello: Hello, target: Any) -> None:
+        built: Any = target(**hello.params) if inspect.isclass(target) else target
+        self._function, self._params = built, {} if built is not target else hello.params
+        self._reads, self._limits = fields_read(hello.name, built), Limits(*hello.limits)
+        self._live: dict[int, Generator[Any, Any, Any]] = {}
+        self.traits = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
+
+    def call(self, body: tuple[Any, ...]) -> Answer:
+        """Do one step: ("open", key, problem, seed), ("reply", key, *arguments of `Reply`) or ("finish",)."""
+        match body:
+            case ("open", int(key), problem, int(seed)):
+                return self._step(key, lambda: next(self._open(key, problem, seed)), first=True)
+            case ("reply", int(key), *arguments):
+                return self._step(key, lambda: self._live[key].send(Reply(*arguments)), first=False)
+            case _:
+                return self._finish()
+
+    def _open(self, key: int, problem: Mapping[str, Any], seed: int) -> Generator[Any, Any, Any]:
+        known = {"problem": problem, "rng": Random(seed), "seed": seed, "limits": self._limits}
+        known |= {name: problem[name] for name in ("answer", "prompt", "extra")}
+        self._live[key] = self._function(**{name: known[name] for name in self._reads}, **self._params)
+        return self._live[key]
+
+    def _step(self, key: int, step: Callable[[], Any], first: bool) -> Answer:
+        """An episode that ends, or whose environment fails, is not live any more."""
+        try:
+            try:
+                answer = said(step(), first)
+                texts = [(role, _cut(text)) for role, text in answer.messages]
+                return answer._replace(messages=texts)
+            except StopIteration as stop:
+                del self._live[key]
+                if first:
+                    raise ValueError("returned before the model said anything") from None
+                return returned(stop.value)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if (game := self._live.pop(key, None)) is not None:
+                _close(game)
+            return _failure(error)
+
+    def _finish(self) -> Answer:
+        for game in self._live.values():
+            _close(game)
+        self._live.clear()
+        return Answer("end")
+
+
+def load(hello: Hello) -> Worlds:
+    """Import the environment; ComponentError if its parameters do not fit."""
+    before, places = list(sys.path), [os.getcwd(), *hello.search_paths]
+    sys.path[:0] = places
+    path, _, name = hello.target.replace(":", ".").rpartition(".")
+    target: Any = attrgetter(name)(importlib.import_module(path))
+    sys.path[:] = before + [place for place in places if place not in before]
+    _check_table(hello, target)
+    return Worlds(hello, target)
+
+
+def _stand_in(name: str, **traits: Any) -> Callable[[Any], Any]:
+    def mark(target: Any) -> Any:
+        setattr(target, _TRAITS, {key: bool(traits[key]) for key in ("replay", "rewards") if key in traits})
+        return target
+
+    return mark
+
+
+def _check_table(hello: Hello, target: Callable[..., Any]) -> None:
+    """What a schema checks where this interpreter and the run's are the same."""
+    table = {p.name: p.default for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    lacking = [name for name, default in table.items() if default is inspect.Parameter.empty]
+    wrong = [name for name in lacking if name not in hello.params] + [
+        name for name in hello.params if name not in table
+    ]
+    if wrong:
+        takes = ", ".join(table) or "no parameters"
+        raise ComponentError(f'environment "{hello.name}": {", ".join(wrong)}: missing or unknown', f"it takes {takes}")
+    if not inspect.isgeneratorfunction(vars(target)["__call__"] if inspect.isclass(target) else target):
+        raise ComponentError(f'environment "{hello.name}" is no generator', "`reply = yield text` asks the model")
+
+
+def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Load the environment. A call is what `Worlds.call` takes, its answer an `Answer`."""
+    known = Hello(*hello)
+    # A decorator has nothing to register here, and the registry needs libraries that an interpreter may not have.
+    setattr(retrain, "environment", _stand_in)  # noqa: B010
+    try:
+        worlds = load(known)
+    except BaseException as error:
+        if isinstance(error, ComponentError):
+            return ["refused", error.problem, error.fix, error.trace], None
+        return ["raised", f"{type(error).__name__}: {error}"[:500], "", traceback.format_exc()[-4000:]], None
+
+    def call(body: tuple[Any, ...]) -> Answer:
+        # Should the parent be unable to kill it, the worker dies of its own CPU time.
+        limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * known.timeout_s) + 10)
+        return worlds.call(body)
+
+    return ["ready", worlds.traits], call
+
+
+def _close(game: Generator[Any, Any, Any]) -> None:
+    with suppress(BaseException):
+        game.close()
+
+
+def _cut(text: str) -> str:
+    """Long text without its middle; tokens are counted, and more is cut, where they are known."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n[...]\n{text[-_LONGEST // 2 :]}"
+
+
+def _failure(error: BaseException) -> Answer:
+    with suppress(Exception):
+        detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Answer("error", detail=detail, trace=traceback.format_exc()[-4000:])
+    return Answer("error", detail=type(error).__name__)
+
+
+if __name__ == "__main__":
+    serve(start)

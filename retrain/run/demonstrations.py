@@ -1,0 +1,57 @@
+"""The warm start's episodes: the environment answers replies that a task shows, as it answers the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retrain.errors import DataError
+from retrain.run.episodes import FAILED, Player, World, roll, turn_stream
+from retrain.training.chat import Chat
+from retrain.types import Completion, ExpertRow, Problem, Request, Sampling
+
+_AT_ONCE = 512
+"""Episodes that are live together."""
+
+
+class _Script:
+    """Says the replies of problems instead of sampling; the stream of a request is the place of its problem."""
+
+    def __init__(self, chat: Chat, problems: Sequence[Problem]) -> None:
+        self._lines: dict[int, tuple[str, list[int]]] = {}
+        for place, problem in enumerate(problems):
+            for turn, reply in enumerate(problem.replies):
+                stream = turn_stream(place, 0, turn) if turn else place
+                self._lines[stream] = problem.id, [*chat.encode(reply), chat.end_id]
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """The next reply of every episode; nothing where none is left."""
+        return [[self._line(request)] for request in requests]
+
+    def _line(self, request: Request) -> Completion:
+        name, ids = self._lines.get(request.stream, ("", []))
+        if len(ids) > request.max_tokens:
+            raise DataError(
+                f"a reply of problem {name!r} has {len(ids)} tokens, and {request.max_tokens} are left; raise "
+                "[environment] turn_tokens or [training] max_tokens, or set [warmup] steps = 0"
+            )
+        return Completion(tuple(ids), (0.0,) * len(ids), "stop" if ids else "length")
+
+
+def played(chat: Chat, world: World, problems: Sequence[Problem], seed: int) -> list[ExpertRow]:
+    """The episode of every problem's replies, of which each is to be imitated; DataError if one fails."""
+    for problem in problems:
+        if not problem.replies:
+            raise DataError(f"problem {problem.id!r} has no replies to imitate; give some, or set [warmup] steps = 0")
+    rows: list[ExpertRow] = []
+    for first in range(0, len(problems), _AT_ONCE):
+        some = problems[first : first + _AT_ONCE]
+        posed = [(problem, chat.prompt(problem.prompt)) for problem in some]
+        most = world.limits.max_tokens
+        requests = [Request(prompt.ids, 1, most, place) for place, (_, prompt) in enumerate(posed)]
+        rollouts = roll(Player(_Script(chat, some), chat, world), posed, requests, Sampling(seed=seed))
+        for rollout in rollouts:
+            spans = tuple((start, end) for start, end in rollout.spans if end > start)
+            if rollout.ended in FAILED or not spans:
+                raise DataError(f"the demonstration of problem {rollout.problem_id!r} failed ({rollout.ended})")
+            rows.append(ExpertRow((*rollout.prompt_ids, *rollout.completion_ids)[: spans[-1][1]], spans))
+    return rows

@@ -1,0 +1,83 @@
+"""The tokens between a sampled reply and the next one. No history is ever rendered a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retrain.errors import DataError
+from retrain.training.chat import Chat, Messages
+
+Said = Sequence[tuple[str, str]]
+"""(role, text) of messages."""
+
+_MARK, _PROBE = "\u2402reply\u2403", "\u2402seen\u2403"
+
+
+class Bridge:
+    """What stands between two replies of a conversation, as token ids.
+
+    With a chat template, `[user, assistant MARK, new messages]` is rendered once, and what follows MARK is the bridge.
+    Where the model has sampled the token that ends its reply, the bridge begins behind that token; where its reply
+    was cut, the token is part of the bridge, which the policy did not choose. Without a template the bridge is the
+    text of the messages.
+
+    A role that the template does not show (some have no "tool") is rendered as "user".
+
+    Raises:
+        DataError: the template does not show a reply as it is, or not the message after it.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._roles: dict[str, str] = {}
+        if problem := self._hidden("user"):
+            raise DataError(
+                f"the chat template cannot continue a conversation after a sampled reply: {problem}; "
+                'use a model with another template, or [model] chat = "off"'
+            )
+
+    def opening(self, prompt: str | Messages, said: Said) -> str | Messages:
+        """The prompt with what the environment says before the first reply: the last message, if it is the user's."""
+        if isinstance(prompt, str) and (not self._chat.templated or {role for role, _ in said} == {"user"}):
+            return prompt + "".join(text for _, text in said)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        for role, text in said:
+            if messages and messages[-1]["role"] == role == "user":
+                messages[-1] = {"role": role, "content": messages[-1]["content"] + text}
+            else:
+                messages.append({"role": role, "content": text})
+        return messages
+
+    def ids(self, said: Said, last: int | None) -> list[int]:
+        """The bridge over messages; `last` is the end token of the reply before, None if the reply was cut."""
+        if not self._chat.templated:
+            return self._chat.encode("".join(text for _, text in said))
+        ids = self._chat.encode(self._tail([(self._role(role), text) for role, text in said]))
+        place = ids.index(last) if last in ids else -1
+        return ids[place + 1 :] if not self._chat.decode(ids[: max(place, 0)]).strip() else ids
+
+    def _role(self, role: str) -> str:
+        if role not in self._roles:
+            self._roles[role] = "user" if self._hidden(role) else role
+        return self._roles[role]
+
+    def _hidden(self, role: str) -> str:
+        """Why a message of this role after a reply would not be seen; empty if it would."""
+        try:
+            seen = not self._chat.templated or _PROBE in self._tail([(role, _PROBE)])
+        except Exception as error:  # a template may raise anything
+            return f"{type(error).__name__}: {error}"
+        return "" if seen else f"it does not show what the {role} says next"
+
+    def _tail(self, said: Said) -> str:
+        """What the template puts behind a reply that these messages follow."""
+        new: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said]
+        for message in new:
+            message |= {"name": "tool", "tool_call_id": "0"} if message["role"] == "tool" else {}
+        before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
+        text = self._chat.render([*before, *new], add_generation_prompt=True)
+        _, found, tail = text.rpartition(_MARK)
+        if not found:
+            raise DataError("it does not show the reply as it is")
+        return tail

@@ -1,0 +1,82 @@
+"""Rollouts and expert rows as a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrain.types import Batch, ExpertRow, Rollout
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rollouts of a run become batches.
+
+    Attributes:
+        pad_id: fills rows up; masks, never ids, say what is padding.
+        device: where batches are made.
+        max_tokens: the response budget that sampling has.
+        mask_truncated: a rollout that ended for want of tokens is not trained on.
+    """
+
+    pad_id: int
+    device: Any
+    max_tokens: int
+    mask_truncated: bool = False
+
+    def batch(self, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
+        """Rollouts, and behind them expert rows, right-padded (see `Batch`).
+
+        An expert row has no reward and no advantage, and is alone in its group.
+        """
+        rows = [((*r.prompt_ids, *r.completion_ids), self._spans(r), r.sampler_logprobs) for r in rollouts]
+        rows += [(row.ids, list(row.spans), ()) for row in experts]
+        shape, none = (len(rows), max(len(ids) for ids, _, _ in rows)), [0.0] * len(experts)
+        input_ids = torch.full(shape, self.pad_id, dtype=torch.long)
+        attention, response = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        logprobs = torch.zeros(shape)
+        for row, (ids, spans, scores) in enumerate(rows):
+            input_ids[row, : len(ids)] = torch.tensor(ids)
+            attention[row, : len(ids)] = True
+            for start, end in spans:
+                response[row, start:end] = True
+            logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one for every id after the prompt
+        turn_ids, turn_rewards = _turns(rollouts, shape)
+        first = max((rollout.group for rollout in rollouts), default=-1) + 1
+        lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
+        groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]
+        device = self.device
+        return Batch(
+            input_ids=input_ids.to(device),
+            attention_mask=attention.to(device),
+            response_mask=response.to(device),
+            sampler_logprobs=logprobs.where(response, 0.0).to(device),
+            rewards=torch.tensor([*(r.reward for r in rollouts), *none], dtype=torch.float32, device=device),
+            correct=torch.tensor([*(bool(r.correct) for r in rollouts), *map(bool, none)], device=device),
+            lengths=torch.tensor(lengths, device=device),
+            group_ids=torch.tensor(groups, device=device),
+            is_expert=(torch.arange(len(rows)) >= len(rollouts)).to(device),
+            advantages=torch.zeros(shape, device=device),
+            turn_ids=turn_ids.to(device),
+            turn_rewards=turn_rewards.to(device),
+            step=step,
+            max_tokens=self.max_tokens,
+        )
+
+    def _spans(self, rollout: Rollout) -> list[tuple[int, int]]:
+        return [] if self.mask_truncated and rollout.truncated else rollout.spans
+
+
+def _turns(rollouts: Sequence[Rollout], shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """`turn_ids` and `turn_rewards` of a batch of this shape; the last turn earned what no turn was given for."""
+    turn_ids, turn_rewards = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
+    for row, rollout in enumerate(rollouts):
+        rest = (rollout.reward or 0.0) - sum(turn.reward for turn in rollout.turns)
+        for number, (turn, (start, end)) in enumerate(zip(rollout.turns, rollout.spans, strict=True)):
+            turn_ids[row, start:end] = number
+            turn_rewards[row, end - 1] = turn.reward + rest * (number == len(rollout.turns) - 1)
+    return turn_ids, turn_rewards

@@ -1,0 +1,197 @@
+"""The pool of live episodes against environments that hang, die, allocate and say nonsense."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrain.environments.contract import Limits
+from retrain.environments.worker import Hello
+from retrain.environments.world_pool import Launch, WorldPool
+from retrain.errors import ComponentError, UserCodeError
+from retrain.system.sandbox import missing
+from retrain.system.worker_process import Containment
+
+HERE = Path(__file__).parent
+LIMIT_S = 4.0
+"""For steps that hang: what does not hang stays below it on a machine however busy."""
+
+
+def pool(name="faulty", timeout_s=600.0, workers=1, python=None, memory_mb=2048, **params):
+    target = f"misbehaving_worlds.{name}"
+    hello = Hello(target, target, params, (str(HERE),), timeout_s, Limits(8, 16, 64, 64))
+    return WorldPool(Launch(hello, Containment(memory_mb, not missing(), (str(HERE),)), (), python, workers))
+
+
+def problem(answer, number=0):
+    return {"id": str(number), "prompt": "p", "answer": answer, "extra": {"level": 3}}
+
+
+def play(worlds, answers, after_wave=lambda wave: None):
+    """Every episode to its end: what each was answered in turn, by number."""
+    said = worlds.step({key: ("open", key, problem(answer, key), key) for key, answer in enumerate(answers)})
+    log = {key: [answer] for key, answer in said.items()}
+    while live := [key for key, seen in log.items() if seen[-1].kind == "say"]:
+        after_wave(len(log[live[0]]))
+        calls = {key: ("reply", key, f"r{len(log[key])}", "stop", len(log[key]) - 1, 9) for key in live}
+        for key, answer in worlds.step(calls).items():
+            log[key].append(answer)
+    return log
+
+
+@pytest.fixture(scope="module")
+def quiet():
+    with_nothing = pool()
+    log = play(with_nothing, ["fine"] * 128)
+    with_nothing.close()
+    return log
+
+
+def test_an_episode_is_what_its_environment_yields_and_returns(quiet):
+    first, *middle, last = quiet[5]
+    assert (first.kind, first.reward, [role for role, _ in first.messages]) == ("say", 0.0, ["user"])
+    assert [(one.reward, dict(one.metrics)) for one in middle] == [(0.25, {"steps": 1.0})] * 4
+    assert [one.messages[0][1].split()[0::2] for one in middle] == [[str(k), f"r{k + 1}"] for k in range(4)]
+    assert (last.kind, last.parts) == ("end", {"found": 1.0, "neat": 0.5})
+    assert quiet[5] != quiet[6]  # another seed
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_said_does_not_depend_on_the_workers(quiet, workers):
+    worlds = pool(workers=workers)
+    assert play(worlds, ["fine"] * 12) == {key: quiet[key] for key in range(12)}
+    worlds.finish()
+    assert play(worlds, ["fine"] * 3) == {key: quiet[key] for key in range(3)}
+    worlds.close()
+
+
+@pytest.mark.parametrize("at", ["reset", "middle", "end"])
+@pytest.mark.parametrize("what", ["hang", "exit", "kill", "raise", "leave", "memory", "garbage", "fork"])
+def test_a_fault_costs_its_own_episode_only(quiet, what, at):
+    answers = ["fine"] * 128
+    answers[77] = what
+    worlds = pool(timeout_s=LIMIT_S if what == "hang" else 600.0, at=at)
+    log = play(worlds, answers)
+    worlds.close()
+    faulty = log.pop(77)
+    assert log == {key: seen for key, seen in quiet.items() if key != 77}
+    if what == "fork":  # the original answers
+        assert faulty == quiet[77]
+        return
+    assert faulty[-1].kind == ("timeout" if what == "hang" else "error"), faulty[-1]
+    assert len(faulty) == {"reset": 1, "middle": 4, "end": 5}[at]
+    named = {"raise": "no such move", "exit": "exit code 3", "memory": "MemoryError", "hang": "took longer"}
+    assert named.get(what, "") in faulty[-1].detail
+
+
+def test_an_episode_that_answers_its_replay_differently_is_noticed(quiet):
+    answers = ["fine"] * 128
+    answers[3], answers[4] = "clock", "exit"
+    worlds = pool(at="end")
+    log = play(worlds, answers)
+    replayed = worlds.metrics()["env/replayed"]
+    worlds.close()
+    assert "not deterministic" in log.pop(3)[-1].detail
+    assert "exit code 3" in log.pop(4)[-1].detail
+    assert log == {key: seen for key, seen in quiet.items() if key not in (3, 4)}
+    assert replayed == 127
+
+
+def test_a_world_that_is_outside_is_not_replayed(quiet):
+    worlds = pool("outside", workers=2)
+    log = play(worlds, ["exit", "fine", "fine", "fine"])
+    worlds.close()
+    assert [
+        "fine" if seen[-1].kind == "end" else seen[-1].detail.split(" (")[0] for _, seen in sorted(log.items())
+    ] == [
+        "ended its process",
+        "fine",
+        "was lost with its process, and cannot be replayed",
+        "fine",
+    ]
+
+
+def test_a_worker_that_dies_between_two_steps_costs_nothing(quiet):
+    worlds = pool()
+
+    def end_it(wave):
+        if wave == 3:
+            process = worlds._workers[0].process.process
+            os.killpg(process.pid, 9)
+            process.wait()
+
+    assert play(worlds, ["fine"] * 4, end_it) == {key: quiet[key] for key in range(4)}
+    worlds.close()
+
+
+def test_a_class_is_built_once_and_reads_every_field():
+    worlds = pool("Built", greeting="good day")
+    log = play(worlds, ["fine"])[0]
+    worlds.close()
+    assert [list(answer.messages) for answer in log] == [
+        [("user", "good day")],
+        [("user", "p {'level': 3} 0"), ("tool", "r1")],
+        [("user", "8 0 0 9 stop")],
+        [],
+    ]
+    assert (log[-1].kind, log[-1].parts) == ("end", None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("number", "yielded a int"),
+        ("message", "not {"),
+        ("text reward", "not a finite number: str"),
+        ("nan", "not a finite number"),
+        ("empty", "empty mapping"),
+    ],
+)
+def test_what_is_no_observation_or_reward_is_an_error_of_the_episode(answer, message):
+    worlds = pool("odd", workers=0)
+    assert message in play(worlds, [answer])[0][-1].detail
+
+
+def test_a_text_without_end_is_cut():
+    worlds = pool("odd")
+    log = play(worlds, ["long"])[0]
+    worlds.close()
+    assert 60_000 < len(log[1].messages[0][1]) < 70_000
+
+
+@pytest.mark.parametrize(("answer", "message"), [("reward", "before the first reply"), ("", "before the model said")])
+def test_nothing_is_earned_before_the_first_reply(answer, message):
+    assert message in play(pool("early", workers=0), [answer])[0][-1].detail
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("wants_more", {}, "reads teacher, which no episode has"),
+        ("keyed", {}, "depth: missing or unknown"),
+        ("keyed", {"depth": 1, "width": 2}, "width: missing or unknown"),
+        ("act", {}, "no generator"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_refused(name, params, message):
+    with pytest.raises(ComponentError, match=message):
+        pool(name, **params)
+
+
+def test_a_module_that_breaks_its_worker_is_an_error_of_the_user(tmp_path):
+    (tmp_path / "breaks_at_once.py").write_text("import os\nos._exit(4)\n")
+    hello = Hello("x", "breaks_at_once.game", {}, (str(tmp_path),), 600.0, Limits(1, 1, 1, 1))
+    with pytest.raises(UserCodeError, match="ended the process that loaded it"):
+        WorldPool(Launch(hello, Containment(0, False)))
+
+
+def test_another_interpreter_needs_the_standard_library_only(quiet, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    worlds = pool(python=str(tmp_path / "bare/bin/python"), at="middle")
+    assert play(worlds, ["fine"] * 4) == {key: quiet[key] for key in range(4)}
+    worlds.close()
+    hello = Hello("x", "retrain.registry.find", {}, (), 600.0, Limits(1, 1, 1, 1))
+    with pytest.raises(UserCodeError, match="No module named 'pydantic'"):
+        WorldPool(Launch(hello, Containment(0, False), (), str(tmp_path / "bare/bin/python")))

@@ -1,0 +1,34 @@
+"""Environments for the tests of episodes. Imported by their workers."""
+
+import os
+
+from retrain import Say
+
+
+def chatty(answer, rng, *, longest: int = 6):
+    """Says and rewards at random, by its seed and what it hears, for at most `longest` turns."""
+    reply = yield None if rng.random() < 0.5 else "ab"
+    for _ in range(rng.randrange(longest)):
+        text = "".join(rng.choice("abcdefgh") for _ in range(rng.randrange(9))) + reply[:2]
+        reply = yield Say(text or None, reward=rng.choice([0.0, 0.5, -1.0]), metrics={"heard": len(reply)})
+    return rng.choice([None, 0.25, {"won": 1.0, "style": -0.5}])
+
+
+def endless(answer, *, says: str = "abc"):
+    while True:
+        yield says
+
+
+def polite(answer):
+    """Ends with the second reply, and leaves the score to the rewards."""
+    yield None
+    yield "really?"
+
+
+def dies_once(answer, rng):
+    """Ends its process in one game of two, after the first reply."""
+    reply = yield None
+    if rng.randrange(2) == 0:
+        os._exit(1)
+    reply = yield f"{len(reply)} {rng.randrange(100)}\n"
+    return rng.random() + len(reply) / 100

@@ -1,0 +1,236 @@
+"""Episodes against a literal player of one at a time; limits; the sampler's log-probs against the trainer's."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.engines.torch_engine import TorchEngine
+from retrain.environments.contract import Limits
+from retrain.environments.worker import Hello
+from retrain.environments.world_pool import Launch, WorldPool
+from retrain.functional.seeds import derive_seed
+from retrain.run.episodes import Player, World, roll
+from retrain.system.worker_process import Containment
+from retrain.training.chat import Chat
+from retrain.training.layout import Layout
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import PolicySettings
+from retrain.types import Completion, Problem, Request, Sampling
+from tests.engines.models import MODELS, tiny
+from tests.run import talking_worlds
+
+END = 1
+SAMPLING = Sampling(stop_ids=(END,), seed=5)
+
+
+class Letters:
+    """A tokenizer of one letter each: a is 2. Token 1 ends a reply and is not shown."""
+
+    chat_template, eos_token_id = None, END
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [ord(letter) - ord("a") + 2 for letter in text]}
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(chr(token - 2 + ord("a")) for token in ids if token >= 2)
+
+
+CHAT = Chat(Letters(), END)
+
+
+class Dice:
+    """A sampler whose completions depend on (seed, stream, member) alone."""
+
+    def __init__(self):
+        self.calls = []
+
+    def sample(self, requests, sampling):
+        self.calls.append(requests)
+        return [[dice(sampling.seed, one.stream, k, one.max_tokens) for k in range(one.count)] for one in requests]
+
+
+def dice(seed, stream, member, most):
+    rng = Random(derive_seed(seed, "dice", stream, member))
+    ids = [rng.randrange(2, 28) for _ in range(rng.randrange(6))] + [END]
+    logprobs = tuple(-rng.random() for _ in ids)
+    return Completion(tuple(ids[:most]), logprobs[:most], "stop" if len(ids) <= most else "length", 7)
+
+
+def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, **params):
+    target = f"talking_worlds.{name}"
+    hello = Hello(target, target, params, (str(Path(__file__).parent),), 600.0, limits, traits or {})
+    return World(WorldPool(Launch(hello, Containment(0, False), workers=workers)), limits, context, max_failed)
+
+
+def asked(count, groups, limits, seed=0):
+    """Problems with their requests."""
+    rng = Random(seed)
+    prompts = ["".join(rng.choice("abcd") for _ in range(rng.randrange(1, 7))) for _ in range(groups)]
+    posed = [(Problem(str(g), text, "x"), CHAT.prompt(text)) for g, text in enumerate(prompts)]
+    return posed, [Request(prompt.ids, count, limits.max_tokens, place) for place, (_, prompt) in enumerate(posed)]
+
+
+def literal(problem, stream, member, limits, context):
+    """One episode, played alone: everything that a rollout and its row of a batch hold."""
+    game = talking_worlds.chatty(problem.answer, Random(derive_seed(SAMPLING.seed, "environment", problem.id)))
+    heard, prompt, ids, rows, given, ended = next(game), Letters()(problem.prompt)["input_ids"], [], [], [], ""
+    prompt += Letters()(heard or "")["input_ids"]
+    while not ended:
+        left = limits.max_tokens - sum(len(reply.ids) for _, reply in rows)
+        room = context - len(prompt) - len(ids)
+        if room < 1:
+            ended = "context"
+            break
+        turn_stream = derive_seed(stream, "turn", member, len(rows)) if rows else stream
+        reply = dice(SAMPLING.seed, turn_stream, 0 if rows else member, min(limits.turn_tokens, left, room))
+        rows.append((len(ids), reply))
+        ids += reply.ids
+        try:
+            said = game.send(Letters().decode(reply.ids, True))
+        except StopIteration as stop:
+            given.append(0.0)
+            return prompt, ids, rows, given, "done", stop.value
+        given.append(said.reward)
+        if len(rows) >= limits.max_turns:
+            ended = "turns"
+        elif left - len(reply.ids) <= 0:
+            ended = "tokens"
+        else:
+            new = Letters()(said.text or "")["input_ids"]
+            if context - len(prompt) - len(ids) - len(new) < 1:
+                ended = "context"
+            else:
+                ids += new
+    return prompt, ids, rows, given, ended, {"env": 0.0}
+
+
+@given(st.data())
+def test_episodes_are_those_of_a_literal_player(data):
+    limits = Limits(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8)), 50, data.draw(st.integers(1, 25)))
+    count, groups, context = (data.draw(st.integers(*ends)) for ends in ((1, 4), (1, 4), (9, 60)))
+    posed, requests = asked(count, groups, limits, data.draw(st.integers(0, 99)))
+    rollouts = roll(Player(Dice(), CHAT, world("chatty", limits, context)), posed, requests, SAMPLING)
+    batch = Layout(0, "cpu", limits.max_tokens).batch(
+        [r if r.reward is not None else replace(r, reward=0.0) for r in rollouts], 0
+    )
+    for row, rollout in enumerate(rollouts):
+        problem = posed[rollout.group][0]
+        prompt, ids, turns, given, ended, value = literal(problem, rollout.group, row % count, limits, context)
+        assert (list(rollout.prompt_ids), list(rollout.completion_ids), rollout.ended) == (prompt, ids, ended)
+        assert [turn.reward for turn in rollout.turns][: len(given)] == given
+        parts = value if isinstance(value, dict) or value is None else {"env": value}
+        total = None if parts is None else sum(parts.values()) + sum(given)
+        assert rollout.reward == total
+        mask, scores, number, earned = ([0.0] * batch.input_ids.shape[1] for _ in range(4))
+        for place, (start, reply) in enumerate(turns):
+            for offset, logprob in enumerate(reply.logprobs):
+                column = len(prompt) + start + offset
+                mask[column], scores[column], number[column] = 1, logprob, place
+            earned[len(prompt) + start + len(reply.ids) - 1] = given[place]
+        if turns:
+            earned[len(prompt) + turns[-1][0] + len(turns[-1][1].ids) - 1] += (total or 0.0) - sum(given)
+            assert batch.turn_rewards[row].tolist() == pytest.approx(earned)
+        assert batch.response_mask[row].tolist() == mask
+        assert batch.sampler_logprobs[row].tolist() == pytest.approx(scores)
+        assert batch.turn_ids[row].tolist() == number
+        assert int(batch.lengths[row]) == sum(mask)
+
+
+@given(st.permutations(range(5)), st.integers(1, 3))
+def test_an_episode_does_not_depend_on_those_that_are_played_with_it(order, alone):
+    limits = Limits(4, 6, 50, 20)
+    posed, requests = asked(3, 5, limits)
+    player = Player(Dice(), CHAT, world("chatty", limits))
+    whole = roll(player, posed, requests, SAMPLING)
+    some = order[: alone + 1]
+    again = roll(player, [posed[i] for i in some], [requests[i] for i in some], SAMPLING)
+    expected = [replace(one, group=place) for place, i in enumerate(some) for one in whole[3 * i : 3 * i + 3]]
+    assert again == expected
+
+
+def test_without_an_environment_there_is_one_request_for_each_prompt_and_one_turn():
+    limits, dice_sampler = Limits(9, 9, 9, 9), Dice()
+    posed, requests = asked(4, 3, limits)
+    rollouts = roll(Player(dice_sampler, CHAT), posed, requests, SAMPLING)
+    assert dice_sampler.calls == [requests]
+    assert [(len(r.turns), r.ended, r.reward, r.status) for r in rollouts] == [(1, "", None, "ok")] * 12
+
+
+@pytest.mark.parametrize(
+    ("limits", "context", "ended"),
+    [
+        (Limits(3, 6, 50, 500), 1000, "turns"),
+        (Limits(99, 6, 50, 20), 1000, "tokens"),
+        (Limits(99, 6, 50, 500), 40, "context"),
+    ],
+)
+def test_what_limits_end_is_a_rollout_without_reward_at_its_end(limits, context, ended):
+    posed, requests = asked(2, 2, limits)
+    rollouts = roll(Player(Dice(), CHAT, world("endless", limits, context)), posed, requests, SAMPLING)
+    assert {(one.ended, one.reward, one.correct, one.status) for one in rollouts} == {(ended, 0.0, False, "ok")}
+    assert [one.truncated for one in rollouts] == [ended != "turns"] * 4
+    for one in rollouts:
+        assert one.turns[-1].end == len(one.completion_ids)  # nothing said that nobody answers
+        assert one.length <= limits.max_tokens
+        assert len(one.prompt_ids) + len(one.completion_ids) <= context
+    if ended == "context":
+        assert {len(one.prompt_ids) + len(one.completion_ids) for one in rollouts} & {39, 40}
+    scored = roll(
+        Player(Dice(), CHAT, world("endless", limits, context, traits={"rewards": False})),
+        posed,
+        requests,
+        SAMPLING,
+    )
+    assert {(one.ended, one.reward, one.status) for one in scored} == {(ended, None, "ok")}
+
+
+def test_a_long_observation_is_cut_in_its_middle():
+    limits, said = Limits(3, 6, 10, 100), "a" * 10 + "b" * 80 + "c" * 10
+    posed, requests = asked(1, 1, limits)
+
+    class Words(Letters):
+        """The note that text is left out is one token."""
+
+        def __call__(self, text, add_special_tokens=True):
+            head, note, tail = text.partition("\n[... 90 tokens left out ...]\n")
+            ids = [super(Words, self).__call__(part)["input_ids"] for part in (head, tail)]
+            return {"input_ids": [*ids[0], *([40] if note else []), *ids[1]]}
+
+    player = Player(Dice(), Chat(Words(), END), world("endless", limits, says=said))
+    [one] = roll(player, posed, requests, SAMPLING)
+    assert list(one.completion_ids[one.turns[0].end : one.turns[1].start]) == [2] * 5 + [40] + [4] * 5
+
+
+def test_an_episode_with_a_dead_member_draws_what_it_would():
+    limits = Limits(4, 6, 50, 60)
+    posed, requests = asked(8, 6, limits)
+    lively = world("dies_once", limits, workers=2)
+    rollouts = roll(Player(Dice(), CHAT, lively), posed, requests, SAMPLING)
+    lively.pool.close()
+    dead = [one.group for one in rollouts if one.status == "error"]
+    assert dead
+    assert len(dead) < len(rollouts)
+    for place, one in enumerate(rollouts):
+        assert one.completion_ids[: one.turns[0].end] == dice(5, one.group, place % 8, 6).ids
+        assert (one.reward is None) is (one.group in dead)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_sampler_scores_episodes_as_the_trainer_does(name):
+    torch.manual_seed(0)
+    model, limits = tiny(name), Limits(4, 5, 20, 16)
+    posed, requests = asked(4, 3, limits)
+    rollouts = roll(
+        Player(TorchEngine(model, dtype="float32"), CHAT, world("chatty", limits, 60)), posed, requests, SAMPLING
+    )
+    assert any(len(one.turns) > 1 and one.turns[1].start > one.turns[0].end for one in rollouts)
+    batch = Layout(0, "cpu", 16).batch([replace(one, reward=0.0) for one in rollouts], 0)
+    found = TorchPolicy(model, PolicySettings(dtype="float32")).logprobs(batch)["old_logprobs"]
+    difference = (found - batch.sampler_logprobs)[batch.response_mask].abs()
+    assert len(difference) > 30
+    assert difference.max() < 1e-4
