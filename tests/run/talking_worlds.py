@@ -32,3 +32,8 @@ def dies_once(answer, rng):
         os._exit(1)
     reply = yield f"{len(reply)} {rng.randrange(100)}\n"
     return rng.random() + len(reply) / 100
+
+
+def breaks(answer):
+    reply = yield None
+    yield int(f"{reply}?")

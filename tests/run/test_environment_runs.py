@@ -1,0 +1,162 @@
+"""Whole runs with an environment: trained, resumed, sampled ahead, scored by rewards, refused."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError, DataError, UserCodeError
+from retrain.run.session import Resume
+from tests.small_runs import digest, rows
+
+PLUGINS = f'plugins.search_paths=["{Path(__file__).parent}"]'
+GAME = """
+[task]
+name = "numbers"
+
+[numbers]
+top = 15
+
+[environment]
+name = "guess"
+max_turns = 4
+turn_tokens = 4
+
+[guess]
+top = 15
+guesses = 4
+shaping = 0.5
+
+[training]
+max_steps = 4
+batch_size = 3
+group_size = 4
+max_tokens = 14
+
+[warmup]
+steps = 12
+batch_size = 8
+problems = 96
+
+[eval]
+every = 2
+problems = 6
+
+[checkpoint]
+every = 2
+
+[logging]
+rollouts_every = 1
+
+[algorithm]
+transform_mode = "turn_returns"
+"""
+
+
+@pytest.fixture
+def toml(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(GAME)
+    return file
+
+
+def stored(run, step):
+    with gzip.open(run / "rollouts" / f"step-{step:06d}.jsonl.gz", "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_a_run_trains_on_episodes_and_resumes_to_the_bit(train, stopped):
+    whole = train(name="whole")
+    stopped(name="cut", steps=2)
+    cut = train(name="cut", resume=Resume("auto"))
+    assert digest(cut) == digest(whole)
+    for file in ("metrics.jsonl", "eval.jsonl"):
+        assert [{k: v for k, v in row.items() if k != "env/step_ms"} for row in rows(cut / file)] == [
+            {k: v for k, v in row.items() if k != "env/step_ms"} for row in rows(whole / file)
+        ]
+    last = rows(whole / "metrics.jsonl")[-1]
+    assert 1 <= last["env/turns"] <= 4
+    assert sum(last[f"env/ended_{how}"] for how in ("done", "turns", "tokens", "context", "error", "timeout")) == 1
+    assert last["reward/failed"] == last["env/replayed"] == 0
+    assert rows(whole / "eval.jsonl")[-1]["turns"] >= 1
+    episodes = stored(whole, 3)
+    several = [one for one in episodes if len(one["turns"]) > 1]
+    assert several
+    for one in several:
+        sampled = {place for turn in one["turns"] for place in range(turn["start"], turn["end"])}
+        assert len(sampled) < len(one["completion_ids"])
+        assert one["parts"]["found"] in (0.0, 1.0)
+        assert one["reward"] == pytest.approx(one["parts"]["found"] + sum(turn["reward"] for turn in one["turns"]))
+        if "advantages" in one:
+            assert not any(a for place, a in enumerate(one["advantages"]) if place not in sampled)
+
+
+def test_the_next_batch_can_be_played_while_the_last_is_trained_on(train, stopped):
+    whole = train("rollout.overlap=1", name="whole")
+    stopped("rollout.overlap=1", name="cut", steps=2)
+    assert digest(train("rollout.overlap=1", name="cut", resume=Resume("auto"))) == digest(whole)
+    assert rows(whole / "metrics.jsonl")[-1]["rollout/staleness"] == 1
+
+
+def test_workers_change_nothing(train):
+    assert digest(train("environment.workers=0", name="none")) == digest(train("environment.workers=2", name="two"))
+
+
+def test_rewards_score_the_last_reply_of_an_episode_without_a_reward(train):
+    polite = 'environment.name="talking_worlds.polite"'
+    run = train(PLUGINS, polite, "guess={}", "warmup.steps=0", "training.max_steps=1")
+    for one in stored(run, 0):
+        if one["ended"] == "done":
+            assert len(one["turns"]) == 2
+            assert list(one["parts"]) == ["exact"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (['environment.name="gess"'], 'no environment named "gess"; did you mean "guess"'),
+        (["guess.tops=3"], r'\[guess\] tops: unknown key.*"top"'),
+        (["guess.top=-1"], "top"),
+        (["environment.max_turn=3"], 'did you mean "max_turns"'),
+        (['environment.python="/nowhere/python"'], 'there is no program "/nowhere/python"'),
+        (['environment.name="talking_worlds.nobody"'], "has no 'nobody'"),
+        (['environment.name="talking_worlds.Say"'], "is no generator"),
+        (["environment.workers=0", "rollout.overlap=1"], "would run beside the trainer"),
+    ],
+)
+def test_mistakes_are_found_at_load(toml, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load(toml, [PLUGINS, *settings])
+
+
+def test_keys_without_an_environment_are_read_by_nothing(toml):
+    toml.write_text("[environment]\nmax_turns = 3\n")
+    with pytest.raises(ConfigError, match="there is no environment"):
+        load(toml)
+
+
+def test_an_environment_for_another_interpreter_is_not_imported_here(toml, tmp_path):
+    (tmp_path / "elsewhere.py").write_text("import no_such_package\n\n\ndef game(answer):\n    yield None\n")
+    with pytest.raises(ConfigError, match="no_such_package"):
+        load(toml, [f'plugins.search_paths=["{tmp_path}"]', 'environment.name="elsewhere.game"', "guess={}"])
+    (tmp_path / "no_such_package.py").write_text("")
+    settings = [f'plugins.search_paths=["{tmp_path}"]', 'environment.name="elsewhere.game"', "guess={}"]
+    loaded = load(toml, [*settings, f'environment.python="{sys.executable}"'])
+    assert loaded.components.optional("environment") is None
+    with pytest.raises(ConfigError, match="depth: missing or unknown"):
+        load(toml, [*settings, f'environment.python="{sys.executable}"', "environment.params.depth=1"])
+
+
+def test_an_environment_that_fails_everywhere_ends_the_run(train):
+    with pytest.raises(UserCodeError, match=r"(?s)of 12 episodes failed.*int\(\) argument|invalid literal"):
+        train(PLUGINS, "guess={}", "warmup.steps=0", "eval.problems=0", 'environment.name="talking_worlds.breaks"')
+
+
+def test_a_warm_start_needs_replies(train):
+    with pytest.raises(DataError, match="has no replies to imitate"):
+        train('task.name="addition"', "numbers={}")
+    with pytest.raises(DataError, match=r"raise .environment. turn_tokens"):
+        train("environment.turn_tokens=1", name="cut")
