@@ -11,7 +11,7 @@ from typing import Any
 from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
 from retrain.report.page import Table, duration, fill, percent
 from retrain.report.run_summary import Row, recipe, status, summary
-from retrain.report.samples import best_and_worst
+from retrain.report.samples import best_and_worst, conversation
 from retrain.report.shown_settings import settings
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.files import write_text, writing
@@ -147,8 +147,11 @@ def _completion(row: Row) -> dict[str, Any]:
     """What the template shows of a stored completion; without credit if it was not trained on."""
     reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
     right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
+    talk = conversation(row)
     return {
-        "head": ", ".join(filter(None, (reward, right, f"{len(row['completion_ids'])} tokens"))),
+        "head": ", ".join(filter(None, (reward, right, f"{talk.tokens} tokens", talk.summary))),
+        "heard": talk.heard,
+        "badges": talk.badges,
         "verdict": right,
         "prompt": row["prompt"],
         "text": row["text"],

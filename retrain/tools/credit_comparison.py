@@ -28,6 +28,13 @@ _ROUNDING = 1e-4
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+class _Turn(TypedDict):
+    """Where a turn of an episode begins and ends among the tokens."""
+
+    start: Annotated[int, Field(ge=0)]
+    end: int
+
+
 class _Row(TypedDict, total=False):
     """What a completion's row may say."""
 
@@ -38,6 +45,7 @@ class _Row(TypedDict, total=False):
     logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
     sampler_logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
     tokens: Annotated[list[str], Listed]
+    turns: list[_Turn]
 
 
 _ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
@@ -201,6 +209,10 @@ def _completion(place: str, group: str, row: Mapping[str, Any]) -> Completion:
     if "reward" not in row and "correct" not in row:
         raise BadRow(f'no field "reward" or "correct"; it has {has}')
     found = checked(_ROW, row)
+    if len(turns := found.get("turns", [])) > 1:  # what an environment said is no part of the response
+        for name, values in (("sampler_logprobs", found.get("sampler_logprobs")), ("tokens", found.get("tokens"))):
+            sampled: list[Any] = [one for turn in turns for one in (values or ())[turn["start"] : turn["end"]]]
+            found |= {name: sampled} if values is not None else {}
     reward = found.get("reward", float(found.get("correct", 0)))
     logprobs, tokens = found.get("sampler_logprobs", found.get("logprobs")), found.get("tokens")
     if "length" not in found and logprobs is None:

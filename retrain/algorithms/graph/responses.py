@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.types import Batch
@@ -43,6 +43,20 @@ def response_batch(
         is_expert=torch.zeros_like(group_ids, dtype=torch.bool),
         advantages=torch.zeros_like(values),
     )
+
+
+def with_turns(batch: Batch, turns: Sequence[Sequence[Mapping[str, Any]]]) -> Batch:
+    """The batch of responses of which only these turns were sampled; a response without turns was sampled whole."""
+    ids, rewards, mask = batch.turn_ids.clone(), batch.turn_rewards.clone(), batch.response_mask.clone()
+    for row, several in enumerate(turns):
+        if not several:
+            continue
+        mask[row], rewards[row] = False, 0.0
+        rest = float(batch.rewards[row]) - sum(turn.get("reward", 0.0) for turn in several)
+        for number, turn in enumerate(several):
+            mask[row, turn["start"] : turn["end"]], ids[row, turn["start"] : turn["end"]] = True, number
+            rewards[row, turn["end"] - 1] = turn.get("reward", 0.0) + rest * (number == len(several) - 1)
+    return batch.replace(response_mask=mask, turn_ids=ids, turn_rewards=rewards, lengths=mask.sum(-1))
 
 
 def padded(rows: Sequence[Sequence[Any]], mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.report.charts import number
 from retrain.report.page import Table, fill, plural
+from retrain.report.samples import conversation
 from retrain.report.shown_settings import settings
 from retrain.system.files import write_text, writing
 
@@ -116,6 +117,8 @@ def _completion(found: CreditMap, index: int) -> dict[str, Any]:
         "prompt": str(row["prompt"])[-300:],
         "tokens": row["tokens"],
         "planning": row.get("planning"),
+        "heard": conversation(row).heard,
+        "badges": conversation(row).badges,
         "rest": f" ... {length - _TOKENS} more" if length > _TOKENS else "",
         "lines": [
             (label, scale, number(float(f"{scale:.2g}")), found.advantages[label][index][:_TOKENS])

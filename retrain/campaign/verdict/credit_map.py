@@ -90,7 +90,7 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     import torch
 
     from retrain.algorithms.graph.pipeline import Pipeline
-    from retrain.algorithms.graph.responses import padded, response_batch
+    from retrain.algorithms.graph.responses import padded, response_batch, with_turns
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
@@ -108,6 +108,7 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     batch = batch.replace(
         input_ids=padded(ids, mask, torch.long), step=step, max_tokens=loaded.config.training.max_tokens
     )
+    batch = with_turns(batch, [row.get("turns", ()) for row in rows])
     for column, name in kept.items():
         if "/" in name:  # a metric, which runs of version 0.1 report under the name of the column
             value: Any = float(metrics.get(name, metrics.get(column, 0.0)))

@@ -1,0 +1,39 @@
+"""An environment of one's own: a generator that says what it yields, is sent the model's reply, and returns a reward."""
+
+from collections.abc import Generator
+from random import Random
+
+from retrain import Problem, Reply, Say, environment
+
+
+@environment("my_countdown")
+def my_countdown(answer: str, rng: Random, *, lives: int = 3) -> Generator[Say | None, Reply, float]:
+    """The model must say the answer; each wrong reply costs a life and is told how far off it was, or nothing.
+
+    Args:
+        lives: replies that may be wrong.
+    """
+    reply = yield None  # the prompt says it all
+    for left in reversed(range(lives)):
+        if reply.strip() == answer:
+            return 1.0
+        hint = f"off by {abs(int(reply) - int(answer))}" if reply.strip().isdecimal() and rng.random() < 0.5 else "no"
+        reply = yield Say(f"{hint}, {left} left\n", reward=-0.1, metrics={"hints": hint != "no"})
+    return float(reply.strip() == answer)
+
+
+class MyNumbers:
+    """Problems for it, with the replies of an episode to imitate in the warm start."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def problem(self, index: int) -> Problem:
+        """Training problem number `index`."""
+        rng = Random(f"{self.seed} {index}")
+        number, wrong = rng.randint(0, 9), rng.randint(0, 9)
+        return Problem(str(index), f"{number - 1} + 1 = ", str(number), replies=(str(wrong), str(number)))
+
+    def heldout(self, count: int) -> list[Problem]:
+        """Held-out problems, the same for every seed."""
+        return [Problem(f"held-out {n}", f"{n} + 1 = ", str(n + 1)) for n in range(min(count, 9))]
