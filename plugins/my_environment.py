@@ -1,9 +1,9 @@
-"""An environment of one's own: a generator that says what it yields, is sent the model's reply, and returns a reward."""
+"""An environment of your own: a generator that yields what it says, is sent the reply, and returns the reward."""
 
 from collections.abc import Generator
 from random import Random
 
-from retrain import Problem, Reply, Say, environment
+from retrain import Problem, Reply, Say, environment, task
 
 
 @environment("my_countdown")
@@ -22,6 +22,7 @@ def my_countdown(answer: str, rng: Random, *, lives: int = 3) -> Generator[Say |
     return float(reply.strip() == answer)
 
 
+@task("my_numbers")
 class MyNumbers:
     """Problems for it, with the replies of an episode to imitate in the warm start."""
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved
-from retrain.config.schema import Config
+from retrain.config.schema import Config, Environment
 from retrain.environments.contract import Limits, fields_read
-from retrain.environments.worker import Hello
 from retrain.environments.world_pool import Launch, WorldPool
+from retrain.environments.world_worker import Hello
 from retrain.registry import Bound
 from retrain.system.sandbox import missing
 from retrain.system.worker_process import Containment
@@ -20,8 +20,7 @@ def check_environment(config: Config, document: Document, resolved: Resolved) ->
     """Record what keeps the environment from answering; ComponentError if it does not fit its slot."""
     environment = config.environment
     if environment.name is None:
-        for key in document.data.get("environment", {}):
-            document.refuse(("environment", key), "there is no environment: nothing reads it", "set name, or remove it")
+        _refuse_unread(environment, document)
         return
     if config.rollout.overlap and environment.workers == 0:
         problem = "the environment would run beside the trainer and share its generators"
@@ -35,6 +34,13 @@ def check_environment(config: Config, document: Document, resolved: Resolved) ->
         document.refuse(("environment", "python"), f'there is no program "{environment.python}"', "give its path")
     elif not document.problems:
         WorldPool(launch(config, bound)).close()
+
+
+def _refuse_unread(environment: Environment, document: Document) -> None:
+    # A resolved configuration, which a run is opened again from, has every key with its default.
+    for key in environment.model_fields_set - {"name"}:
+        if getattr(environment, key) != type(environment).model_fields[key].default:
+            document.refuse(("environment", key), "there is no environment: nothing reads it", "set name, or remove it")
 
 
 def launch(config: Config, bound: Bound | None) -> Launch:

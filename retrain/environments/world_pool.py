@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from retrain.environments.contract import Answer
-from retrain.environments.worker import Hello, load
+from retrain.environments.world_worker import Hello, load
 from retrain.errors import ComponentError, UserCodeError
 from retrain.system.worker_process import Containment, WorkerLost, WorkerProcess
 from retrain.types import Metrics
@@ -51,7 +51,7 @@ class Launch:
         # What the environment imports of this package must be readable wherever the package is.
         readable = (*self.containment.readable, str(Path(__file__).parents[1]))
         containment, seconds = self.containment._replace(readable=readable), self.hello.timeout_s
-        module = "retrain.environments.worker"
+        module = "retrain.environments.world_worker"
         return WorkerProcess(module, tuple(self.hello), containment, self.variables, seconds, self.python)
 
 

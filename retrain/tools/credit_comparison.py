@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -48,6 +48,7 @@ class _Row(TypedDict, total=False):
     turns: list[_Turn]
 
 
+T = TypeVar("T")
 _ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
 
 SUMMARY = {
@@ -209,12 +210,10 @@ def _completion(place: str, group: str, row: Mapping[str, Any]) -> Completion:
     if "reward" not in row and "correct" not in row:
         raise BadRow(f'no field "reward" or "correct"; it has {has}')
     found = checked(_ROW, row)
-    if len(turns := found.get("turns", [])) > 1:  # what an environment said is no part of the response
-        for name, values in (("sampler_logprobs", found.get("sampler_logprobs")), ("tokens", found.get("tokens"))):
-            sampled: list[Any] = [one for turn in turns for one in (values or ())[turn["start"] : turn["end"]]]
-            found |= {name: sampled} if values is not None else {}
     reward = found.get("reward", float(found.get("correct", 0)))
-    logprobs, tokens = found.get("sampler_logprobs", found.get("logprobs")), found.get("tokens")
+    turns = found.get("turns", [])
+    logprobs = _sampled(found.get("sampler_logprobs", found.get("logprobs")), turns)
+    tokens = _sampled(found.get("tokens"), turns)
     if "length" not in found and logprobs is None:
         raise BadRow(f'no field "length"; it has {has}')
     length = found.get("length", len(logprobs or ()))
@@ -226,6 +225,13 @@ def _completion(place: str, group: str, row: Mapping[str, Any]) -> Completion:
         logprobs=None if logprobs is None else tuple(logprobs),
         tokens=None if tokens is None else tuple(tokens),
     )
+
+
+def _sampled(values: list[T] | None, turns: Sequence[_Turn]) -> list[T] | None:
+    """What belongs to turns: what an environment said is no part of the response."""
+    if values is None or len(turns) < 2:
+        return values
+    return [one for turn in turns for one in values[turn["start"] : turn["end"]]]
 
 
 class _Pieces(list[str]):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from retrain.environments.contract import Limits
-from retrain.environments.worker import Hello
 from retrain.environments.world_pool import Launch, WorldPool
+from retrain.environments.world_worker import Hello
 from retrain.errors import ComponentError, UserCodeError
 from retrain.system.sandbox import missing
 from retrain.system.worker_process import Containment

@@ -107,3 +107,20 @@ def test_examples_run(file, tmp_path, monkeypatch):
 def test_examples_import_the_public_surface_only(file):
     imports = re.findall(r"^\s*(?:from|import) (retrain\S*)", file.read_text(), re.MULTILINE)
     assert set(imports) <= {"retrain"}
+
+
+def test_an_environment_answers_and_rewards():
+    from random import Random
+
+    from plugins.my_environment import MyNumbers, my_countdown
+
+    task = MyNumbers(0)
+    assert {problem.answer for problem in task.heldout(4)} == {"1", "2", "3", "4"}
+    problem = task.problem(3)
+    game = my_countdown(problem.answer, Random(0), lives=2)
+    assert next(game) is None
+    wrong = game.send("many")
+    assert (wrong.text, wrong.reward, wrong.metrics) == ("no, 1 left\n", -0.1, {"hints": False})
+    with pytest.raises(StopIteration) as end:
+        game.send(problem.replies[-1])
+    assert end.value.value == 1.0

@@ -1,6 +1,6 @@
 """Which completions are shown."""
 
-from retrain.report.samples import best_and_worst
+from retrain.report.samples import best_and_worst, conversation
 from tests.report.test_run_page import rollout
 
 
@@ -18,3 +18,13 @@ def test_best_second_and_worst_of_a_group_that_differs():
     unscored = [rollout(None, group=0)]
     assert picked(unscored) == unscored
     assert picked([*unscored, rollout(1.0, group=0)]) == [rollout(1.0, group=0)]
+
+
+def test_an_episode_is_shown_as_a_conversation():
+    turns = [{"start": 0, "end": 2, "reward": 0.25}, {"start": 5, "end": 6, "reward": 0.0}]
+    found = conversation({"completion_ids": [1] * 6, "turns": turns, "ended": "done"})
+    assert found.heard == [False, False, True, True, True, False]
+    assert found.badges == {1: "1: +0.25", 5: "2"}
+    assert (found.tokens, found.summary) == (3, "2 turns, ended: done")
+    alone = conversation({"completion_ids": [1] * 6, "turns": turns[:1]})
+    assert (alone.heard, alone.badges, alone.tokens, alone.summary) == ((), {}, 6, "")

@@ -9,6 +9,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError, DataError, UserCodeError
+from retrain.report.run_page import write_report
 from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
@@ -92,6 +93,13 @@ def test_a_run_trains_on_episodes_and_resumes_to_the_bit(train, stopped):
         assert one["reward"] == pytest.approx(one["parts"]["found"] + sum(turn["reward"] for turn in one["turns"]))
         if "advantages" in one:
             assert not any(a for place, a in enumerate(one["advantages"]) if place not in sampled)
+
+
+def test_its_report_shows_conversations(train):
+    page = write_report(train("training.max_steps=1")).read_text()
+    assert " ended: " in page
+    assert 'class="heard"' in page or " heard" in page
+    assert '<b class="turn">' in page
 
 
 def test_the_next_batch_can_be_played_while_the_last_is_trained_on(train, stopped):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.environments.contract import Limits
-from retrain.environments.worker import Hello
 from retrain.environments.world_pool import Launch, WorldPool
+from retrain.environments.world_worker import Hello
 from retrain.functional.seeds import derive_seed
 from retrain.run.episodes import Player, World, roll
 from retrain.system.worker_process import Containment

@@ -1,0 +1,120 @@
+"""Python functions as tools that the model may call."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from retrain import Say, environment
+from retrain.environments.contract import Game
+
+Call = tuple[str, Mapping[str, Any] | str]
+"""Name and arguments of a tool; or an empty name, and why the text is no call."""
+
+_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+_JSON, _PYTHON = (re.compile(rf"```{name}\n(.*?)(?:```|$)", re.DOTALL) for name in ("json", "python"))
+_FORMS = {
+    "hermes": '<tool_call>{"name": ..., "arguments": {...}}</tool_call>',
+    "json": 'a ```json block of {"name": ..., "arguments": {...}}',
+    "python": "a ```python block of calls such as name(key=1)",
+}
+
+
+@environment("tools", rewards=False)
+def tools(
+    *, functions: Annotated[list[str], Field(min_length=1)], parser: str = "hermes", describe: bool = True
+) -> Game:
+    """The model calls tools; its first reply without a call ends the episode, and [[rewards]] score that reply.
+
+    A call that is broken, names no tool, or raises, is answered `error: ...`. env/tool_calls and env/tool_errors are
+    the calls and errors of an episode.
+
+    Args:
+        functions: dotted paths; their signatures and the first line of their docstrings are what the model is told.
+        parser: how a call is written: "hermes", "json" or "python"; or the dotted path of `fn(text)`, which returns
+            (name, arguments) of every call.
+        describe: begin with the tools' schemas and how to call them.
+    """
+    named = {path.rpartition(".")[2]: _load(path) for path in functions}
+    parse = PARSERS.get(parser) or _load(parser)
+    how = f"Call a tool with {_FORMS.get(parser, 'its syntax')}\n"
+    lines = "".join(json.dumps(schema(name, function)) + "\n" for name, function in named.items())
+    reply = yield f"\nTools:\n{lines}{how}" if describe else None
+    while calls := parse(reply):
+        answers = [_called(named, name, arguments) for name, arguments in calls]
+        broken = sum(text.startswith("error: ") for text in answers)
+        reply = yield Say("\n".join(answers), role="tool", metrics={"tool_calls": len(calls), "tool_errors": broken})
+    return None
+
+
+def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """What a model is told of a function, as JSON schema."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    found = {key: {"type": _TYPES.get(one.annotation, "string")} for key, one in parameters.items()}
+    required = [key for key, one in parameters.items() if one.default is one.empty]
+    about = (inspect.getdoc(function) or "").partition("\n")[0]
+    shape = {"type": "object", "properties": found, "required": required}
+    return {"name": name, "description": about, "parameters": shape}
+
+
+def hermes(text: str) -> list[Call]:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and most others write it."""
+    return [_of_json(found) for found in _HERMES.findall(text)]
+
+
+def json_block(text: str) -> list[Call]:
+    """A fenced block of JSON: one call or a list of them."""
+    return [_of_json(found) for found in _JSON.findall(text)]
+
+
+def python_block(text: str) -> list[Call]:
+    """Calls with literal arguments by name in a fenced block of Python, which is read and never run."""
+    calls: list[Call] = []
+    for found in _PYTHON.findall(text):
+        try:
+            for line in ast.parse(found.strip()).body:
+                match line:
+                    case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=keywords)):
+                        calls.append((name, {str(one.arg): ast.literal_eval(one.value) for one in keywords}))
+                    case _:
+                        calls.append(("", f"{ast.unparse(line)} is no call of a tool with arguments by name"))
+        except (SyntaxError, ValueError) as error:
+            calls.append(("", f"this is no call: {error}"))
+    return calls
+
+
+PARSERS: dict[str, Callable[[str], Sequence[Call]]] = {"hermes": hermes, "json": json_block, "python": python_block}
+
+
+def _of_json(text: str) -> Call:
+    try:
+        call = json.loads(text)
+        return str(call["name"]), dict(call.get("arguments", {}))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return "", f"this is no call: {error}"
+
+
+def _called(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping[str, Any] | str) -> str:
+    if isinstance(arguments, str):
+        return f"error: {arguments}"
+    if name not in named:
+        return f"error: there is no tool {name!r}; there are {', '.join(named)}"
+    try:
+        return str(named[name](**arguments))
+    except Exception as error:  # the model's mistake is an observation
+        return f"error: {type(error).__name__}: {error}"
+
+
+@cache
+def _load(path: str) -> Callable[..., Any]:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    return getattr(importlib.import_module(module), name)
