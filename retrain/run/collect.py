@@ -288,7 +288,7 @@ def fresh_batch(parts: Parts, collection: Collection) -> Batch:
     few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_PARITY_ROWS]
     posed = [(Problem(r.problem_id, r.prompt, r.answer), Prompt(r.prompt, r.prompt_ids)) for r in few]
     sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "parity", collection.step))
-    longest = parts.room + parts.config.training.max_tokens - max(len(r.prompt_ids) for r in few)
+    longest = positions(parts.loaded.model) - max(len(r.prompt_ids) for r in few)
     requests = ask(posed, 1, int(min(parts.config.training.max_tokens, longest)))
     rollouts = roll(replace(parts.player, world=None), posed, requests, sampling)
     return parts.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
