@@ -254,7 +254,8 @@ from retrain.registry import {kind}
 
 @{kind}("of_a_new_file")
 class New:
-    pass
+    def __call__(self):
+        {body}
 """
 
 
@@ -262,7 +263,7 @@ class New:
 def test_a_new_component_of_the_package_is_one_file(kind, tmp_path, monkeypatch):
     room = tmp_path / "retrain" / "anywhere"
     room.mkdir(parents=True)
-    (room / "new.py").write_text(KINDS_ROOM.format(kind=kind))
+    (room / "new.py").write_text(KINDS_ROOM.format(kind=kind, body="yield" if registry.KINDS[kind].talks else "return"))
     (room / "needs_torch.py").write_text("raise AssertionError('it declares nothing and is not imported')\n")
     registry.components()
     monkeypatch.setattr(component, "REGISTERED", known := dict(component.REGISTERED))
