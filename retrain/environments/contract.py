@@ -30,12 +30,15 @@ class Say:
         reward: what the reply before it earned.
         role: of the message in a chat: "user", or "tool" for the result of a call.
         metrics: counts, which the episode's metrics add up.
+        tools: before the first reply, JSON schemas of what the model may call. A chat template that shows tools shows
+            them instead of the text.
     """
 
     text: str | None = None
     reward: float = 0.0
     role: str = "user"
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class Reply(str):
@@ -76,6 +79,7 @@ class Answer(NamedTuple):
         parts: what the environment returned: its rewards by name; None for no opinion.
         metrics: counts to add to the episode's.
         detail, trace: of a failure.
+        tools: see `Say`.
     """
 
     kind: str
@@ -85,6 +89,7 @@ class Answer(NamedTuple):
     metrics: Mapping[str, float] = {}
     detail: str = ""
     trace: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 def fields_read(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
@@ -111,7 +116,8 @@ def said(value: Any, first: bool) -> Answer:
     if first and reward:
         raise ValueError("gave a reward before the first reply")
     metrics = {str(key): _number(number, f"metric {key!r}") for key, number in say.metrics.items()}
-    return Answer("say", [] if say.text is None else [(str(say.role), say.text)], reward, None, metrics)
+    messages = [] if say.text is None else [(str(say.role), say.text)]
+    return Answer("say", messages, reward, None, metrics, tools=[dict(tool) for tool in say.tools])
 
 
 def returned(value: Any) -> Answer:

@@ -42,13 +42,15 @@ def tools(
         functions: dotted paths; their signatures and the first line of their docstrings are what the model is told.
         parser: how a call is written: "hermes", "json" or "python"; or the dotted path of `fn(text)`, which returns
             (name, arguments) of every call.
-        describe: begin with the tools' schemas and how to call them.
+        describe: begin with the tools' schemas, in the chat template's own place for them if it has one; else in the
+            prompt, with how to call them.
     """
     named = {path.rpartition(".")[2]: _load(path) for path in functions}
     parse = PARSERS.get(parser) or _load(parser)
     how = f"Call a tool with {_FORMS.get(parser, 'its syntax')}\n"
-    lines = "".join(json.dumps(schema(name, function)) + "\n" for name, function in named.items())
-    reply = yield f"\nTools:\n{lines}{how}" if describe else None
+    schemas = [schema(name, function) for name, function in named.items()]
+    lines = "".join(json.dumps(one) + "\n" for one in schemas)
+    reply = yield Say(f"\nTools:\n{lines}{how}", tools=schemas) if describe else None
     while calls := parse(reply):
         answers = [_called(named, name, arguments) for name, arguments in calls]
         broken = sum(text.startswith("error: ") for text in answers)

@@ -244,17 +244,17 @@ class _Game:
         if len(one.turns) >= limits.max_turns or one.left <= 0:
             one.ended, one.over = "turns" if len(one.turns) >= limits.max_turns else "tokens", True
             return
-        self._observe(one, answer.messages)
+        self._observe(one, answer)
 
-    def _observe(self, one: _Episode, said: Said) -> None:
+    def _observe(self, one: _Episode, answer: Answer) -> None:
         """Append what the environment said, if there is room for a reply to it."""
         assert self._bridge is not None
         new: list[int] = []
         if one.turns:
             turn = one.turns[-1]
-            new = self._bridge.ids(self._short(said), one.ids[-1] if turn.finish_reason == "stop" else None)
-        elif said:
-            one.prompt = self._player.chat.prompt(self._bridge.opening(one.problem.prompt, said))
+            new = self._bridge.ids(self._short(answer.messages), one.ids[-1] if turn.finish_reason == "stop" else None)
+        elif answer.messages:
+            one.prompt = self._bridge.opening(one.problem.prompt, answer.messages, answer.tools)
         if self._room(one) - len(new) < 1:
             one.ended, one.over = "context", True
             return

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from retrain.errors import DataError
-from retrain.training.chat import Chat, Messages
+from retrain.training.chat import Chat, Messages, Prompt
+
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas of functions that the model may call."""
 
 Said = Sequence[tuple[str, str]]
 """(role, text) of messages."""
+
+_logger = logging.getLogger(__name__)
 
 _MARK, _PROBE = "\u2402reply\u2403", "\u2402seen\u2403"
 
@@ -37,8 +44,20 @@ class Bridge:
                 'use a model with another template, or [model] chat = "off"'
             )
 
-    def opening(self, prompt: str | Messages, said: Said) -> str | Messages:
-        """The prompt with what the environment says before the first reply: the last message, if it is the user's."""
+    def opening(self, prompt: str | Messages, said: Said, tools: Tools = ()) -> Prompt:
+        """The prompt with what the environment says before the first reply: in the last message, if it is the user's.
+
+        A chat template that shows the tools does so instead.
+        """
+        if tools and self._chat.templated:
+            wrapped = [{"type": "function", "function": dict(tool)} for tool in tools]
+            with suppress(Exception):  # a template may raise anything
+                shown = self._chat.prompt(prompt, wrapped)
+                if all(str(tool["name"]) in shown.text for tool in tools):
+                    return shown
+        return self._chat.prompt(self._joined(prompt, said))
+
+    def _joined(self, prompt: str | Messages, said: Said) -> str | Messages:
         if isinstance(prompt, str) and (not self._chat.templated or {role for role, _ in said} == {"user"}):
             return prompt + "".join(text for _, text in said)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -59,7 +78,10 @@ class Bridge:
 
     def _role(self, role: str) -> str:
         if role not in self._roles:
-            self._roles[role] = "user" if self._hidden(role) else role
+            why = self._hidden(role)
+            self._roles[role] = "user" if why else role
+            if why:
+                _logger.warning('the chat template has no place for the role "%s" (%s): the user says it', role, why)
         return self._roles[role]
 
     def _hidden(self, role: str) -> str:
@@ -74,7 +96,7 @@ class Bridge:
         """What the template puts behind a reply that these messages follow."""
         new: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said]
         for message in new:
-            message |= {"name": "tool", "tool_call_id": "0"} if message["role"] == "tool" else {}
+            message |= {"name": "tool", "tool_call_id": "000000000"} if message["role"] == "tool" else {}
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
         text = self._chat.render([*before, *new], add_generation_prompt=True)
         _, found, tail = text.rpartition(_MARK)

@@ -36,10 +36,14 @@ class Chat:
     end_id: int
     mode: Mode = "auto"
 
-    def prompt(self, prompt: str | Messages) -> Prompt:
+    def prompt(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> Prompt:
         """A prompt, open for an answer.
 
         With a template a text becomes the one user message; without one it is tokenized as it is.
+
+        Args:
+            prompt: a text, or messages.
+            tools: for templates that show what may be called.
 
         Raises:
             DataError: messages without a chat template to render them, or mode "on" without one.
@@ -53,7 +57,7 @@ class Chat:
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
             # A few tokenizers close every text; the prompt of a completion stays open.
             return Prompt(prompt, tuple(ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids))
-        text = self.render(_messages(prompt), add_generation_prompt=True)
+        text = self.render(_messages(prompt), add_generation_prompt=True, tools=tools)
         return Prompt(text, tuple(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
@@ -118,7 +122,7 @@ class Chat:
         """Prompts are rendered with a chat template."""
         return self.mode != "off" and getattr(self.tokenizer, "chat_template", None) is not None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Messages as the template's text."""
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
 

@@ -83,10 +83,11 @@ def test_tools_are_called_and_mistakes_are_observations(parser):
     right = CALLS[parser] % arguments if parser != "python" else "```python\narea(width=3, height=2.5)\n```"
     replies = [right, right.replace("area", "volume"), right.replace("width", "depth"), right.replace("3", "("), "7.5"]
     game = tools(functions=[f"{__name__}.area"], parser=parser)
-    last = next(game)
-    assert '"width": {"type": "integer"}' in last
-    assert '"description": "Width times height."' in last
-    assert '"required": ["width"]' in last
+    first = next(game)
+    assert [tool["name"] for tool in first.tools] == ["area"]
+    assert '"width": {"type": "integer"}' in first.text
+    assert '"description": "Width times height."' in first.text
+    assert '"required": ["width"]' in first.text
     answers = [game.send(reply) for reply in replies[:-1]]
     assert [one.role for one in answers] == ["tool"] * 4
     assert answers[0].text == "7.5"

@@ -6,55 +6,79 @@ from retrain.errors import DataError
 from retrain.training.bridge import Bridge
 from retrain.training.chat import Chat
 from tests.make_checkpoint import make_tokenizer
+from tests.training.chat_templates import FAMILIES, Family
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-STRIPS_THINKING = (
-    "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' and not loop.last %}"
-    "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-ALTERNATES = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must') }}"
-    "{% endif %}[{{ m.role }}] {{ m.content | trim }}{% if m.role == 'assistant' %} <|end|>{% endif %}{% endfor %}"
-)
-NO_TOOLS = (
-    "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-TEMPLATES = {"chatml": CHATML, "strips thinking": STRIPS_THINKING, "alternates": ALTERNATES, "no tools": NO_TOOLS}
+SCHEMA = {"name": "add_up", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
 
 
-def chat(template):
-    tokenizer = make_tokenizer(template is not None)
-    if template is not None:
-        tokenizer.chat_template = template
-    return Chat(tokenizer, tokenizer.eos_token_id if template is None else tokenizer.convert_tokens_to_ids("<|end|>"))
+def chat(family):
+    if family is None:
+        tokenizer = make_tokenizer()
+        return Chat(tokenizer, tokenizer.eos_token_id)
+    tokenizer = make_tokenizer(True)
+    tokenizer.add_special_tokens({"eos_token": family.end})
+    tokenizer.chat_template = family.template
+    return Chat(tokenizer, tokenizer.eos_token_id)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("role", ["user", "tool"])
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_conversation_is_what_was_sampled_with_bridges_between(name, cut):
-    model = chat(TEMPLATES[name])
-    bridge, ids, texts = Bridge(model), list(model.prompt("one?").ids), ["one?"]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_is_what_was_sampled_with_bridges_between(name, cut, role, caplog):
+    family = FAMILIES[name]
+    model = chat(family)
+    bridge, prompt = Bridge(model), model.prompt("one?")
+    ids, spans, said = list(prompt.ids), [], [{"role": "user", "content": "one?"}]
     for turn in range(3):
-        reply = model.encode(f"<think>two</think>three{turn}") + ([] if cut else [model.end_id])
-        new = bridge.ids([("user", f"and four{turn}?")], None if cut else model.end_id)
-        ids += reply + new
-        texts += [f"<think>two</think>three{turn}", f"and four{turn}?"]
+        # In an encoding that is not the text's own: what was sampled must not be tokenized again.
+        reply = [*model.encode("<think>tw"), *model.encode(f"o</think>three{turn}"), *([] if cut else [model.end_id])]
+        spans.append((len(ids), reply))
+        ids += reply + bridge.ids([(role, f"and four{turn}?")], None if cut else model.end_id)
+        said += [{"role": "assistant", "content": f"<think>two</think>three{turn}"}]
+        said += [{"role": "user", "content": f"and four{turn}?"}]
+    assert all(ids[start : start + len(reply)] == reply for start, reply in spans)
+    heard = list(ids)
+    for start, reply in reversed(spans):
+        del heard[start : start + len(reply)]
+    text = model.tokenizer.decode(heard)
+    assert [text.count(f"and four{turn}?") for turn in range(3)] == [1, 1, 1]
+    assert "three" not in text
     shown = model.tokenizer.decode(ids)
-    for text in texts:
-        assert text in shown
-    assert shown.count("<|end|>") == model.tokenizer.decode(model.prompt("one?").ids).count("<|end|>") + 3 * (
-        2 if name in ("chatml", "strips thinking", "no tools") else 1
-    )
-    if name == "chatml":
-        roles = ["user", "assistant"] * 4
-        said = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-        whole = model.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        assert shown == whole
+    if family.end in model.render(said, add_generation_prompt=True) and role == "user":
+        rendered = model.render(said[:3], add_generation_prompt=True).count(family.end)
+        opened = prompt.text.count(family.end)
+        assert shown.count(family.end) == opened + 3 * (rendered - opened)
+    if family.keeps and role == "user":
+        assert shown == model.render(said, add_generation_prompt=True)
+    assert ("the user says it" in caplog.text) is (role == "tool" and not family.tool)
+    if role == "tool" and not family.tool:
+        assert ids[len(prompt.ids) + len(spans[0][1]) : spans[1][0]] == bridge.ids(
+            [("user", "and four0?")], None if cut else model.end_id
+        )
+
+
+def test_some_families_show_an_earlier_reply_differently():
+    """Otherwise the test above would show nothing: rendering again would do."""
+    rewritten = []
+    for name, family in FAMILIES.items():
+        model, reply = chat(family), "<think>two</think>three"
+        said = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": reply}]
+        whole = model.render([*said, {"role": "user", "content": "four?"}], add_generation_prompt=True)
+        rewritten += [] if whole.startswith(model.prompt("one?").text + reply) else [name]
+    assert {"qwen3", "deepseek r1", "glm 4", "nemotron"} <= set(rewritten)
+    assert not [name for name in rewritten if FAMILIES[name].keeps]
+    assert len(FAMILIES) >= 30
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tools_stand_where_the_template_shows_them_and_else_in_the_prompt(name):
+    family = FAMILIES[name]
+    model = chat(family)
+    shown = Bridge(model).opening("one?", [("user", " Call add_up so.")], [SCHEMA])
+    assert "add_up" in shown.text
+    assert ("Call add_up so." in shown.text) is not family.tools
+    assert shown.ids == tuple(model.encode(shown.text))
+    assert ('"description": "Adds."' in shown.text) is family.tools
 
 
 def test_text_without_a_template_is_tokenized_as_it_is():
@@ -62,27 +86,16 @@ def test_text_without_a_template_is_tokenized_as_it_is():
     bridge = Bridge(model)
     assert bridge.ids([("user", "one "), ("tool", "two")], model.end_id) == model.encode("one two")
     assert bridge.ids([], 5) == []
-    assert bridge.opening("one", [("user", " and two")]) == "one and two"
-
-
-def test_a_role_that_the_template_hides_is_shown_as_the_users():
-    model = chat(NO_TOOLS)
-    assert (
-        model.tokenizer.decode(Bridge(model).ids([("tool", "seven")], model.end_id)) == "<user>seven<|end|><assistant>"
-    )
-    model = chat(CHATML)
-    assert "tool\nseven" in model.tokenizer.decode(Bridge(model).ids([("tool", "seven")], model.end_id))
+    assert bridge.opening("one", [("user", " and two")], [SCHEMA]) == model.prompt("one and two")
 
 
 def test_what_is_said_first_joins_the_prompt():
-    bridge = Bridge(chat(CHATML))
-    assert bridge.opening("one", [("user", " two"), ("user", " three")]) == "one two three"
-    system = [{"role": "system", "content": "add"}]
-    assert bridge.opening(system, [("user", "one")]) == [*system, {"role": "user", "content": "one"}]
-    assert bridge.opening("one", [("tool", "two")]) == [
-        {"role": "user", "content": "one"},
-        {"role": "tool", "content": "two"},
-    ]
+    model = chat(FAMILIES["chatml"])
+    bridge = Bridge(model)
+    assert bridge.opening("one", [("user", " two"), ("user", " three")]) == model.prompt("one two three")
+    system, one = {"role": "system", "content": "add"}, {"role": "user", "content": "one"}
+    assert bridge.opening([system], [("user", "one")]) == model.prompt([system, one])
+    assert bridge.opening("one", [("tool", "two")]) == model.prompt([one, {"role": "tool", "content": "two"}])
 
 
 @pytest.mark.parametrize(
@@ -95,4 +108,4 @@ def test_what_is_said_first_joins_the_prompt():
 )
 def test_a_template_that_cannot_continue_is_refused(template, message):
     with pytest.raises(DataError, match=message):
-        Bridge(chat(template))
+        Bridge(chat(Family(template, "<|end|>")))
