@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.errors import ComponentError, EngineError
@@ -25,11 +26,13 @@ class Sampler(Protocol):
     Attributes:
         tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
             that rounding explains; stale or wrong weights show more.
+        room: tokens of a context with its completion that it takes, if that is less than the model knows.
         takes_adapters: with LoRA the engine gets the frozen base once by `load_weights`, and then adapters by
             `load_adapter`; otherwise it gets full weights, `Adapted`.
     """
 
     tolerance: float = 0.0
+    room: float = inf
     takes_adapters: bool = False
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ def launch(config: Config, bound: Bound | None) -> Launch:
         Containment(pool.memory_mb, sandboxed, (*pool.readable, *paths)),
         pool.env,
         environment.python,
-        environment.workers,
+        environment.workers > 0,
     )
 
 

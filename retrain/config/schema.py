@@ -95,7 +95,8 @@ class Environment(Section):
     observation_tokens: Count = 512
     """Tokens of what the environment says at once; longer text is cut in the middle, with a note."""
     workers: Natural = 1
-    """Processes that hold the live episodes; 0 holds them in the trainer itself. [reward_pool] has their sandbox."""
+    """Processes that hold the live episodes, each a share of the groups that waits for no other; 0 holds them in the
+    trainer itself. [reward_pool] has their sandbox."""
     timeout_s: Positive = 10.0
     """An episode whose environment takes longer for a step has failed."""
     python: str | None = None

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from retrain.environments.contract import Answer
 from retrain.environments.world_worker import Hello, load
-from retrain.errors import ComponentError, UserCodeError
-from retrain.system.worker_process import Containment, WorkerLost, WorkerProcess
-from retrain.types import Metrics
+from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
 
-_START_TIMEOUT_S = 120.0
 _CHUNK = 1 << 15
 """Characters sent at once: more could fill the pipe while the worker fills it from its end."""
-
-_logger = logging.getLogger(__name__)
 
 Body = tuple[Any, ...]
 """What `Worlds.call` takes."""
@@ -37,22 +31,14 @@ class Launch:
         hello: the first call.
         containment, variables: see `WorkerProcess`.
         python: another interpreter than this one.
-        workers: how many; 0 holds the episodes right here, unprotected.
+        apart: in a process of their own; otherwise the episodes are held right here, unprotected.
     """
 
     hello: Hello
     containment: Containment
     variables: Sequence[str] = ()
     python: str | None = None
-    workers: int = 1
-
-    def process(self) -> WorkerProcess:
-        """A new worker."""
-        # What the environment imports of this package must be readable wherever the package is.
-        readable = (*self.containment.readable, str(Path(__file__).parents[1]))
-        containment, seconds = self.containment._replace(readable=readable), self.hello.timeout_s
-        module = "retrain.environments.world_worker"
-        return WorkerProcess(module, tuple(self.hello), containment, self.variables, seconds, self.python)
+    apart: bool = True
 
 
 class _Task(NamedTuple):
@@ -63,20 +49,12 @@ class _Task(NamedTuple):
     expected: bytes | None = None
 
 
-@dataclass
-class _Episode:
-    """A live episode: its worker, and the steps that were answered with the digests of the answers."""
-
-    worker: int
-    history: list[tuple[Body, bytes]] = field(default_factory=list[tuple[Body, bytes]])
-
-
 class WorldPool:
     """Holds the live episodes of an environment, each step under a deadline in a process that may be killed.
 
-    An episode is a problem, a seed and the replies so far. When a worker is lost, the episode that it was busy with
-    has failed; the others are played again in a new one, up to where they were. One that is answered differently the
-    second time is not deterministic, and has failed.
+    An episode is a problem, a seed and the replies so far. When the process is lost, the episode that it was busy
+    with has failed; the others are played again in a new one, up to where they were. One that is answered differently
+    the second time is not deterministic, and has failed.
 
     Attributes:
         traits: `replay`: an episode can be played again. `rewards`: an episode that a limit ends has earned 0 at its
@@ -88,18 +66,11 @@ class WorldPool:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._live: dict[int, _Episode] = {}
-        self._told: set[str] = set()
+        self._live: dict[int, list[_Task]] = {}  # the steps that were answered, with the answers' digests
         self._spent, self._steps, self._replayed = 0.0, 0, 0
-        self._local = load(launch.hello) if launch.workers == 0 else None
-        self._workers = [_Worker(launch) for _ in range(launch.workers)]
-        try:
-            while not all(worker.ready for worker in self._workers):
-                self._receive({})
-        except BaseException:
-            self.close()
-            raise
-        self.traits = self._local.traits if self._local else self._workers[0].traits
+        self._local = None if launch.apart else load(launch.hello)
+        self._worker: _Worker | None = None
+        self.traits: Mapping[str, bool] = self._local.traits if self._local else self._ready({}).traits
 
     def step(self, calls: Mapping[int, Body]) -> dict[int, Answer]:
         """Do one step of each of these episodes, by their numbers; one that fails changes none of the others."""
@@ -110,13 +81,6 @@ class WorldPool:
             self.close()  # answers under way must not be taken for others
             raise
         self._spent, self._steps = self._spent + time.perf_counter() - began, self._steps + len(calls)
-        for answer in answers.values():
-            kind = answer.detail.partition(":")[0]
-            if kind not in self._told and answer.kind in ("error", "timeout"):
-                self._told.add(kind)
-                _logger.warning(
-                    "environment %s: %s (shown once)\n%s", self._launch.hello.name, answer.detail, answer.trace
-                )
         return answers
 
     def finish(self) -> None:
@@ -124,171 +88,153 @@ class WorldPool:
         self._live.clear()
         if self._local is not None:
             self._local.call(("finish",))
-        for worker in self._workers:
-            worker.queue.append(_Task(-1, ("finish",)))
-        self._drain({})
+        if self._worker is not None:
+            self._worker.queue.append(_Task(-1, ("finish",)))
+            self._drain(self._worker, {})
 
     def close(self) -> None:
-        """Kill the workers. A later `step` starts new ones."""
-        for worker in self._workers:
-            worker.process.kill()
+        """Kill the worker. A later `step` starts a new one."""
+        if self._worker is not None:
+            self._worker.kill()
         self._live.clear()
-        self._workers = []
+        self._worker = None
 
-    def metrics(self) -> Metrics:
-        """Milliseconds for each step of an episode, and episodes that were replayed, since the last call."""
-        found = {"env/step_ms": 1000 * self._spent / max(1, self._steps), "env/replayed": float(self._replayed)}
+    def metrics(self) -> tuple[float, int, int]:
+        """Seconds, steps, and episodes that were replayed, since the last call."""
+        found = self._spent, self._steps, self._replayed
         self._spent, self._steps, self._replayed = 0.0, 0, 0
         return found
+
+    def _ready(self, answers: dict[int, Answer]) -> _Worker:
+        """A worker that has loaded the environment; one that has ended meanwhile is replaced."""
+        if self._worker is not None and self._worker.gone():
+            self._replace(self._worker, answers)
+        self._worker = worker = self._worker or _Worker(self._launch)
+        try:
+            while not worker.ready:
+                self._receive(worker, answers)
+        except BaseException:
+            self.close()
+            raise
+        return worker
 
     def _do(self, calls: Mapping[int, Body], answers: dict[int, Answer]) -> None:
         if self._local is not None:
             answers |= {key: _answer(self._local.call(body)) for key, body in calls.items()}
             return
-        self._workers += [_Worker(self._launch) for _ in range(self._launch.workers - len(self._workers))]
-        for index, worker in enumerate(self._workers):
-            if worker.gone():
-                self._replace(index, answers)
+        worker = self._ready(answers)
         for key, body in calls.items():
             if body[0] == "open":
-                self._live[key] = _Episode(key % len(self._workers))
-            if key in self._live:  # else it failed while nothing was asked
-                self._workers[self._live[key].worker].queue.append(_Task(key, body))
-        self._drain(answers)
+                self._live[key] = []
+            if key in self._live:  # else it has failed while nothing was asked
+                worker.queue.append(_Task(key, body))
+        self._drain(worker, answers)
 
-    def _drain(self, answers: dict[int, Answer]) -> None:
-        while any(worker.queue or worker.pending for worker in self._workers):
-            for worker in self._workers:
-                worker.feed()
-            self._receive(answers)
+    def _drain(self, worker: _Worker, answers: dict[int, Answer]) -> None:
+        """Have everything done that is in its queue, or in that of the worker that takes its place."""
+        while worker.queue or worker.pending:
+            worker.feed()
+            self._receive(worker, answers)
+            worker = self._worker or worker
 
-    def _receive(self, answers: dict[int, Answer]) -> None:
-        """Wait for one message or deadline, and act on it."""
-        soonest = min(worker.deadline for worker in self._workers)
-        heard = wait([worker.process.fileno() for worker in self._workers], max(0.0, soonest - time.monotonic()))
-        for index, worker in enumerate(self._workers):
-            if worker.process.fileno() in heard:
-                self._hear(index, answers)
-            elif time.monotonic() >= worker.deadline and not worker.process.has_answered():
-                self._lose(index, worker.overdue(), answers)
+    def _receive(self, worker: _Worker, answers: dict[int, Answer]) -> None:
+        """Wait for a message or the deadline, and act on it."""
+        if wait([worker.fileno()], max(0.0, worker.deadline - time.monotonic())) or worker.has_answered():
+            self._hear(worker, answers)
+        else:
+            self._lose(worker, Answer("timeout", detail=f"{worker.overdue()} for a step"), answers)
 
-    def _hear(self, index: int, answers: dict[int, Answer]) -> None:
-        worker = self._workers[index]
+    def _hear(self, worker: _Worker, answers: dict[int, Answer]) -> None:
         try:
-            for raw in worker.process.receive():
+            for raw in worker.receive():
                 if not worker.ready:
                     worker.started(raw)
-                else:
-                    answer = _answer(raw)
-                    task = worker.answered()
-                    self._take(task, answer, raw, answers)
-                    if "MemoryError" in answer.detail:  # what fills its memory may be its own garbage
-                        self._replace(index, answers)
-                        return
+                    continue
+                answer = _answer(raw)
+                self._take(worker.answered(), answer, raw, answers)
+                if "MemoryError" in answer.detail:  # what fills its memory may be its own garbage
+                    return self._replace(worker, answers)
         except WorkerLost as lost:
-            if not worker.ready:
-                raise UserCodeError(f"the environment ended the process that loaded it ({lost})") from None
-            failure = Answer("error", detail=f"ended its process ({lost})")
-            self._lose(index, failure, answers, worker.last if lost.answered else None)
+            failure = Answer("error", detail=worker.ended(lost))
+            self._lose(worker, failure, answers, worker.last if lost.answered else None)
 
     def _take(self, task: _Task, answer: Answer, raw: Any, answers: dict[int, Answer]) -> None:
-        episode, digest = self._live.get(task.key), _digest(raw)
-        if episode is None:  # it failed before this answer came
+        history, digest = self._live.get(task.key), _digest(raw)
+        if history is None:  # it failed before this answer came
             return
         if task.expected not in (None, digest):
-            answer = Answer(
-                "error", detail="is not deterministic: replayed from the same seed, it answered differently"
-            )
+            detail = "is not deterministic: replayed from the same seed, it answered differently"
+            answer = Answer("error", detail=detail)
         elif task.expected is not None:
             return
         answers[task.key] = answer
         if answer.kind == "say":
-            episode.history.append((task.body, digest))
+            history.append(task._replace(expected=digest))
         else:
             del self._live[task.key]
 
-    def _lose(self, index: int, failure: Answer, answers: dict[int, Answer], guilty: int | None = None) -> None:
+    def _lose(self, worker: _Worker, failure: Answer, answers: dict[int, Answer], guilty: int | None = None) -> None:
         """Blame the step that a worker was busy with, or the guilty episode, and replace the worker."""
-        worker = self._workers[index]
         if guilty is None and worker.pending:
             guilty = worker.pending[0].key
         if guilty in self._live:
             answers[guilty] = failure
             del self._live[guilty]
-        self._replace(index, answers)
+        self._replace(worker, answers)
 
-    def _replace(self, index: int, answers: dict[int, Answer]) -> None:
-        """A new worker that has its episodes where they were, and what it had still to do."""
-        lost = self._workers[index]
-        lost.process.kill()
+    def _replace(self, lost: _Worker, answers: dict[int, Answer]) -> None:
+        """A new worker that has the episodes where they were, and what was still to do."""
+        lost.kill()
         asked = {task.key: task for task in (*lost.pending, *lost.queue) if task.expected is None}
-        worker = self._workers[index] = _Worker(self._launch)
-        for key, episode in [(key, one) for key, one in self._live.items() if one.worker == index]:
-            if episode.history and not self.traits["replay"]:
+        self._worker = worker = _Worker(self._launch)
+        for key, history in list(self._live.items()):
+            if history and not self.traits["replay"]:
                 answers[key] = Answer("error", detail="was lost with its process, and cannot be replayed")
                 del self._live[key]
                 continue
-            self._replayed += bool(episode.history)
-            worker.queue += [_Task(key, body, digest) for body, digest in episode.history]
-            worker.queue += [asked[key]] if key in asked else []
+            self._replayed += bool(history)
+            worker.queue += [*history, *([asked[key]] if key in asked else [])]
 
 
-class _Worker:
-    """One worker and what it is doing.
+class _Worker(TimedWorker):
+    """One worker; its calls are named by their tasks.
 
     Attributes:
-        ready: its environment is loaded.
-        queue: steps to send; pending: steps sent and not answered, in order, the first being the one it is busy with.
+        queue: steps to send.
         last: the episode of the last answer.
         traits: see `WorldPool`.
-        deadline: when that step, or loading, has taken too long; infinite when it has nothing to do.
     """
 
     def __init__(self, launch: Launch) -> None:
-        self.process, self._timeout_s = launch.process(), launch.hello.timeout_s
-        self.ready, self.last, self.traits = False, -1, dict[str, bool]()
+        # What the environment imports of this package must be readable wherever the package is.
+        readable = (*launch.containment.readable, str(Path(__file__).parents[1]))
+        containment, hello = launch.containment._replace(readable=readable), tuple(launch.hello)
+        module, seconds = "retrain.environments.world_worker", launch.hello.timeout_s
+        super().__init__("the environment", module, hello, containment, launch.variables, seconds, launch.python)
+        self.last, self.traits = -1, dict[str, bool]()
         self.queue: deque[_Task] = deque()
-        self.pending: deque[_Task] = deque()
-        self.deadline = time.monotonic() + _START_TIMEOUT_S
-
-    def gone(self) -> bool:
-        """Whether it has ended, or has something to say though nothing was asked."""
-        return self.process.process.poll() is not None or (self.ready and self.process.has_answered())
 
     def feed(self) -> None:
         """Send it more once it has answered everything."""
         if not self.ready or self.pending:
             return
-        size = 0
+        tasks, size = list[_Task](), 0
         while self.queue and size < _CHUNK:
-            self.pending.append(self.queue.popleft())
-            size += sum(len(str(part)) for part in self.pending[-1].body)
-        if self.pending:
-            self.deadline = time.monotonic() + self._timeout_s
-            self.process.send(task.body for task in self.pending)
+            tasks.append(self.queue.popleft())
+            size += sum(len(str(part)) for part in tasks[-1].body)
+        if tasks:
+            self.give([(task, task.body) for task in tasks])
 
     def answered(self) -> _Task:
         """The step that an answer has come to."""
-        task = self.pending.popleft()
+        task: _Task = super().answered()
         self.last = task.key
-        self.deadline = time.monotonic() + self._timeout_s if self.pending else float("inf")
         return task
 
-    def overdue(self) -> Answer:
-        """The failure that passing its deadline means."""
-        if not self.ready:
-            raise UserCodeError(f"loading the environment took longer than {_START_TIMEOUT_S:g} s; look at its imports")
-        return Answer("timeout", detail=f"took longer than {self._timeout_s:g} s for a step")
-
-    def started(self, answer: Any) -> None:
+    def started(self, answer: Any, hint: str = "") -> None:
         """Take the answer to the first call."""
-        if answer[0] == "ready":
-            self.ready, self.deadline, self.traits = True, float("inf"), answer[1]
-            return
-        how, problem, fix, trace = answer
-        if how == "refused":
-            raise ComponentError(problem, fix, trace)
-        raise UserCodeError(f"loading the environment raised {problem}\n{trace}")
+        super().started(answer, hint)
+        self.traits = answer[1]
 
 
 def _digest(raw: Any) -> bytes:

@@ -18,7 +18,7 @@ from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound
 from retrain.rewards.worker import Reply, Settings, evaluate, invalid, load
 from retrain.system.sandbox import missing
-from retrain.system.worker_process import Containment, WorkerLost, WorkerProcess
+from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
 from retrain.types import Score
 
 FIELDS: tuple[str, ...] = ("completion", "answer", "prompt", "problem", "length", "max_tokens", "finish_reason")
@@ -27,7 +27,6 @@ is a dict with id, prompt, answer and extra; length and max_tokens are counts of
 "stop" or "length"."""
 
 _LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
-_START_TIMEOUT_S = 120.0
 _CHUNK = 32
 _LONGEST = 4000
 """Characters of a worker's message."""
@@ -149,7 +148,7 @@ class RewardPool:
             for worker in self._workers:
                 if worker.ready and not worker.pending and queue:
                     count = max(1, min(_CHUNK, len(queue) // (2 * self._size)))
-                    worker.give(calls, [queue.popleft() for _ in range(count)])
+                    worker.give([(index, calls[index]) for index in (queue.popleft() for _ in range(count))])
             self._receive(calls, replies, queue)
         return cast("list[Reply]", replies)
 
@@ -162,7 +161,7 @@ class RewardPool:
             if worker.fileno() in heard:
                 failure = worker.take(calls, replies, self.names)
             elif time.monotonic() >= worker.deadline and not worker.has_answered():  # it may just have done so
-                failure = worker.overdue()
+                failure = Reply("timeout", None, worker.overdue())
             if failure is None:
                 continue
             worker.kill()
@@ -207,67 +206,30 @@ class RewardPool:
         )
 
 
-class _Worker(WorkerProcess):
-    """One worker and what it is doing.
-
-    Attributes:
-        ready: its rewards are loaded.
-        pending: calls sent and not answered, in order; the first of them is the one it is busy with.
-        deadline: when that call, or loading, has taken too long; infinite when it has nothing to do.
-    """
+class _Worker(TimedWorker):
+    """One worker; its calls are named by their index."""
 
     def __init__(self, settings: Settings, containment: Containment, variables: Sequence[str]) -> None:
         seconds = settings.timeout_s
-        super().__init__("retrain.rewards.worker", tuple(settings), containment, variables, seconds)
-        self._timeout_s, self._sandboxed = seconds, containment.sandboxed
-        self.ready = False
-        self.pending: deque[int] = deque()
-        self.deadline = time.monotonic() + _START_TIMEOUT_S
-
-    def gone(self) -> bool:
-        """Whether it has ended, or has something to say though nothing was asked."""
-        return self.process.poll() is not None or (self.ready and self.has_answered())
-
-    def give(self, calls: list[Call], indices: list[int]) -> None:
-        """Give it these calls to do; the clock of the first runs from now."""
-        self.pending.extend(indices)
-        self.deadline = time.monotonic() + self._timeout_s
-        self.send([calls[index] for index in indices])
+        super().__init__("a reward", "retrain.rewards.worker", tuple(settings), containment, variables, seconds)
+        self._hint = f" ({_LOOSEN})" if containment.sandboxed else ""
 
     def take(self, calls: list[Call], replies: list[Reply | None], names: Sequence[str]) -> Reply | None:
         """Take its answers; a failure to pass on if it is gone or must go."""
         try:
             for answer in self.receive():
                 if not self.ready:
-                    self._started(answer)
-                else:
-                    reply = _reply(answer, names[calls[self.pending[0]][0]])
-                    replies[self.pending.popleft()] = reply
-                    if reply.status == "error" and "MemoryError" in reply.detail:
-                        return Reply("retired")  # what fills its memory may be its own garbage
-                self.deadline = time.monotonic() + self._timeout_s if self.pending else float("inf")
+                    self.started(answer, self._hint)
+                    continue
+                index: int = self.pending[0]
+                reply = _reply(answer, names[calls[index][0]])
+                replies[self.answered()] = reply
+                if reply.status == "error" and "MemoryError" in reply.detail:
+                    return Reply("retired")  # what fills its memory may be its own garbage
         except WorkerLost as lost:
-            if not self.ready:
-                raise UserCodeError(f"a reward ended the process that loaded it ({lost})") from None
             # A second answer is the fault of a call that has been answered, not of the one that it is busy with.
-            return Reply("retired" if lost.answered else "crashed", None, f"ended its process ({lost})")
+            return Reply("retired" if lost.answered else "crashed", None, self.ended(lost))
         return None
-
-    def overdue(self) -> Reply:
-        """The failure that passing its deadline means."""
-        if not self.ready:
-            raise UserCodeError(f"loading the rewards took longer than {_START_TIMEOUT_S:g} s; look at their imports")
-        return Reply("timeout", None, f"took longer than {self._timeout_s:g} s")
-
-    def _started(self, answer: Any) -> None:
-        if answer == ["ready"]:
-            self.ready = True
-            return
-        how, problem, fix, trace = answer
-        if how == "refused":
-            raise ComponentError(problem, fix, trace)
-        hint = f" ({_LOOSEN})" if self._sandboxed else ""
-        raise UserCodeError(f"loading a reward raised {problem}{hint}\n{trace}")
 
 
 def _reply(answer: Any, name: str) -> Reply:

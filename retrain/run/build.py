@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -180,7 +182,7 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
         rows: list[ExpertRow] = []
         if (world := build_world(loaded, model)) is not None:
             rows = played(model.chat, world, problems, warmup.seed)
-            world.pool.close()
+            world.close()
         if warm_start(model, problems, settings, observe, cache=warmup.cache, rows=rows):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
     return model
@@ -192,8 +194,17 @@ def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
     if config.environment.name is None:
         return None
     start = launch(config, loaded.components.optional("environment"))
+    pools: list[WorldPool] = []
+    try:
+        pools += (WorldPool(start) for _ in range(max(1, config.environment.workers)))
+    except BaseException:
+        for pool in pools:
+            pool.close()
+        raise
+    engine = loaded.components.optional("engine")
+    turn = nullcontext() if engine and engine.component.traits.get("elsewhere") else Lock()
     limits = Limits(*start.hello.limits)
-    return World(WorldPool(start), limits, positions(model.model), config.reward_pool.max_failed)
+    return World(pools, limits, positions(model.model), config.reward_pool.max_failed, turn=turn)
 
 
 def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loaded, Task]:

@@ -90,7 +90,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= parts.sampler.metrics()
     if parts.world is not None:
-        metrics |= parts.world.pool.metrics()
+        metrics |= parts.world.metrics()
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from retrain.errors import DataError
 from retrain.run.episodes import FAILED, Player, World, roll, turn_stream
@@ -15,6 +16,8 @@ _AT_ONCE = 512
 
 class _Script:
     """Says the replies of problems instead of sampling; the stream of a request is the place of its problem."""
+
+    room = inf
 
     def __init__(self, chat: Chat, problems: Sequence[Problem]) -> None:
         self._lines: dict[int, tuple[str, list[int]]] = {}

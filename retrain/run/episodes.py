@@ -1,13 +1,20 @@
-"""Episodes: all that wait for the model are sampled in one call, a wave, and answered by the environment in another."""
+"""Episodes: all that wait for the model are sampled in one call, a wave, and answered by their environment in another.
+
+With several workers each has its share of the groups, in a thread, and waits for no other.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from retrain.errors import DataError, UserCodeError
+from retrain.errors import DataError, EngineError, UserCodeError
 from retrain.functional.seeds import derive_seed
 from retrain.training.bridge import Bridge, Said
 from retrain.training.chat import Chat, Prompt
@@ -16,6 +23,8 @@ from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampli
 if TYPE_CHECKING:
     from retrain.environments.contract import Answer, Limits
     from retrain.environments.world_pool import Body, WorldPool
+
+_logger = logging.getLogger(__name__)
 
 Posed = tuple[Problem, Prompt]
 """A problem with its prompt as the model sees it."""
@@ -32,20 +41,39 @@ class World:
     """The environment of a run.
 
     Attributes:
-        pool: holds the live episodes.
+        pools: hold the live episodes, each a share of the groups that does not wait for the others'.
         limits: of an episode.
-        context: tokens that an episode may have in all.
+        context: tokens that the model knows of an episode in all.
         max_failed: share of the episodes of a call above which failing is an error.
+        told: kinds of failures that have been shown.
+        turn: of the sampler, unless it takes calls from several threads.
+        over: the run has ended; what is under way goes no further.
     """
 
-    pool: WorldPool
+    pools: Sequence[WorldPool]
     limits: Limits
     context: float
     max_failed: float
+    told: set[str] = field(default_factory=set[str])
+    turn: AbstractContextManager[Any] = field(default_factory=threading.Lock)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def metrics(self) -> Metrics:
+        """Milliseconds for each step of an episode, and episodes that were replayed, since the last call."""
+        spent, steps, replayed = map(sum, zip(*(pool.metrics() for pool in self.pools), strict=True))
+        return {"env/step_ms": 1000 * spent / max(1, steps), "env/replayed": float(replayed)}
+
+    def close(self) -> None:
+        """End the processes."""
+        for pool in self.pools:
+            pool.close()
 
 
 class Speaker(Protocol):
     """What a player needs of a `Sampler`."""
+
+    @property
+    def room(self) -> float: ...
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]: ...
 
@@ -121,30 +149,76 @@ def roll(
         for group, ((problem, prompt), request) in enumerate(zip(posed, requests, strict=True), first)
         for member in range(request.count)
     ]
-    game = _Game(player, sampling)
     for key, episode in enumerate(episodes):
         episode.key = key
-    game.open(episodes)
-    while live := [episode for episode in episodes if not episode.over]:
-        wave = list(game.requests(live, [request.count for request in requests], first))
-        groups = player.sampler.sample([request for request, _ in wave], sampling)
-        heard: list[_Episode] = []
-        for (_, members), completions in zip(wave, groups, strict=True):
-            for episode in members:
-                game.hear(episode, completions[episode.member if len(completions) > 1 else 0])
-                heard.append(episode)
-        game.answer(heard)
-    game.finish(episodes)
+    counts = {group: request.count for group, request in enumerate(requests, first)}
+    world = player.world
+    if world is None or len(world.pools) == 1:
+        _play(_Game(player, sampling, counts, world.pools[0] if world else None), episodes)
+    else:
+        lanes = [[one for one in episodes if one.group % len(world.pools) == lane] for lane in range(len(world.pools))]
+        games = [_Game(player, sampling, counts, pool) for pool in world.pools]
+        with ThreadPoolExecutor(len(lanes), "episodes") as threads:
+            try:
+                list(threads.map(_play, games, lanes))
+            except BaseException:
+                world.over.set()
+                raise
+    if world is not None:
+        _check_failed(world, episodes)
     version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
     return [_rollout(player, episode, version) for episode in episodes]
 
 
-class _Game:
-    """The rules between a wave of the model's turns and the environment's answers."""
+def _play(game: _Game, episodes: Sequence[_Episode]) -> None:
+    """Play these episodes to their ends, in waves."""
+    game.open(episodes)
+    while live := [episode for episode in episodes if not episode.over]:
+        wave = list(game.requests(live))
+        heard: list[_Episode] = []
+        for (_, members), completions in zip(wave, game.sample([request for request, _ in wave]), strict=True):
+            for episode in members:
+                game.hear(episode, completions[episode.member if len(completions) > 1 else 0])
+                heard.append(episode)
+        game.answer(heard)
+    game.finish()
 
-    def __init__(self, player: Player, sampling: Sampling) -> None:
-        self._player, self._world, self._sampling = player, player.world, sampling
+
+def _check_failed(world: World, episodes: Sequence[_Episode]) -> None:
+    """Show each kind of failure once; UserCodeError if too many failed."""
+    failed = [one for one in episodes if one.ended in FAILED]
+    for one in failed:
+        kind = one.detail.partition(":")[0]
+        if kind not in world.told:
+            world.told.add(kind)
+            _logger.warning("environment: %s (shown once)", one.detail)
+    if len(failed) > world.max_failed * len(episodes):
+        raise UserCodeError(
+            f"{len(failed)} of {len(episodes)} episodes failed, more than [reward_pool] max_failed = "
+            f"{world.max_failed:g} allows; the first: {failed[0].detail}; mend the environment"
+        )
+
+
+class _Game:
+    """The rules between a wave of the model's turns and the answers of an environment's pool.
+
+    Args:
+        counts: episodes of each group.
+    """
+
+    def __init__(self, player: Player, sampling: Sampling, counts: Mapping[int, int], pool: WorldPool | None) -> None:
+        self._player, self._world, self._sampling, self._pool = player, player.world, sampling, pool
         self._bridge = Bridge(player.chat) if player.world else None
+        self._counts = counts
+
+    def sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """What the model says; EngineError once the run has ended."""
+        if self._world is None:
+            return self._player.sampler.sample(requests, self._sampling)
+        with self._world.turn:
+            if self._world.over.is_set():
+                raise EngineError("sampling has been broken off")
+            return self._player.sampler.sample(requests, self._sampling)
 
     def open(self, episodes: Iterable[_Episode]) -> None:
         """Begin; the environment may add to the prompt."""
@@ -156,16 +230,14 @@ class _Game:
             calls[one.key] = ("open", one.key, facts, derive_seed(self._sampling.seed, "environment", one.problem.id))
         self._take(episodes, calls)
 
-    def requests(
-        self, live: Sequence[_Episode], counts: Sequence[int], first: int
-    ) -> Iterable[tuple[Request, list[_Episode]]]:
+    def requests(self, live: Sequence[_Episode]) -> Iterable[tuple[Request, list[_Episode]]]:
         """What to sample, and for whom. The first turns of a group that sees one prompt are one request.
 
         The request asks for the whole group even if a member has failed already: the others draw what they would.
         """
         for (group, ids), several in groupby(live, lambda one: (one.group, one.context)):
             members = list(several)
-            count = counts[group - first]
+            count = self._counts[group]
             if not members[0].turns and (len(members) == count or self._alike(members, live)):
                 yield Request(ids, count, self._budget(members[0]), members[0].stream), members
                 continue
@@ -194,17 +266,10 @@ class _Game:
             calls[one.key] = ("reply", one.key, text, turn.finish_reason, len(one.turns) - 1, one.left)
         self._take(heard, calls)
 
-    def finish(self, episodes: Sequence[_Episode]) -> None:
-        """End what limits have ended; UserCodeError if too many failed."""
-        if self._world is None:
-            return
-        self._world.pool.finish()
-        failed = [one for one in episodes if one.ended in FAILED]
-        if len(failed) > self._world.max_failed * len(episodes):
-            raise UserCodeError(
-                f"{len(failed)} of {len(episodes)} episodes failed, more than [reward_pool] max_failed = "
-                f"{self._world.max_failed:g} allows; the first: {failed[0].detail}; mend the environment"
-            )
+    def finish(self) -> None:
+        """End what limits have ended."""
+        if self._pool is not None:
+            self._pool.finish()
 
     def _alike(self, members: Sequence[_Episode], live: Sequence[_Episode]) -> bool:
         """Whether those of a group that are live all see one prompt, though some have failed."""
@@ -217,11 +282,12 @@ class _Game:
 
     def _room(self, one: _Episode) -> float:
         assert self._world is not None
-        return self._world.context - len(one.prompt.ids) - len(one.ids)
+        known = min(self._world.context, self._player.sampler.room)
+        return known - len(one.prompt.ids) - len(one.ids)
 
     def _take(self, episodes: Iterable[_Episode], calls: dict[int, Body]) -> None:
-        assert self._world is not None
-        answers = self._world.pool.step(calls)
+        assert self._pool is not None
+        answers = self._pool.step(calls)
         for one in episodes:
             try:
                 self._said(one, answers[one.key])
@@ -279,7 +345,11 @@ class _Game:
 def _rollout(player: Player, one: _Episode, version: int) -> Rollout:
     """The episode with its reward, unless that is for [[rewards]] to say."""
     parts = one.parts
-    if player.world is not None and one.ended in ("turns", "tokens", "context") and player.world.pool.traits["rewards"]:
+    if (
+        player.world is not None
+        and one.ended in ("turns", "tokens", "context")
+        and player.world.pools[0].traits["rewards"]
+    ):
         parts = {"env": 0.0}
     rollout = Rollout(
         problem_id=one.problem.id,

@@ -145,7 +145,7 @@ class Parts(Trained):
         """End the processes of rewards and environment, the trackers and the sampler."""
         self.pool.close()
         if self.world is not None:
-            self.world.pool.close()
+            self.world.close()
         for tracker in self.trackers:
             tracker.close()
         self.sampler.close()

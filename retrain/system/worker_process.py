@@ -16,7 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -24,9 +26,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from retrain.errors import ComponentError, UserCodeError
 from retrain.system import sandbox
 from retrain.system.process import end, follower
 
+_START_TIMEOUT_S = 120.0
 _LONGEST_ANSWER = 1 << 20
 _ALLOWED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
@@ -157,6 +161,78 @@ class WorkerProcess:
         number = -code if code < 0 else code - 128
         known = number in {one.value for one in signal.Signals}
         return f"killed by {signal.Signals(number).name}" if known else f"exit code {code}"
+
+
+class TimedWorker(WorkerProcess):
+    """A worker whose first call and whose every other call has a deadline.
+
+    Args:
+        what: errors say that this could not be loaded.
+        module, hello, containment, variables, seconds, python: see `WorkerProcess`; a call may take as many seconds.
+
+    Attributes:
+        ready: it has answered the first call.
+        pending: calls sent and not answered, in order and as the sender names them; it is busy with the first.
+        deadline: when that call, or the first call, has taken too long; infinite when it has nothing to do.
+    """
+
+    def __init__(  # noqa: PLR0913 - those of its base
+        self,
+        what: str,
+        module: str,
+        hello: Any,
+        containment: Containment,
+        variables: Iterable[str],
+        seconds: float,
+        python: str | None = None,
+    ) -> None:
+        super().__init__(module, hello, containment, variables, seconds, python)
+        self._what, self._seconds = what, seconds
+        self.ready = False
+        self.pending: deque[Any] = deque()
+        self.deadline = time.monotonic() + _START_TIMEOUT_S
+
+    def gone(self) -> bool:
+        """Whether it has ended, or has something to say though nothing was asked."""
+        return self.process.poll() is not None or (self.ready and self.has_answered())
+
+    def give(self, calls: Sequence[tuple[Any, Any]]) -> None:
+        """Give it these calls, each with its name; the clock of the first runs from now."""
+        self.pending.extend(name for name, _ in calls)
+        self.deadline = time.monotonic() + self._seconds
+        self.send([body for _, body in calls])
+
+    def answered(self) -> Any:
+        """The name of the call that an answer has come to; the clock of the next runs from now."""
+        name = self.pending.popleft()
+        self.deadline = time.monotonic() + self._seconds if self.pending else float("inf")
+        return name
+
+    def overdue(self) -> str:
+        """What passing its deadline means, in words; UserCodeError if it is not even ready."""
+        if not self.ready:
+            raise UserCodeError(f"loading {self._what} took longer than {_START_TIMEOUT_S:g} s; look at its imports")
+        return f"took longer than {self._seconds:g} s"
+
+    def ended(self, lost: WorkerLost) -> str:
+        """What its end means, in words; UserCodeError if it was not even ready."""
+        if not self.ready:
+            raise UserCodeError(f"{self._what} ended the process that loaded it ({lost})") from None
+        return f"ended its process ({lost})"
+
+    def started(self, answer: Any, hint: str = "") -> None:
+        """Take the answer to the first call: ["ready", ...], or why the worker cannot be used.
+
+        Raises:
+            ComponentError: ["refused", problem, fix, trace]; UserCodeError: ["raised", problem, "", trace].
+        """
+        how, *rest = answer
+        if how == "ready":
+            self.ready, self.deadline = True, float("inf")
+        elif how == "refused":
+            raise ComponentError(*rest)
+        else:
+            raise UserCodeError(f"loading {self._what} raised {rest[0]}{hint}\n{rest[2]}")
 
 
 def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> None:

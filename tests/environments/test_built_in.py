@@ -1,5 +1,7 @@
 """The built-in environments and their problems."""
 
+from typing import Any
+
 import pytest
 
 from retrain.data.games import Numbers, Sums
@@ -82,7 +84,7 @@ def test_tools_are_called_and_mistakes_are_observations(parser):
     arguments = '{"width": 3, "height": 2.5}'
     right = CALLS[parser] % arguments if parser != "python" else "```python\narea(width=3, height=2.5)\n```"
     replies = [right, right.replace("area", "volume"), right.replace("width", "depth"), right.replace("3", "("), "7.5"]
-    game = tools(functions=[f"{__name__}.area"], parser=parser)
+    game: Any = tools(functions=[f"{__name__}.area"], parser=parser)
     first = next(game)
     assert [tool["name"] for tool in first.tools] == ["area"]
     assert '"width": {"type": "integer"}' in first.text

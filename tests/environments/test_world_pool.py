@@ -19,10 +19,10 @@ LIMIT_S = 4.0
 """For steps that hang: what does not hang stays below it on a machine however busy."""
 
 
-def pool(name="faulty", timeout_s=600.0, workers=1, python=None, memory_mb=2048, **params):
+def pool(name="faulty", timeout_s=600.0, apart=True, python=None, memory_mb=2048, **params):
     target = f"misbehaving_worlds.{name}"
     hello = Hello(target, target, params, (str(HERE),), timeout_s, Limits(8, 16, 64, 64))
-    return WorldPool(Launch(hello, Containment(memory_mb, not missing(), (str(HERE),)), (), python, workers))
+    return WorldPool(Launch(hello, Containment(memory_mb, not missing(), (str(HERE),)), (), python, apart))
 
 
 def problem(answer, number=0):
@@ -58,9 +58,9 @@ def test_an_episode_is_what_its_environment_yields_and_returns(quiet):
     assert quiet[5] != quiet[6]  # another seed
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_said_does_not_depend_on_the_workers(quiet, workers):
-    worlds = pool(workers=workers)
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_said_does_not_depend_on_the_process(quiet, apart):
+    worlds = pool(apart=apart)
     assert play(worlds, ["fine"] * 12) == {key: quiet[key] for key in range(12)}
     worlds.finish()
     assert play(worlds, ["fine"] * 3) == {key: quiet[key] for key in range(3)}
@@ -91,25 +91,22 @@ def test_an_episode_that_answers_its_replay_differently_is_noticed(quiet):
     answers[3], answers[4] = "clock", "exit"
     worlds = pool(at="end")
     log = play(worlds, answers)
-    replayed = worlds.metrics()["env/replayed"]
+    _, steps, replayed = worlds.metrics()
     worlds.close()
     assert "not deterministic" in log.pop(3)[-1].detail
     assert "exit code 3" in log.pop(4)[-1].detail
     assert log == {key: seen for key, seen in quiet.items() if key not in (3, 4)}
-    assert replayed == 127
+    assert (steps, replayed) == (128 * 6 - 2, 127)
 
 
 def test_a_world_that_is_outside_is_not_replayed(quiet):
-    worlds = pool("outside", workers=2)
-    log = play(worlds, ["exit", "fine", "fine", "fine"])
+    worlds = pool("outside")
+    log = play(worlds, ["fine", "exit", "fine"])
     worlds.close()
-    assert [
-        "fine" if seen[-1].kind == "end" else seen[-1].detail.split(" (")[0] for _, seen in sorted(log.items())
-    ] == [
-        "ended its process",
-        "fine",
+    assert [seen[-1].detail.split(" (")[0] for _, seen in sorted(log.items())] == [
         "was lost with its process, and cannot be replayed",
-        "fine",
+        "ended its process",
+        "was lost with its process, and cannot be replayed",
     ]
 
 
@@ -118,7 +115,7 @@ def test_a_worker_that_dies_between_two_steps_costs_nothing(quiet):
 
     def end_it(wave):
         if wave == 3:
-            process = worlds._workers[0].process.process
+            process = worlds._worker.process
             os.killpg(process.pid, 9)
             process.wait()
 
@@ -150,7 +147,7 @@ def test_a_class_is_built_once_and_reads_every_field():
     ],
 )
 def test_what_is_no_observation_or_reward_is_an_error_of_the_episode(answer, message):
-    worlds = pool("odd", workers=0)
+    worlds = pool("odd", apart=False)
     assert message in play(worlds, [answer])[0][-1].detail
 
 
@@ -163,7 +160,7 @@ def test_a_text_without_end_is_cut():
 
 @pytest.mark.parametrize(("answer", "message"), [("reward", "before the first reply"), ("", "before the model said")])
 def test_nothing_is_earned_before_the_first_reply(answer, message):
-    assert message in play(pool("early", workers=0), [answer])[0][-1].detail
+    assert message in play(pool("early", apart=False), [answer])[0][-1].detail
 
 
 @pytest.mark.parametrize(

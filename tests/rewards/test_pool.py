@@ -280,7 +280,7 @@ def test_a_module_that_breaks_only_in_the_worker(tmp_path, monkeypatch):
     with pytest.raises(UserCodeError, match="OSError: no model"):
         RewardPool([(reward, 1.0)], search_paths=[tmp_path])
     module.write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr("retrain.rewards.pool._START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("retrain.system.worker_process._START_TIMEOUT_S", 1.0)
     with pytest.raises(UserCodeError, match="longer than 1 s"):
         RewardPool([(reward, 1.0)], search_paths=[tmp_path])
 

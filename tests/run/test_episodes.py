@@ -1,8 +1,11 @@
 """Episodes against a literal player of one at a time; limits; the sampler's log-probs against the trainer's."""
 
+import threading
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from retrain.engines.torch_engine import TorchEngine
 from retrain.environments.contract import Limits
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
+from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.run.episodes import Player, World, roll
 from retrain.system.worker_process import Containment
@@ -46,8 +50,8 @@ CHAT = Chat(Letters(), END)
 class Dice:
     """A sampler whose completions depend on (seed, stream, member) alone."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, room=inf):
+        self.calls, self.room = [], room
 
     def sample(self, requests, sampling):
         self.calls.append(requests)
@@ -64,7 +68,8 @@ def dice(seed, stream, member, most):
 def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, **params):
     target = f"talking_worlds.{name}"
     hello = Hello(target, target, params, (str(Path(__file__).parent),), 600.0, limits, traits or {})
-    return World(WorldPool(Launch(hello, Containment(0, False), workers=workers)), limits, context, max_failed)
+    launch = Launch(hello, Containment(0, False), apart=workers > 0)
+    return World([WorldPool(launch) for _ in range(max(1, workers))], limits, context, max_failed)
 
 
 def asked(count, groups, limits, seed=0):
@@ -77,7 +82,7 @@ def asked(count, groups, limits, seed=0):
 
 def literal(problem, stream, member, limits, context):
     """One episode, played alone: everything that a rollout and its row of a batch hold."""
-    game = talking_worlds.chatty(problem.answer, Random(derive_seed(SAMPLING.seed, "environment", problem.id)))
+    game: Any = talking_worlds.chatty(problem.answer, Random(derive_seed(SAMPLING.seed, "environment", problem.id)))
     heard, prompt, ids, rows, given, ended = next(game), Letters()(problem.prompt)["input_ids"], [], [], [], ""
     prompt += Letters()(heard or "")["input_ids"]
     while not ended:
@@ -139,6 +144,57 @@ def test_episodes_are_those_of_a_literal_player(data):
         assert batch.sampler_logprobs[row].tolist() == pytest.approx(scores)
         assert batch.turn_ids[row].tolist() == number
         assert int(batch.lengths[row]) == sum(mask)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_shares_of_the_groups_are_played_as_the_whole_is(workers):
+    limits = Limits(4, 6, 50, 20)
+    posed, requests = asked(3, 5, limits)
+    expected = roll(Player(Dice(), CHAT, world("chatty", limits)), posed, requests, SAMPLING)
+    shared = world("chatty", limits, workers=workers)
+    assert roll(Player(Dice(), CHAT, shared), posed, requests, SAMPLING) == expected
+    shared.close()
+
+
+def test_a_slow_answer_delays_its_own_share_only(monkeypatch):
+    """The first share waits until the second has been played to its end."""
+    limits = Limits(4, 6, 50, 60)
+    posed, requests = asked(1, 2, limits)
+    shared, done = world("chatty", limits, workers=2), threading.Event()
+    first, second = shared.pools
+    step, finish = first.step, second.finish
+    monkeypatch.setattr(first, "step", lambda calls: done.wait(60) and step(calls))
+    monkeypatch.setattr(second, "finish", lambda: finish() or done.set())
+    assert len(roll(Player(Dice(), CHAT, shared), posed, requests, SAMPLING)) == 2
+    shared.close()
+
+
+def test_a_sampler_that_fails_ends_every_share():
+    limits = Limits(99, 6, 50, 10**6)
+    posed, requests = asked(1, 2, limits)
+
+    class Broken(Dice):
+        def sample(self, requests, sampling):
+            super().sample(requests, sampling)
+            if len(self.calls) > 3:
+                raise EngineError("the sampler is gone")
+            return [[dice(0, one.stream, 0, one.max_tokens)] for one in requests]
+
+    shared, sampler = world("endless", limits, workers=2), Broken()
+    with pytest.raises(EngineError, match="gone"):
+        roll(Player(sampler, CHAT, shared), posed, requests, SAMPLING)
+    assert len(sampler.calls) <= 5
+    shared.close()
+
+
+def test_an_engine_that_takes_less_than_the_model_ends_episodes_at_its_own_limit():
+    limits = Limits(99, 6, 50, 500)
+    posed, requests = asked(2, 2, limits)
+    rollouts = roll(Player(Dice(room=30), CHAT, world("endless", limits, 1000)), posed, requests, SAMPLING)
+    assert {one.ended for one in rollouts} == {"context"}
+    assert {len(one.prompt_ids) + len(one.completion_ids) for one in rollouts} <= set(range(26, 31))
+    [short] = roll(Player(Dice(room=1), CHAT, world("endless", limits, 1000)), *asked(1, 1, limits), SAMPLING)
+    assert (short.ended, short.completion_ids, short.reward) == ("context", (), 0.0)
 
 
 @given(st.permutations(range(5)), st.integers(1, 3))
@@ -211,7 +267,7 @@ def test_an_episode_with_a_dead_member_draws_what_it_would():
     posed, requests = asked(8, 6, limits)
     lively = world("dies_once", limits, workers=2)
     rollouts = roll(Player(Dice(), CHAT, lively), posed, requests, SAMPLING)
-    lively.pool.close()
+    lively.close()
     dead = [one.group for one in rollouts if one.status == "error"]
     assert dead
     assert len(dead) < len(rollouts)

@@ -119,6 +119,7 @@ def test_keys_of_an_older_adapter_are_never_used(served, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(engine._llm, "reset_prefix_cache", lambda: True)
         assert worst_error(policy.model, PROMPTS, sample(engine, PROMPTS, SAMPLING), 1.0) > 0.01
+    give(policy, engine, tmp_path, 3)
     assert right(policy, engine, 3)
 
 

@@ -184,7 +184,8 @@ def test_keys_of_older_weights_are_never_used(pair, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_emptied_is_an_error(pair, monkeypatch):
-    _, engine = pair
+    model, engine = pair
+    engine.load_weights(model.state_dict(), 8)
     monkeypatch.setattr(engine._llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(EngineError, match="prefix cache"):
         sample(engine, PROMPTS, SAMPLING)

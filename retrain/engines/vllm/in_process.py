@@ -41,8 +41,9 @@ class VllmEngine(Sampler):
     vLLM reads the model's architecture from a configuration in `run_dir/vllm`; weights come from `load_weights` and
     `load_adapter` alone, so that none is ever sampled from that is not the trainer's. Log-probs are those of the
     distribution that was sampled from, in float32: tempered, truncated by top_k and top_p. At temperature 0 tokens
-    are greedy and log-probs those of temperature 1. Every call starts with an empty prefix cache, so what it returns
-    depends on the weights, the prompts and the seed, and not on what was sampled before.
+    are greedy and log-probs those of temperature 1. A call starts with an empty prefix cache unless the last one had
+    the same weights and `sampling`, as the turns of an episode have: what it returns depends on the weights, the
+    prompts and the seed, and not on what was sampled before.
 
     Args:
         model: a transformers causal LM; its configuration, and the names and shapes of its weights.
@@ -115,13 +116,14 @@ class VllmEngine(Sampler):
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         self._has_base, self._adapter = False, None
+        self._cached: tuple[int, Sampling] | None = None
         self._llm: Any = None
-        self._longest = 0
+        self.room = 0.0
         self._start()
 
     def describe(self) -> str:
         """What samples, in words."""
-        room = f"up to {self._longest} tokens per completion with its prompt"
+        room = f"up to {self.room} tokens per completion with its prompt"
         merged = f", LoRA merged and rounded to {self._dtype}" if self._merges else ""
         return f"vLLM {_vllm().__version__}, {self._dtype}{merged}, {room}"
 
@@ -142,7 +144,7 @@ class VllmEngine(Sampler):
                 them even into a new engine (then there are none in force).
         """
         check_weights(self._expected, weights)
-        self.version, failure = None, None
+        self.version, self._cached, failure = None, None, None
         for _ in range(2):
             try:
                 self._reload(weights)
@@ -164,7 +166,7 @@ class VllmEngine(Sampler):
         """
         if not self._has_base:
             raise EngineError("the sampler has no base for an adapter: call load_weights first")
-        self.version, request = None, _vllm("lora.request").LoRARequest
+        self.version, self._cached, request = None, None, _vllm("lora.request").LoRARequest
         self._adapter = request("policy", 1, str(folder))
         try:
             with self._isolated():
@@ -176,12 +178,14 @@ class VllmEngine(Sampler):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The completions of every request, in the requests' order."""
-        version = options.check(requests, sampling, self.version, self._longest)
+        version = options.check(requests, sampling, self.version, self.room)
         prompts = [{"prompt_token_ids": list(request.ids)} for request in requests]
         with self._isolated():
             self._wake()
-            if not self._llm.reset_prefix_cache():
+            # The turns of an episode, which one `sampling` draws, find the keys of the turns before.
+            if self._cached != (version, sampling) and not self._llm.reset_prefix_cache():
                 raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
+            self._cached = version, sampling
             try:
                 fields = _parameters(requests, sampling)
                 results = self._llm.generate(prompts, fields, use_tqdm=False, lora_request=self._adapter)
@@ -217,7 +221,7 @@ class VllmEngine(Sampler):
                 self._llm = _vllm().LLM(**self._options)
                 fields = _parameters([Request((0,), count=1, max_tokens=1, stream=0)], Sampling())
                 self._llm.generate([{"prompt_token_ids": [0]}], fields, use_tqdm=False)
-                self._longest = int(self._llm.llm_engine.model_config.max_model_len)
+                self.room = int(self._llm.llm_engine.model_config.max_model_len)
                 self._sleep()
         except Exception as error:
             advice = f"{options.MERGE}, or {_ADVICE}" if self.takes_adapters else _ADVICE

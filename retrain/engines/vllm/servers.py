@@ -160,10 +160,14 @@ class VllmServerEngine(Sampler):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The completions of every request, in the requests' order."""
-        room = min(int(known["max_model_len"]) for known in self._models.values())
-        options.check(requests, sampling, self.version, room)
+        options.check(requests, sampling, self.version, self.room)
         self._failure = None
         return self._together(lambda n: self._request(n, requests[n], sampling), range(len(requests)), _AT_ONCE)
+
+    @property
+    def room(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Tokens of a context with its completion that every server takes."""
+        return min(int(known["max_model_len"]) for known in self._models.values())
 
     def _together(self, function: Callable[[_T], _R], items: Sequence[_T], threads: int) -> list[_R]:
         """The function of every item, in threads; Ctrl-C, or any other exception in the wait, breaks them off."""

@@ -102,7 +102,7 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
 
 
-def check(requests: Sequence[Request], sampling: Sampling, version: int | None, room: int) -> int:
+def check(requests: Sequence[Request], sampling: Sampling, version: int | None, room: float) -> int:
     """The version of vLLM's weights; EngineError for what vLLM would refuse, or do otherwise than asked.
 
     Args:
