@@ -15,6 +15,9 @@ from retrain.protocols import Task
 from retrain.registry import task
 from retrain.types import Problem
 
+STEPS = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
+"""Of the environment "grid": (east, north)."""
+
 _HELDOUT_SHARE = 8
 """One problem in this many is held out."""
 
@@ -112,6 +115,41 @@ class Numbers(_Drawn):
             low, high = (max(low, said[-1] + 1), high) if said[-1] < number else (low, min(high, said[-1] - 1))
         name = f"{number} of {self.top}"
         return Problem(id=name, prompt=f"0-{self.top}:", answer=str(number), replies=tuple(map(str, said)))
+
+
+@task("walks")
+class Walks(_Drawn):
+    """Ways to a goal, for the environment "grid".
+
+    Args:
+        seed: of the training problems and of every demonstration.
+        far: how far the goal is at most, east or west and north or south.
+        steps: of the demonstrator.
+        p_astray: how often it goes anywhere instead of nearer.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        far: Annotated[int, Field(ge=1)] = 4,
+        steps: Annotated[int, Field(ge=1)] = 8,
+        p_astray: Probability = 0.6,
+    ) -> None:
+        super().__init__(seed, far=far, steps=steps, p_astray=p_astray)
+        self.far, self.steps = far, steps
+
+    def _problem(self, rng: Random) -> Problem:
+        goal = (0, 0)
+        while goal == (0, 0):
+            goal = rng.randint(-self.far, self.far), rng.randint(-self.far, self.far)
+        (east, north), said = goal, list[str]()
+        while (east, north) != (0, 0) and len(said) < self.steps:
+            nearer = [name for name, (e, n) in STEPS.items() if e * east + n * north > 0]
+            said.append(rng.choice(list(STEPS) if rng.random() < self.settings["p_astray"] else nearer))
+            east, north = east - STEPS[said[-1]][0], north - STEPS[said[-1]][1]
+        text = f"{goal[0]} {goal[1]}"
+        return Problem(id=text, prompt=f"{text}:", answer=text, replies=tuple(said))
 
 
 def _heldout(problem: Problem) -> bool:

@@ -30,8 +30,8 @@ class Say:
         reward: what the reply before it earned.
         role: of the message in a chat: "user", or "tool" for the result of a call.
         metrics: counts, which the episode's metrics add up.
-        tools: before the first reply, JSON schemas of what the model may call. A chat template that shows tools shows
-            them instead of the text.
+        tools: before the first reply, JSON schemas of what the model may call, for chat templates that show them.
+        tools_text: is added to the text where the chat template shows no tools.
     """
 
     text: str | None = None
@@ -39,6 +39,7 @@ class Say:
     role: str = "user"
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     tools: Sequence[Mapping[str, Any]] = ()
+    tools_text: str = ""
 
 
 class Reply(str):
@@ -79,7 +80,7 @@ class Answer(NamedTuple):
         parts: what the environment returned: its rewards by name; None for no opinion.
         metrics: counts to add to the episode's.
         detail, trace: of a failure.
-        tools: see `Say`.
+        tools, tools_text: see `Say`.
     """
 
     kind: str
@@ -90,6 +91,7 @@ class Answer(NamedTuple):
     detail: str = ""
     trace: str = ""
     tools: Sequence[Mapping[str, Any]] = ()
+    tools_text: str = ""
 
 
 def fields_read(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
@@ -117,7 +119,9 @@ def said(value: Any, first: bool) -> Answer:
         raise ValueError("gave a reward before the first reply")
     metrics = {str(key): _number(number, f"metric {key!r}") for key, number in say.metrics.items()}
     messages = [] if say.text is None else [(str(say.role), say.text)]
-    return Answer("say", messages, reward, None, metrics, tools=[dict(tool) for tool in say.tools])
+    return Answer(
+        "say", messages, reward, None, metrics, "", "", [dict(tool) for tool in say.tools], str(say.tools_text)
+    )
 
 
 def returned(value: Any) -> Answer:

@@ -6,18 +6,24 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from retrain import Say, environment
-from retrain.environments.contract import Game
+from retrain.environments.contract import Game, Limits, Reply
+from retrain.system import sandbox
 
 Call = tuple[str, Mapping[str, Any] | str]
 """Name and arguments of a tool; or an empty name, and why the text is no call."""
+
+_PYTHON_S, _LONGEST = 5.0, 1 << 15
+"""Of the tool `python`: seconds for a call, and bytes of what it prints that are read."""
 
 _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
@@ -30,9 +36,7 @@ _FORMS = {
 
 
 @environment("tools", rewards=False)
-def tools(
-    *, functions: Annotated[list[str], Field(min_length=1)], parser: str = "hermes", describe: bool = True
-) -> Game:
+def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> Game:
     """The model calls tools; its first reply without a call ends the episode, and [[rewards]] score that reply.
 
     A call that is broken, names no tool, or raises, is answered `error: ...`. env/tool_calls and env/tool_errors are
@@ -45,17 +49,49 @@ def tools(
         describe: begin with the tools' schemas, in the chat template's own place for them if it has one; else in the
             prompt, with how to call them.
     """
-    named = {path.rpartition(".")[2]: _load(path) for path in functions}
-    parse = PARSERS.get(parser) or _load(parser)
-    how = f"Call a tool with {_FORMS.get(parser, 'its syntax')}\n"
-    schemas = [schema(name, function) for name, function in named.items()]
-    lines = "".join(json.dumps(one) + "\n" for one in schemas)
-    reply = yield Say(f"\nTools:\n{lines}{how}", tools=schemas) if describe else None
-    while calls := parse(reply):
-        answers = [_called(named, name, arguments) for name, arguments in calls]
-        broken = sum(text.startswith("error: ") for text in answers)
-        reply = yield Say("\n".join(answers), role="tool", metrics={"tool_calls": len(calls), "tool_errors": broken})
+    named = {path.rpartition(".")[2]: load_object(path) for path in functions}
+    yield from called(named, parser, describe)
     return None
+
+
+def called(
+    named: Mapping[str, Callable[..., Any]],
+    parser: str,
+    describe: bool,
+    first: str | None = None,
+    limits: Limits | None = None,
+) -> Generator[Say, Reply]:
+    """Answer the model's calls of tools until a reply has none.
+
+    Args:
+        named: the tools.
+        parser, describe: see `tools`.
+        first: is added to the prompt.
+        limits: it ends with the last reply that they allow, whose calls are made; None leaves that to the driver.
+    """
+    parse = PARSERS.get(parser) or load_object(parser)
+    how = f"Call a tool with {_FORMS.get(parser, 'its syntax')}\n"
+    schemas = [schema(name, function) for name, function in named.items()] if describe else []
+    lines = "".join(json.dumps(one) + "\n" for one in schemas)
+    reply = yield Say(first, tools=schemas, tools_text=f"\nTools:\n{lines}{how}" * describe)
+    while calls := parse(reply):
+        answers = [_call(named, name, arguments) for name, arguments in calls]
+        broken = sum(text.startswith("error: ") for text in answers)
+        if limits and (reply.turn + 1 >= limits.max_turns or reply.tokens_left <= 0):
+            return
+        reply = yield Say("\n".join(answers), role="tool", metrics={"tool_calls": len(calls), "tool_errors": broken})
+
+
+def python(code: str) -> str:
+    """Run Python code and see what it prints."""
+    if sandbox.INSIDE not in os.environ:
+        raise SystemExit("the tool python runs code of the model, and there is no sandbox around it")
+    with tempfile.TemporaryFile() as printed:
+        command: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": subprocess.STDOUT}
+        command |= {"cwd": tempfile.gettempdir(), "timeout": _PYTHON_S}
+        subprocess.run([sys.executable, "-I", "-c", code], **command)  # noqa: S603 - what the sandbox is for
+        printed.seek(0)
+        return printed.read(_LONGEST).decode(errors="replace")
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -105,7 +141,7 @@ def _of_json(text: str) -> Call:
         return "", f"this is no call: {error}"
 
 
-def _called(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping[str, Any] | str) -> str:
+def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping[str, Any] | str) -> str:
     if isinstance(arguments, str):
         return f"error: {arguments}"
     if name not in named:
@@ -117,6 +153,7 @@ def _called(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mappi
 
 
 @cache
-def _load(path: str) -> Callable[..., Any]:
+def load_object(path: str) -> Callable[..., Any]:
+    """What a dotted path names."""
     module, _, name = path.replace(":", ".").rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -244,12 +244,13 @@ def _digest(raw: Any) -> bytes:
 def _answer(raw: Any) -> Answer:
     """A worker's answer; WorkerLost if it is none. What runs in the worker may have written it."""
     try:
-        kind, messages, reward, parts, metrics, detail, trace, tools = raw
+        kind, messages, reward, parts, metrics, detail, trace, tools, tools_text = raw
         texts = [(str(role), str(text)) for role, text in messages]
         scores = None if parts is None else {str(name): float(value) for name, value in parts.items()}
         counts = {str(name): float(value) for name, value in metrics.items()}
         if kind in ("say", "end", "error"):
-            return Answer(kind, texts, float(reward), scores, counts, str(detail), str(trace), list(tools))
+            told = str(detail), str(trace), list(tools), str(tools_text)
+            return Answer(kind, texts, float(reward), scores, counts, *told)
     except (TypeError, ValueError, AttributeError):
         pass
     raise WorkerLost("it sent what is no answer")

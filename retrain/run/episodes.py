@@ -319,8 +319,9 @@ class _Game:
         if one.turns:
             turn = one.turns[-1]
             new = self._bridge.ids(self._short(answer.messages), one.ids[-1] if turn.finish_reason == "stop" else None)
-        elif answer.messages:
-            one.prompt = self._bridge.opening(one.problem.prompt, answer.messages, answer.tools)
+        elif answer.messages or answer.tools_text:
+            opening = answer.messages, answer.tools, answer.tools_text
+            one.prompt = self._bridge.opening(one.problem.prompt, *opening)
         if self._room(one) - len(new) < 1:
             one.ended, one.over = "context", True
             return

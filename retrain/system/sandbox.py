@@ -23,6 +23,9 @@ from typing import Any
 
 from retrain.system.process import follower
 
+INSIDE = "RETRAIN_SANDBOX"
+"""The variable that is set in a sandbox."""
+
 PROCESSES = 320
 """Processes and threads that a sandbox may hold: more than one thread for each core of a large machine."""
 
@@ -77,6 +80,7 @@ def enter(readable: Iterable[str]) -> None:
     _show_own_processes(uid)
     os.chdir(directory)  # the same path, seen from inside
     _drop_capabilities()
+    os.environ[INSIDE] = "1"
 
 
 def _make_read_only(path: str) -> None:

@@ -44,21 +44,25 @@ class Bridge:
                 'use a model with another template, or [model] chat = "off"'
             )
 
-    def opening(self, prompt: str | Messages, said: Said, tools: Tools = ()) -> Prompt:
+    def opening(self, prompt: str | Messages, said: Said, tools: Tools = (), tools_text: str = "") -> Prompt:
         """The prompt with what the environment says before the first reply: in the last message, if it is the user's.
 
-        A chat template that shows the tools does so instead.
+        Args:
+            prompt: the problem's.
+            said: messages.
+            tools: shown by a chat template that can; by others `tools_text` is.
         """
+        joined = self._joined(prompt, said)
         if tools and self._chat.templated:
             wrapped = [{"type": "function", "function": dict(tool)} for tool in tools]
             with suppress(Exception):  # a template may raise anything
-                shown = self._chat.prompt(prompt, wrapped)
+                shown = self._chat.prompt(joined, wrapped)
                 if all(str(tool["name"]) in shown.text for tool in tools):
                     return shown
-        return self._chat.prompt(self._joined(prompt, said))
+        return self._chat.prompt(self._joined(joined, [("user", tools_text)] if tools_text else ()))
 
     def _joined(self, prompt: str | Messages, said: Said) -> str | Messages:
-        if isinstance(prompt, str) and (not self._chat.templated or {role for role, _ in said} == {"user"}):
+        if isinstance(prompt, str) and (not self._chat.templated or {role for role, _ in said} <= {"user"}):
             return prompt + "".join(text for _, text in said)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         for role, text in said:

@@ -1,13 +1,20 @@
 """The built-in environments and their problems."""
 
+import json
 from typing import Any
 
 import pytest
 
-from retrain.data.games import Numbers, Sums
+from retrain.data.games import Numbers, Sums, Walks
 from retrain.environments.calculator import calculator
+from retrain.environments.contract import Limits
+from retrain.environments.grid import grid
 from retrain.environments.guess import guess
-from retrain.environments.tools import python_block, tools
+from retrain.environments.tools import python, python_block, tools
+from retrain.environments.world_pool import Launch, WorldPool
+from retrain.environments.world_worker import Hello
+from retrain.system.sandbox import missing
+from retrain.system.worker_process import Containment
 
 
 def play(game, replies):
@@ -48,19 +55,28 @@ def test_all_guesses_that_find_the_number_earn_the_whole_shaping():
     assert sum(rewards) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("make", [Sums, Numbers])
+def test_grid_rewards_every_step_that_brings_nearer():
+    said, rewards, end = play(grid("2 -1"), ["e", "n", "what", "s", "s", "e"])
+    assert said == ["1 -1:", "1 -2:", "1 -2:", "1 -1:", "1 0:"]
+    assert rewards == pytest.approx([1 / 3, -1 / 3, 0, 1 / 3, 1 / 3])
+    assert end == {"reached": 1.0, "nearer": pytest.approx(1 / 3)}
+    assert sum(rewards) + end["nearer"] == pytest.approx(1)
+    assert play(grid("-3 0", steps=2, shaping=0.0), ["w", "w"]) == (["-2 0:"], [0.0], {"reached": 0.0, "nearer": 0.0})
+
+
+@pytest.mark.parametrize("make", [Sums, Numbers, Walks])
 def test_problems_are_apart_repeatable_and_shown_with_mistakes(make):
     first, again, other = make(0), make(0), make(1)
     train = [first.problem(index) for index in range(200)]
     assert train == [again.problem(index) for index in range(200)]
     assert train != [other.problem(index) for index in range(200)]
-    held = first.heldout(5 if make is Numbers else 64)
+    held = first.heldout(64 if make is Sums else 5)
     assert held == other.heldout(len(held))
     assert not {one.id for one in train} & {one.id for one in held}
     assert make(0).fingerprint() == make(1).fingerprint()
-    game = calculator if make is Sums else guess
+    game = {Sums: calculator, Numbers: guess, Walks: grid}[make]
     found = [play(game(one.answer), one.replies)[2] for one in train]
-    right = sum(one in (1.0, {"found": 1.0}) for one in found) / len(found)
+    right = sum((next(iter(one.values())) if isinstance(one, dict) else one) == 1 for one in found) / len(found)
     assert 0.1 < right < 0.9
     assert "open" not in found
 
@@ -87,9 +103,9 @@ def test_tools_are_called_and_mistakes_are_observations(parser):
     game: Any = tools(functions=[f"{__name__}.area"], parser=parser)
     first = next(game)
     assert [tool["name"] for tool in first.tools] == ["area"]
-    assert '"width": {"type": "integer"}' in first.text
-    assert '"description": "Width times height."' in first.text
-    assert '"required": ["width"]' in first.text
+    assert '"width": {"type": "integer"}' in first.tools_text
+    assert '"description": "Width times height."' in first.tools_text
+    assert '"required": ["width"]' in first.tools_text
     answers = [game.send(reply) for reply in replies[:-1]]
     assert [one.role for one in answers] == ["tool"] * 4
     assert answers[0].text == "7.5"
@@ -105,3 +121,26 @@ def test_tools_are_called_and_mistakes_are_observations(parser):
 def test_python_is_read_and_never_run():
     text = "```python\nx = 1\narea(3)\n__import__('os').getpid()\n```"
     assert [name for name, _ in python_block(text)] == ["", "", ""]
+
+
+def test_the_python_tool_runs_code_in_the_sandbox_and_nowhere_else(tmp_path):
+    with pytest.raises(SystemExit, match="no sandbox around it"):
+        python("print(1)")
+    if missing():
+        pytest.skip(missing())
+    params = {"functions": ["retrain.environments.tools.python"], "describe": False}
+    hello = Hello("tools", "retrain.environments.tools.tools", params, (), 600.0, Limits(9, 9, 9, 9))
+    worlds = WorldPool(Launch(hello, Containment(2048, True)))
+    worlds.step({0: ("open", 0, {"id": "0", "prompt": "p", "answer": "a", "extra": {}}, 0)})
+
+    def answer(code):
+        call = json.dumps({"name": "python", "arguments": {"code": code}})
+        return worlds.step({0: ("reply", 0, f"<tool_call>{call}</tool_call>", "stop", 0, 9)})[0].messages[0][1]
+
+    assert answer("print(6 * 7)") == "42\n"
+    assert "ZeroDivisionError" in answer("1 / 0")
+    assert "error: TimeoutExpired" in answer("while True: pass")
+    assert answer(f"import os; print(os.path.exists({str(tmp_path)!r}))") == "False\n"
+    assert "Error" in answer("import socket; socket.create_connection(('1.1.1.1', 53), 1)")
+    assert len(answer("print('x' * 10**6)")) == 1 << 15
+    worlds.close()

@@ -126,6 +126,17 @@ def test_rewards_score_the_last_reply_of_an_episode_without_a_reward(train):
             assert list(one["parts"]) == ["exact"]
 
 
+@pytest.mark.parametrize("kind", ["trl.factory='borrowed_worlds.Vault'", "skyrl.env_class='borrowed_worlds.Halves'"])
+def test_classes_of_other_libraries_train_as_they_are(train, kind):
+    name, plugins = kind.partition(".")[0], Path(__file__).parents[1] / "environments"
+    paths, world = f"plugins.search_paths=['{plugins}']", f"environment.name='{name}'"
+    run = train(paths, world, "guess={}", kind, "warmup.steps=0", "training.max_steps=1", "eval.problems=0")
+    episodes = stored(run, 0)
+    assert {one["ended"] for one in episodes} <= {"done", "tokens", "turns"}
+    assert all(one["reward"] in (0.0, 1.0) for one in episodes)
+    assert rows(run / "metrics.jsonl")[0]["reward/failed"] == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

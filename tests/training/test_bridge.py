@@ -74,7 +74,8 @@ def test_some_families_show_an_earlier_reply_differently():
 def test_tools_stand_where_the_template_shows_them_and_else_in_the_prompt(name):
     family = FAMILIES[name]
     model = chat(family)
-    shown = Bridge(model).opening("one?", [("user", " Call add_up so.")], [SCHEMA])
+    shown = Bridge(model).opening("one?", [("user", " Look.")], [SCHEMA], " Call add_up so.")
+    assert " Look." in shown.text
     assert "add_up" in shown.text
     assert ("Call add_up so." in shown.text) is not family.tools
     assert shown.ids == tuple(model.encode(shown.text))
@@ -86,7 +87,7 @@ def test_text_without_a_template_is_tokenized_as_it_is():
     bridge = Bridge(model)
     assert bridge.ids([("user", "one "), ("tool", "two")], model.end_id) == model.encode("one two")
     assert bridge.ids([], 5) == []
-    assert bridge.opening("one", [("user", " and two")], [SCHEMA]) == model.prompt("one and two")
+    assert bridge.opening("one", [("user", " and two")], [SCHEMA], "!") == model.prompt("one and two!")
 
 
 def test_what_is_said_first_joins_the_prompt():
