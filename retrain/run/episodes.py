@@ -61,7 +61,7 @@ class World:
     def metrics(self) -> Metrics:
         """Milliseconds for each step of an episode, and episodes that were replayed, since the last call."""
         spent, steps, replayed = map(sum, zip(*(pool.metrics() for pool in self.pools), strict=True))
-        return {"env/step_ms": 1000 * spent / max(1, steps), "env/replayed": float(replayed)}
+        return {"time/env_step_ms": 1000 * spent / max(1, steps), "env/replayed": float(replayed)}
 
     def close(self) -> None:
         """End the processes."""

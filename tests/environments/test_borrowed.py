@@ -1,6 +1,7 @@
 """Classes that were written for other libraries, played and trained on as they are."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def call(name, **arguments):
 
 def play(game, replies):
     """(what was said, with its reward; what was returned)."""
-    said = [next(game)]
+    said: list[Any] = [next(game)]
     try:
         for turn, reply in enumerate(replies):
             said.append(game.send(Reply(reply, turn=turn, tokens_left=9)))

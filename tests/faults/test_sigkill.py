@@ -72,8 +72,16 @@ def test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be(tmp_p
 CHANCE = """
 from zlib import crc32
 
+from retrain import Say
+
 def chance(completion):
     return float(crc32(completion.encode()) % 2)
+
+def talk(answer, rng):
+    reply = yield None
+    while rng.random() < 0.8:
+        reply = yield Say(f"{rng.randrange(10)} {crc32(reply.encode()) % 10}?", reward=rng.random())
+    return rng.random()
 """
 SMALL = """
 training.batch_size=2 training.max_tokens=8 warmup.steps=0 eval.problems=0 checkpoint.every=1 reward_pool.workers=0
@@ -92,12 +100,20 @@ MIX = (
     "mix.warmup=3",
     "mix.decay=4",
 )
+GAME = (
+    'environment.name="by_chance.talk"',
+    "environment.turn_tokens=4",
+    "training.max_tokens=24",
+    "algorithm.transform_mode=turn_returns",
+)
 METHODS = {
     "prime": PRIME,
     "prime_lora": (*PRIME, "model.lora={r = 2}", "prime.update=before", "prime.loss=dpo", "training.lr=1e-2"),
     "mix": MIX,
     "sepa": ("algorithm.transform_mode=gtpo_sepa", "sepa.schedule=auto", "sepa.warmup_steps=2", "sepa.delay_steps=1"),
     "overlap": ("rollout.overlap=1", "reward_pool.workers=1", "rollout.parity_every=2", "training.lr=1e-3"),
+    "game": (*GAME, "reward_pool.workers=1"),
+    "overlap_game": (*GAME, "reward_pool.workers=1", "rollout.overlap=1"),
     "overlap_mix": ("rollout.overlap=1", "reward_pool.workers=1", *MIX),
     "hicra_entropy": ("algorithm.transform_mode=hicra_entropy", "training.epochs=2", "training.minibatches=2"),
 }
