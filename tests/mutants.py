@@ -201,6 +201,59 @@ MUTANTS = [
         [("data.std(axis=-1, ddof=1) / math.sqrt(count)", "data.std(axis=-1) / math.sqrt(count)")],
         ["campaign/verdict/test_statistics.py"],
     ),
+    Mutant(
+        "a turn compared with itself",
+        "algorithms/turns.py",
+        [("compared = F.groups.leave_one_out(returns[:, turn], group_ids, members)",
+          "compared = returns[:, turn] - F.groups.group_mean(returns[:, turn], group_ids, members)")],
+        ["algorithms/test_turns.py"],
+    ),
+    Mutant(
+        "returns that end at an observation",
+        "algorithms/turns.py",
+        [("total = found[:, turn] = rewards[:, turn] + gamma * total",
+          "total = found[:, turn] = rewards[:, turn] + 0 * total")],
+        ["algorithms/test_turns.py"],
+    ),
+    Mutant(
+        "the end of a reply said twice",
+        "training/bridge.py",
+        [("return ids[place + 1 :] if", "return ids[place:] if")],
+        ["training/test_bridge.py"],
+    ),
+    Mutant(
+        "a cut reply without its end",
+        "run/episodes.py",
+        [('one.ids[-1] if turn.finish_reason == "stop" else None', "self._player.chat.end_id")],
+        ["run/test_episodes.py"],
+    ),
+    Mutant(
+        "observations trained on",
+        "training/layout.py",
+        [("            for start, end in spans:\n                response[row, start:end] = True",
+          "            for start, _ in spans[:1]:\n                response[row, start : len(ids)] = True")],
+        ["run/test_episodes.py"],
+    ),
+    Mutant(
+        "another game for every member of a group",
+        "run/episodes.py",
+        [('derive_seed(self._sampling.seed, "environment", one.problem.id)',
+          'derive_seed(self._sampling.seed, "environment", one.problem.id, one.member)')],
+        ["run/test_episodes.py"],
+    ),
+    Mutant(
+        "a replay without the reply under way",
+        "environments/world_pool.py",
+        [("worker.queue += [*history, *([asked[key]] if key in asked else [])]", "worker.queue += history")],
+        ["environments/test_world_pool.py"],
+    ),
+    Mutant(
+        "grams across an observation",
+        "algorithms/planning/planning_mask.py",
+        [("turns = response.long() if turn_ids is None else (turn_ids.cpu() + 1).where(response, 0)",
+          "turns = response.long()")],
+        ["algorithms/planning/test_planning_mask.py"],
+    ),
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from retrain.training.settings import PolicySettings
 from retrain.types import Completion, Problem, Request, Sampling
 from tests.engines.models import MODELS, tiny
 from tests.run import talking_worlds
+from tests.training.chat_templates import FAMILIES, chat
 
 END = 1
 SAMPLING = Sampling(stop_ids=(END,), seed=5)
@@ -260,6 +261,23 @@ def test_a_long_observation_is_cut_in_its_middle():
     player = Player(Dice(), Chat(Words(), END), world("endless", limits, says=said))
     [one] = roll(player, posed, requests, SAMPLING)
     assert list(one.completion_ids[one.turns[0].end : one.turns[1].start]) == [2] * 5 + [40] + [4] * 5
+
+
+def test_a_reply_that_is_cut_gets_its_end_from_the_environment():
+    """It stands in the history, and is not trained on."""
+    model, limits = chat(FAMILIES["chatml"]), Limits(3, 2, 50, 100)
+    problem = Problem("0", "one?", "x")
+    posed, requests = [(problem, model.prompt("one?"))], [Request(model.prompt("one?").ids, 1, 100, 0)]
+
+    class Cut(Dice):
+        def sample(self, requests, sampling):
+            return [[Completion((40, 41), (0.0, 0.0), "length")] for _ in requests]
+
+    [one] = roll(Player(Cut(), model, world("endless", limits, says="two?")), posed, requests, SAMPLING)
+    first, second, _ = one.turns
+    said = model.tokenizer.decode(list(one.completion_ids[first.end : second.start]))
+    assert said == "<|im_end|>\n<|im_start|>user\ntwo?<|im_end|>\n<|im_start|>assistant\n"
+    assert one.length == 6
 
 
 def test_an_episode_with_a_dead_member_draws_what_it_would():

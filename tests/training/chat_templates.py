@@ -6,6 +6,9 @@ results in a place of their own, thinking that is left out of earlier replies, p
 
 from typing import NamedTuple
 
+from retrain.training.chat import Chat
+from tests.make_checkpoint import make_tokenizer
+
 
 class Family(NamedTuple):
     """A chat template.
@@ -274,3 +277,14 @@ FAMILIES = {
         "<|im_end|>",
     ),
 }
+
+
+def chat(family: Family | None) -> Chat:
+    """A small tokenizer with this template and end of replies, or without a template."""
+    if family is None:
+        tokenizer = make_tokenizer()
+        return Chat(tokenizer, int(tokenizer.eos_token_id or 0))
+    tokenizer = make_tokenizer(True)
+    tokenizer.add_special_tokens({"eos_token": family.end})
+    tokenizer.chat_template = family.template
+    return Chat(tokenizer, int(tokenizer.eos_token_id or 0))

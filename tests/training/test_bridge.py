@@ -4,21 +4,9 @@ import pytest
 
 from retrain.errors import DataError
 from retrain.training.bridge import Bridge
-from retrain.training.chat import Chat
-from tests.make_checkpoint import make_tokenizer
-from tests.training.chat_templates import FAMILIES, Family
+from tests.training.chat_templates import FAMILIES, Family, chat
 
 SCHEMA = {"name": "add_up", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
-
-
-def chat(family):
-    if family is None:
-        tokenizer = make_tokenizer()
-        return Chat(tokenizer, tokenizer.eos_token_id)
-    tokenizer = make_tokenizer(True)
-    tokenizer.add_special_tokens({"eos_token": family.end})
-    tokenizer.chat_template = family.template
-    return Chat(tokenizer, tokenizer.eos_token_id)
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])

@@ -189,6 +189,18 @@ def test_mask_is_over_response_tokens_of_a_padded_batch():
     }
 
 
+def test_no_span_reaches_across_what_an_environment_said():
+    core = tokenizer("bytes")
+    halves = [core.encode("let me", add_special_tokens=False), core.encode(" check", add_special_tokens=False)]
+    ids = torch.tensor([[*halves[0], *halves[1]]])
+    turns = torch.tensor([[0] * len(halves[0]) + [1] * len(halves[1])])
+    detect = PlanningMask(core)
+    every = torch.ones_like(ids).bool()
+    assert detect(ids, every)[0].any()
+    assert not detect(ids, every, turns)[0].any()
+    assert detect(ids, every, turns * 0)[0].all()
+
+
 def test_semantic_entropy_sums_counts_over_the_batch():
     fast = tokenizer("bytes")
     rows = [fast.encode(t) for t in ("let me think, let me think", "double check; let me think", "nothing to see")]
