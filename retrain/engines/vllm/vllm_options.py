@@ -92,14 +92,18 @@ def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -
         "max_model_len": table["max_model_len"] or -1,
         "tensor_parallel_size": table["tensor_parallel_size"],
         "enforce_eager": table["enforce_eager"] or cpu,
+        # A seeded draw cannot be taken back on a CPU, as vLLM does after each part of a prompt.
+        "enable_chunked_prefill": False if cpu else None,
         "quantization": table["quantization"],
     }
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """vLLM's options as a server's command line has them; what is off or left to vLLM is not named."""
-    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value not in (None, False)}
-    return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
+    """vLLM's options as a server's command line has them; what is off by default or left to vLLM is not named."""
+    off = [f"no_{name}" for name, value in options.items() if value is False and name.startswith("enable_")]
+    named = {name: value for name, value in options.items() if value not in (None, False)} | dict.fromkeys(off, True)
+    flagged = {f"--{name.replace('_', '-')}": value for name, value in named.items()}
+    return [flag if value is True else f"{flag}={value}" for flag, value in flagged.items()]
 
 
 def check(requests: Sequence[Request], sampling: Sampling, version: int | None, room: float) -> int:

@@ -113,7 +113,8 @@ def test_on_a_cpu_products_are_float32_and_nothing_is_compiled():
         True,
         256 << 20,
     )
-    assert flags({"max_model_len": -1, "a_b": True, "c": None, "d": False}) == ["--max-model-len=-1", "--a-b"]
+    some = {"max_model_len": -1, "a_b": True, "c": None, "d": False, "enable_e": False}
+    assert flags(some) == ["--max-model-len=-1", "--a-b", "--no-enable-e"]
     asked = find("engine", "vllm").bind({"dtype": "bfloat16", "kv_cache_mb": 1}).params
     assert engine_options(asked, "folder", 0, cpu=True)["dtype"] == "bfloat16"
 
