@@ -43,6 +43,11 @@ class Problem:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     replies: tuple[str, ...] = ()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What rewards and environments read of it."""
+        return {"id": self.id, "prompt": self.prompt, "answer": self.answer, "extra": self.extra}
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

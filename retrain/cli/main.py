@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("retrain.cli.config_commands:explain", "Show what a configuration will do, without doing it."),
     "eval": ("retrain.cli.trained_commands:evaluate", "Evaluate a trained model on held-out problems."),
     "sample": ("retrain.cli.trained_commands:sample", "Talk to a trained model."),
+    "play": ("retrain.cli.trained_commands:play", "Play an environment, or watch a run's model play it."),
     "report": ("retrain.cli.trained_commands:report", "Write one HTML file about a run or a campaign."),
     "compare": ("retrain.cli.campaign_commands:compare", "Compare runs: paired differences, intervals, exact tests."),
     "status": ("retrain.cli.run_commands:status", "Show how far runs and campaigns are."),

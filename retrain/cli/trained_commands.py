@@ -62,6 +62,34 @@ def sample(
         parts.close()
 
 
+def play(
+    game: Annotated[Path, typer.Argument(help="A TOML file, to answer yourself; or a run, whose model answers.")],
+    problem: Annotated[int, typer.Option(min=0, help="Number of the training problem.")] = 0,
+    overrides: Overrides = None,
+) -> None:
+    """Play one episode of an environment in the terminal, or watch a trained model play it.
+
+    A reply is a line of the input: \\n in it is a line end.
+    """
+    if not game.is_dir():
+        from retrain.config.load import load
+        from retrain.run.play import by_hand
+
+        replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed())
+        for text in by_hand(load(game, overrides or ()), problem, replies):
+            say(text)
+        return
+    from retrain.run.play import by_model
+    from retrain.run.reopen import reopen
+
+    parts = reopen(game, overrides or (), _warnings)
+    try:
+        for text in by_model(parts, problem):
+            say(text)
+    finally:
+        parts.close()
+
+
 def _typed() -> Any:
     """Lines from the input, with a prompt sign in a terminal, until it ends."""
     while True:

@@ -209,13 +209,12 @@ def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max
     items: list[dict[str, Any]] = []
     for rollout in (rollouts[index] for index in waiting):
         problem, last = posed[rollout.group - first][0], rollout.turns[-1]
-        facts = {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra}
         items.append(
             {
                 "completion": parts.chat.decode(rollout.completion_ids[last.start :]) if last.start else rollout.text,
                 "answer": problem.answer,
                 "prompt": rollout.prompt,
-                "problem": facts,
+                "problem": problem.facts,
                 "length": rollout.length,
                 "max_tokens": max_tokens,
                 "finish_reason": rollout.finish_reason,

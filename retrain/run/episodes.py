@@ -226,8 +226,12 @@ class _Game:
             return
         calls: dict[int, Body] = {}
         for one in episodes:
-            facts = {key: getattr(one.problem, key) for key in ("id", "prompt", "answer", "extra")}
-            calls[one.key] = ("open", one.key, facts, derive_seed(self._sampling.seed, "environment", one.problem.id))
+            calls[one.key] = (
+                "open",
+                one.key,
+                one.problem.facts,
+                derive_seed(self._sampling.seed, "environment", one.problem.id),
+            )
         self._take(episodes, calls)
 
     def requests(self, live: Sequence[_Episode]) -> Iterable[tuple[Request, list[_Episode]]]:

@@ -84,7 +84,7 @@ def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]
             "completion": problem.solution,
             "answer": problem.answer,
             "prompt": problem.prompt,
-            "problem": {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, "extra": problem.extra},
+            "problem": problem.facts,
             "length": 0,  # in tokens of a model that is not known here
             "max_tokens": loaded.config.training.max_tokens,
             "finish_reason": "stop",

@@ -1,0 +1,132 @@
+"""What episodes of several turns cost, in three parts.
+
+The driver and the pool of live episodes: a sampler that takes no time and an environment that answers at once, 128
+episodes of four turns.
+
+Slow tools: a tool sleeps 0 to 300 ms, 16 groups of one episode in 8 workers, and a sampling call takes 50 ms whatever
+it is asked for. Each worker's share goes on by itself, against waves in which every share waits for the slowest.
+
+Contexts that are computed again: a wave of 32 episodes prefills what its earlier turns have prefilled. Seconds of that
+prefill with its first token, and of a further token, by the length of the context.
+
+    python benchmarks/episodes.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from retrain.environments.contract import Limits
+from retrain.environments.world_pool import Launch, WorldPool
+from retrain.environments.world_worker import Hello
+from retrain.run.episodes import Player, World, roll
+from retrain.system.worker_process import Containment
+from retrain.training.chat import Chat
+from retrain.types import Completion, Problem, Request, Sampling
+
+LIMITS = Limits(8, 8, 64, 64)
+REPLY = Completion((65, 66, 67, 0), (-0.5,) * 4, "stop")
+SAMPLING_S = 0.05
+
+
+class Bytes:
+    """A tokenizer of one byte each; 0 ends a reply."""
+
+    chat_template, eos_token_id = None, 0
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return bytes(token for token in ids if token).decode()
+
+
+class Instant:
+    """A sampler that takes this many seconds for a call."""
+
+    room = float("inf")
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        time.sleep(self.seconds)
+        return [[REPLY] * request.count for request in requests]
+
+
+class InWaves(Instant):
+    """Waits until every share that has not ended has asked, and then samples for all of them."""
+
+    def __init__(self, seconds: float, shares: int) -> None:
+        super().__init__(seconds)
+        self.barrier = threading.Barrier(shares)
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        self.barrier.wait()
+        return super().sample(requests, sampling)
+
+
+def played(environment: str, sampler: Instant, workers: int, groups: int, count: int) -> float:
+    """Seconds to play this many groups of episodes."""
+    hello = Hello(environment, f"slow_tools.{environment}", {}, (str(Path(__file__).parent),), 60.0, LIMITS)
+    pools = [WorldPool(Launch(hello, Containment(0, False))) for _ in range(workers)]
+    world = World(pools, LIMITS, float("inf"), 0.0, turn=nullcontext())
+    chat = Chat(Bytes(), 0)
+    posed = [(Problem(str(n), "what?", "x"), chat.prompt("what?")) for n in range(groups)]
+    requests = [Request(prompt.ids, count, LIMITS.max_tokens, n) for n, (_, prompt) in enumerate(posed)]
+    began = time.perf_counter()
+    rollouts = roll(Player(sampler, chat, world), posed, requests, Sampling(stop_ids=(0,)))
+    seconds = time.perf_counter() - began
+    assert {len(one.turns) for one in rollouts} == {4}
+    world.close()
+    return seconds
+
+
+def best(function: Callable[[], float], repetitions: int = 5) -> str:
+    """The least and the median of some repetitions."""
+    found = sorted(function() for _ in range(repetitions))
+    return f"{found[0]:.3f} (median {statistics.median(found):.3f})"
+
+
+def contexts() -> None:
+    """What a wave computes again, in the embedded engine."""
+    import torch
+    import transformers as hf
+
+    from retrain.engines.torch_engine import TorchEngine
+
+    torch.set_num_threads(1)
+    config = hf.Qwen3Config(
+        vocab_size=128, hidden_size=256, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=1, head_dim=32,
+        intermediate_size=704, max_position_embeddings=2048, tie_word_embeddings=True,
+    )  # fmt: skip
+    engine = TorchEngine(hf.Qwen3ForCausalLM(config).eval(), dtype="float32")
+    for length in (64, 256, 1024):
+
+        def seconds(most: int, length: int = length) -> float:
+            requests = [Request(tuple([n + 1] * length), 1, most, n) for n in range(32)]
+            began = time.process_time()
+            engine.sample(requests, Sampling())
+            return time.process_time() - began
+
+        seconds(1)
+        first, more = (min(seconds(most) for _ in range(3)) for most in (1, 9))
+        print(f"context {length:>5}: prefill {first:.3f} CPU s, a further token {(more - first) / 8:.4f}")
+
+
+def main() -> None:
+    """Print all of it."""
+    turns = 128 * 4
+    print("driver and pool, ms a turn:", best(lambda: 1000 * played("at_once", Instant(), 1, 16, 8) / turns))
+    print("slow tools, waves, s:", best(lambda: played("asleep", InWaves(SAMPLING_S, 8), 8, 16, 1), 3))
+    print("slow tools, shares that go on, s:", best(lambda: played("asleep", Instant(SAMPLING_S), 8, 16, 1), 3))
+    contexts()
+
+
+if __name__ == "__main__":
+    main()

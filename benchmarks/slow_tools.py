@@ -1,0 +1,23 @@
+"""Environments for `episodes.py`, imported by their workers."""
+
+import time
+from random import Random
+
+from retrain.environments.contract import Game
+
+
+def at_once(answer: str) -> Game:
+    """Answers at once, four times."""
+    for turn in range(4):
+        yield f"{turn}"
+    return 1.0
+
+
+def asleep(answer: str, rng: Random) -> Game:
+    """A tool that takes 0 to 300 ms, four times."""
+    yield None
+    for turn in range(3):
+        time.sleep(rng.uniform(0, 0.3))
+        yield f"{turn}"
+    time.sleep(rng.uniform(0, 0.3))
+    return 1.0

@@ -1,0 +1,66 @@
+"""One episode in a terminal: a person answers the environment, or a run's model does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retrain.config.environment_checks import launch
+from retrain.config.load import LoadedConfig
+from retrain.environments.world_pool import WorldPool
+from retrain.errors import ConfigError, ConfigProblem
+from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
+from retrain.run.collect import ask, score
+from retrain.run.episodes import roll
+from retrain.run.run_parts import Parts
+from retrain.training.chat import plain_text
+from retrain.types import Problem, Sampling
+
+
+def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterator[str]:
+    """What is said to a person who plays training problem `number`; it ends with the reward, or with the replies."""
+    config, environment = loaded.config, loaded.components.optional("environment")
+    if config.environment.name is None:
+        problem = "there is nothing to play: this configuration has no environment"
+        raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[environment] name", problem, "set name")])
+    task: Task = loaded.components.one("task").build({"seed": config.training.seed})
+    posed, pool, turn, earned = task.problem(number), WorldPool(launch(config, environment)), 0, 0.0
+    try:
+        yield plain_text(posed.prompt)
+        answer = pool.step({0: ("open", 0, posed.facts, derive_seed(config.training.seed, "play", posed.id))})[0]
+        while answer.kind == "say":
+            if answer.messages or answer.tools_text:
+                yield "".join([*(text for _, text in answer.messages), answer.tools_text])
+            if (reply := next(replies, None)) is None:
+                return
+            most = config.training.max_tokens
+            answer = pool.step({0: ("reply", 0, reply, "stop", turn, most)})[0]
+            turn, earned = turn + 1, earned + answer.reward
+            yield from [f"[reward {answer.reward:g}]"] if answer.reward else []
+        yield _end(
+            turn, answer.detail or answer.kind, None if answer.parts is None else sum(answer.parts.values()) + earned
+        )
+    finally:
+        pool.close()
+
+
+def by_model(parts: Parts, number: int) -> Iterator[str]:
+    """The same problem, played by a run's model: what it and the environment say, in turn."""
+    problem: Problem = parts.task.problem(number)
+    posed, most = [(problem, parts.chat.prompt(problem.prompt))], parts.config.training.max_tokens
+    sampling = Sampling(stop_ids=parts.loaded.stop_ids, seed=derive_seed(parts.config.training.seed, "play"))
+    [one] = score(parts, posed, roll(parts.player, posed, ask(posed, 1, most), sampling), most)
+    yield one.prompt
+    heard = 0
+    for turn in one.turns:
+        if said := parts.chat.decode(one.completion_ids[heard : turn.start]):
+            yield said
+        yield f"> {parts.chat.decode(one.completion_ids[turn.start : turn.end])}"
+        yield from [f"[reward {turn.reward:g}]"] if turn.reward else []
+        heard = turn.end
+    yield _end(len(one.turns), one.ended or one.finish_reason, one.reward)
+
+
+def _end(turns: int, how: str, reward: float | None) -> str:
+    value = "left to [[rewards]]" if reward is None else f"{reward:g}"
+    return f"[ended after {turns} turns: {how}; reward {value}]"
