@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 15_950,
-    "what retrain train imports": 9_500,
-    "with all that a run may name": 10_800,
-    "campaign": 2_340,
+    "package": 17_400,
+    "what retrain train imports": 9_850,
+    "with all that a run may name": 11_550,
+    "campaign": 2_345,
     "tools": 1_300,
     "report": 500,
 }

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved
 from retrain.config.schema import Config, Environment
-from retrain.environments.contract import Limits, fields_read
-from retrain.environments.world_pool import Launch, WorldPool
-from retrain.environments.world_worker import Hello
 from retrain.registry import Bound
-from retrain.system.sandbox import missing
-from retrain.system.worker_process import Containment
+
+if TYPE_CHECKING:
+    from retrain.environments.world_pool import Launch
 
 
 def check_environment(config: Config, document: Document, resolved: Resolved) -> None:
@@ -22,6 +20,9 @@ def check_environment(config: Config, document: Document, resolved: Resolved) ->
     if environment.name is None:
         _refuse_unread(environment, document)
         return
+    from retrain.environments.contract import fields_read
+    from retrain.environments.world_pool import WorldPool
+
     if config.rollout.overlap and environment.workers == 0:
         problem = "the environment would run beside the trainer and share its generators"
         document.refuse(("environment", "workers"), problem, "use at least 1, or [rollout] overlap = 0")
@@ -45,6 +46,12 @@ def _refuse_unread(environment: Environment, document: Document) -> None:
 
 def launch(config: Config, bound: Bound | None) -> Launch:
     """How the workers of the environment are started; `bound` is None where only another interpreter can import it."""
+    from retrain.environments.contract import Limits
+    from retrain.environments.world_pool import Launch
+    from retrain.environments.world_worker import Hello
+    from retrain.system.sandbox import missing
+    from retrain.system.worker_process import Containment
+
     environment, pool, paths = config.environment, config.reward_pool, config.plugins.search_paths
     limits = Limits(
         environment.max_turns, environment.turn_tokens, environment.observation_tokens, config.training.max_tokens

@@ -12,20 +12,16 @@ import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.credit_checks import check_engine
-from retrain.config.environment_checks import launch
 from retrain.config.load import LoadedConfig
 from retrain.config.schema import Config
 from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions
-from retrain.environments.contract import Limits
-from retrain.environments.world_pool import WorldPool
 from retrain.errors import ComponentError, DataError, RetrainError
 from retrain.functional.devices import matmul_dtype
 from retrain.protocols import Sampler, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
-from retrain.run.demonstrations import played
 from retrain.run.episodes import World
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
@@ -181,6 +177,8 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
         observe("phase", {"name": "warm start"})
         rows: list[ExpertRow] = []
         if (world := build_world(loaded, model)) is not None:
+            from retrain.run.demonstrations import played
+
             rows = played(model.chat, world, problems, warmup.seed)
             world.close()
         if warm_start(model, problems, settings, observe, cache=warmup.cache, rows=rows):
@@ -193,6 +191,10 @@ def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
     config = loaded.config
     if config.environment.name is None:
         return None
+    from retrain.config.environment_checks import launch
+    from retrain.environments.contract import Limits
+    from retrain.environments.world_pool import WorldPool
+
     start = launch(config, loaded.components.optional("environment"))
     pools: list[WorldPool] = []
     try:
