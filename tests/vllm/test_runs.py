@@ -104,3 +104,13 @@ def test_a_broken_installation_is_an_error_that_says_what_to_do(train, monkeypat
 def test_doctor_has_vllm_sample_a_token():
     assert prove("vllm").startswith("works (vLLM 0.")
     assert not torch.distributed.is_initialized()
+
+
+def test_a_run_of_several_turns_trains_on_what_vllm_sampled_and_ends_at_its_context(train):
+    game = ('task.name="numbers"', 'environment.name="guess"', "environment.max_turns=4", "environment.turn_tokens=4")
+    run = train(*game, "training.max_steps=2", "training.max_tokens=14", "algorithm.transform_mode=turn_returns")
+    for row in rows(run / "metrics.jsonl"):
+        assert row["parity/logp_diff_max"] < 1e-4
+        assert row["env/turns"] > 1
+    short = train(*game, "training.max_steps=1", "training.max_tokens=14", "vllm.max_model_len=16", name="short")
+    assert rows(short / "metrics.jsonl")[0]["env/ended_context"] > 0
