@@ -6,7 +6,8 @@ a step, in the order of first entry, but for
 - components that the TOML chose by name (an advantage, a loss, a task ...), except the engine. The planning mask has a
   room to itself, `algorithms/planning`;
 - the model: what the decoder computes of a token, chosen by the model's family as a component is by name;
-- definitions and mechanisms without flow: `types`, `protocols`, `errors`, `registry`, `system`;
+- definitions and mechanisms without flow: `types` with the layout of a batch, the parts of a run, `protocols`,
+  `errors`, `registry`, `system`;
 - formulas: `functional`.
 """
 
@@ -20,9 +21,10 @@ from retrain import registry
 
 PACKAGE = Path(retrain.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
-NOT_FLOW = ("types.py", "protocols.py", "errors.py", "registry", "system", "functional", "algorithms/planning")
+DEFINITIONS = ("types.py", "training/layout.py", "run/run_parts.py", "protocols.py", "errors.py", "registry")
+NOT_FLOW = (*DEFINITIONS, "system", "functional", "algorithms/planning")
 MODELS = ("engines/capability.py", "engines/embedded/fused.py", "engines/embedded/general.py", "training/model/lora.py")
-MOST = 12
+MOST = 13
 
 
 class Trace:
