@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.protocols import Part, Policy, Sampler, Task, Tracker
 from retrain.run.episodes import Player, World
-from retrain.training.layout import Layout
 from retrain.types import ExpertRow, Observer, State
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from retrain.rewards.pool import RewardPool
     from retrain.storage.run_directory import RunDirectory
     from retrain.training.chat import Chat
+    from retrain.training.layout import Layout
     from retrain.training.model.loading import Loaded
 
 
