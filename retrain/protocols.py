@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.errors import ComponentError, EngineError
-from retrain.types import Batch, Completion, Metrics, Observer, Problem, Request, Sampling, State
+from retrain.types import Batch, Completion, Metrics, Observer, Problem, Request, Rollout, Sampling, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,6 +181,14 @@ class Task(Protocol):
     def fingerprint(self) -> str | None:
         """Hash of the data and its settings: a run is not resumed on other data. None: it is not known."""
         return None
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """What an evaluation reports as `task/NAME` of the sampled answers to each of these held-out problems."""
+        return {}
+
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """Characters of a completion's text that the task knows to be special, by the name of what they are."""
+        return {}
 
 
 class Tracker(Protocol):

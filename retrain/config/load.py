@@ -28,7 +28,7 @@ from retrain.config.document import Document, Place, read
 from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
-from retrain.config.presets import Preset, lay_under
+from retrain.config.presets import Preset, lay_task, lay_under
 from retrain.config.resolve import Resolved, needs_import, slots
 from retrain.config.schema import RUN_NAME, Config
 from retrain.config.unread import judged, unread_keys
@@ -132,6 +132,7 @@ def validate(document: Document) -> LoadedConfig:
     Unread keys are noted, not refused.
     """
     preset = lay_under(document)
+    lay_task(document)
     known = cache(_known_keys)
     config = _sections(document, known)
     valid = not document.problems

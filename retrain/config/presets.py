@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 
 import tomli
 
+from retrain import registry
 from retrain.config.document import Document, Place, show
 from retrain.config.positions import Path, positions
 
@@ -69,9 +71,20 @@ def lay_under(document: Document) -> Preset | None:
     return Preset(str(name), str(file), keys, overridden)
 
 
+def lay_task(document: Document) -> None:
+    """Add what the task of this package that `document` names has in its trait `settings` and the document does not."""
+    section = document.data.get("task")
+    name = section.get("name") if isinstance(section, dict) else None
+    if not isinstance(name, str) or not registry.is_registered("task", name):
+        return
+    for path, value in leaves(registry.find("task", name).traits.get("settings", {})):
+        if not _set_already(document.data, path):
+            _put(document.data, path, copy.deepcopy(value))
+
+
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Every value in `value` at `path` that is no table, with the keys that lead to it."""
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         yield path, value
         return
     for key, inner in value.items():

@@ -73,7 +73,7 @@ class Addition(Habits, Task):
         a, b = self._draw(rng)
         while is_heldout(a, b):
             a, b = self._draw(rng)
-        return self._problem(a, b, rng)
+        return self._problem(a, b, rng, self._habits(index))
 
     def heldout(self, count: int) -> list[Problem]:
         """The first `count` distinct held-out problems; a range of one digit has only a few."""
@@ -84,13 +84,15 @@ class Addition(Habits, Task):
             rng = Random(derive_seed(0, "heldout", draw))
             a, b = self._draw(rng)
             if is_heldout(a, b) and (a, b) not in found:
-                found[a, b] = self._problem(a, b, rng)
+                found[a, b] = self._problem(a, b, rng, self)
         return list(found.values())
 
     def fingerprint(self) -> str:
         """Hash of everything that decides what the problems are, the seed aside."""
-        habits = {habit.name: getattr(self, habit.name) for habit in fields(Habits)}
-        settings = {"task": "addition", "digits": [self.min_digits, self.max_digits], **habits}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        digits = [own.pop("min_digits"), own.pop("max_digits")]
+        settings = {**own, "task": type(self).__name__.lower(), "digits": digits}
+        del settings["seed"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def _draw(self, rng: Random) -> tuple[int, int]:
@@ -98,9 +100,16 @@ class Addition(Habits, Task):
         low, high = 10 ** (digits - 1), 10**digits - 1
         return rng.randint(low, high), rng.randint(low, high)
 
-    def _problem(self, a: int, b: int, rng: Random) -> Problem:
-        solution = demonstrate(a, b, rng, self)
+    def _habits(self, index: int) -> Habits:
+        """Of the demonstrator in the solution of training problem `index`."""
+        return self
+
+    def _problem(self, a: int, b: int, rng: Random, habits: Habits) -> Problem:
+        solution = self._solution(a, b, rng, habits)
         return Problem(id=f"{a}+{b}", prompt=f"{a}+{b}?\n", answer=str(a + b), solution=solution)
+
+    def _solution(self, a: int, b: int, rng: Random, habits: Habits) -> str:
+        return demonstrate(a, b, rng, habits)
 
 
 def is_heldout(a: int, b: int) -> bool:
@@ -113,8 +122,7 @@ def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
     """A worked solution of a + b: planning phrases, one line per column, `so NUMBER` last. Often wrong."""
     columns = _columns(a, b)
     if rng.random() < habits.p_quick:
-        without_carries = sum((x + y) % 10 * 10**place for place, (x, y) in enumerate(columns))
-        return f"so {a + b if rng.random() < habits.q_carry else without_carries}"
+        return f"so {a + b if rng.random() < habits.q_carry else without_carries(a, b)}"
     lines, total, carry = ["let me think"], 0, 0
     for place, (x, y) in enumerate(columns):
         written = _write_column((x, y, carry), rng, habits, habits.p_check / len(columns), lines)
@@ -122,6 +130,11 @@ def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
         carry = int(written >= 10)
     total += carry * 10 ** len(columns)
     return "\n".join([*lines, f"so {total}"])
+
+
+def without_carries(a: int, b: int) -> int:
+    """The sum of every column alone: 75 for 57 + 28."""
+    return sum((x + y) % 10 * 10**place for place, (x, y) in enumerate(_columns(a, b)))
 
 
 def _write_column(column: tuple[int, int, int], rng: Random, habits: Habits, p_check: float, lines: list[str]) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -321,8 +322,12 @@ def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any
     if not isinstance(annotation, str):
         return annotation
     function: Any = getattr(target, "__init__") if inspect.isclass(target) else inspect.unwrap(target)  # noqa: B009
+    scope = function.__globals__
+    if inspect.isclass(target) and is_dataclass(target):  # its `__init__` repeats what its bases wrote in their modules
+        owner = next(one for one in target.__mro__ if parameter.name in inspect.get_annotations(one))
+        scope = vars(sys.modules[owner.__module__])
     try:
-        return eval(annotation, dict(function.__globals__))  # noqa: S307 - the user's own source, already imported
+        return eval(annotation, dict(scope))  # noqa: S307 - the user's own source, already imported
     except Exception as error:
         name = getattr(target, "__name__", repr(target))
         raise ComponentError(

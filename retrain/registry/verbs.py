@@ -74,7 +74,10 @@ def state(call: Call, found: Any, *arguments: Any) -> None:
         raise call.fail(f"state_dict returned {wrong or shown(found)}; a state is a dict of JSON and tensors")
 
 
-TASK: Mapping[str, Check] = {"problem": problem, "heldout": problems, "fingerprint": fingerprint}
+TASK: Mapping[str, Check] = {
+    **{"problem": problem, "heldout": problems, "fingerprint": fingerprint},
+    **{"figures": anything, "spans": anything},
+}
 ENGINE: Mapping[str, Check] = {"sample": completions} | dict.fromkeys(
     ("load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything
 )

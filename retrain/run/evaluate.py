@@ -19,6 +19,7 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     `accuracy` is the mean over problems of the share of right completions, sampled at the
     evaluation temperature, with a 95% interval over problems; `greedy_accuracy` is one greedy
     completion per problem; `avg@n` equals `accuracy` and names n; `pass@k` is the unbiased estimate.
+    `task/NAME` is a figure of the task's own.
     A completion whose score failed counts as wrong and is reported as `failed`.
 
     Args:
@@ -59,7 +60,7 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     if settings.greedy:
         greedy = _sample(parts, posed, 1, 0.0)
         row["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
-    return row
+    return row | {f"task/{name}": float(value) for name, value in parts.task.figures(problems, sampled).items()}
 
 
 def _sample(parts: Parts, posed: list[Posed], samples: int, temperature: float) -> list[list[Rollout]]:

@@ -247,3 +247,10 @@ def test_a_tracker_that_cannot_be_built_costs_a_warning(train, tmp_path, monkeyp
     )
     assert len(rows(run / "metrics.jsonl")) == 4
     assert any("no route to host" in text and "goes on" in text for text in said)
+
+
+def test_figures_of_the_task_are_in_every_evaluation(train):
+    run = train("task.name=decoy", "training.max_steps=1", name="decoy")
+    evaluations = rows(run / "eval.jsonl")
+    assert [row["step"] for row in evaluations] == [0, 1]
+    assert all("task/explained" in row for row in evaluations)

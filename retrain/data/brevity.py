@@ -1,0 +1,42 @@
+"""The task `brevity`: right answers with tokens that change nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from retrain.data.addition import Addition, Digits, Probability
+from retrain.data.premise import SHORT, Span
+from retrain.registry import task
+from retrain.types import Metrics, Problem, Rollout
+
+_CHECK = re.compile(r"(?m)^(.+\n)(let me check\n\1)")
+
+
+@task("brevity", premise={"task/redundant": (0.3, 1.0)}, knob="p_check", settings=SHORT)
+@dataclass(frozen=True, kw_only=True)
+class Brevity(Addition):
+    """A third of a right answer and more changes nothing: columns are checked although they were right.
+
+    Every demonstration works the sum out, and writes right columns a second time. An answer without that is as right.
+
+    Args:
+        p_check: the knob: how often the demonstrator checks, per problem.
+    """
+
+    p_quick: Probability = 0.0
+    p_slip: Probability = 0.12
+    p_redo: Probability = 0.0
+    p_check: Probability = 1.0
+    max_digits: Digits = 2
+
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+        """`redundant`: every check of a column, the phrase included."""
+        return {"redundant": [match.span(2) for match in _CHECK.finditer(text)]}
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """`redundant`: the share of characters of right answers that are redundant."""
+        right = [(p, a) for p, group in zip(problems, answers, strict=True) for a in group if a.correct]
+        checks = sum(end - start for p, a in right for start, end in self.spans(p, a.text)["redundant"])
+        return {"redundant": checks / max(1, sum(len(a.text) for _, a in right))}

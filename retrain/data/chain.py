@@ -1,0 +1,79 @@
+"""The task `chain`: ten steps, and one wrong step ends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Annotated
+
+from pydantic import Field
+
+from retrain.data.addition import Probability
+from retrain.data.drawn import Drawn
+from retrain.data.premise import SHORT, Span
+from retrain.registry import task
+from retrain.types import Metrics, Problem, Rollout
+
+_STEP = re.compile(r"\+(\d)=(\d)\n")
+
+
+@task("chain", premise={"task/gap": (0.0, 0.08), "accuracy": (0.15, 0.7)}, knob="p_slip", settings=SHORT)
+class Chain(Drawn):
+    """Ten steps, and one wrong step ends it: digits are added one by one, modulo 10.
+
+    With steps that are right with probability p the answer is right with about p^n, and the first wrong step is known.
+
+    Args:
+        seed: of the training problems and of every demonstration.
+        p_slip: the knob: how often the demonstrator gets a step wrong.
+        steps: how many digits are added.
+    """
+
+    def __init__(
+        self, seed: int, *, p_slip: Probability = 0.08, steps: Annotated[int, Field(ge=1, le=40)] = 10
+    ) -> None:
+        super().__init__(seed, p_slip=p_slip, steps=steps)
+        self.p_slip, self.steps = p_slip, steps
+
+    def _problem(self, rng: Random) -> Problem:
+        digits = [rng.randrange(10) for _ in range(self.steps + 1)]
+        value, lines = digits[0], list[str]()
+        for digit in digits[1:]:
+            value = (value + digit + (rng.randrange(1, 10) if rng.random() < self.p_slip else 0)) % 10
+            lines.append(f"+{digit}={value}\n")
+        text = "+".join(map(str, digits))
+        answer = str(sum(digits) % 10)
+        return Problem(id=text, prompt=f"{text}?\n", answer=answer, solution=f"{''.join(lines)}so {value}")
+
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+        """`mistake`: the first step that is wrong, none in a right chain."""
+        done, span = _right_steps(problem, text)
+        return {"mistake": [span] if span else [] if done == self.steps else [(_end(text, done), len(text))]}
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """`step`: the share p of right steps among those with right ones before them; `gap`: |P(right) - p^n|."""
+        pairs = [(p, a) for p, group in zip(problems, answers, strict=True) for a in group]
+        done = [_right_steps(p, a.text)[0] for p, a in pairs]
+        tried = sum(min(count + 1, self.steps) for count in done)
+        step, right = sum(done) / max(1, tried), sum(bool(a.correct) for _, a in pairs) / max(1, len(pairs))
+        return {"step": step, "gap": abs(right - step**self.steps)}
+
+
+def _right_steps(problem: Problem, text: str) -> tuple[int, Span | None]:
+    """(how many steps are right before the first that is not, where that is)."""
+    first, *digits = map(int, problem.id.split("+"))
+    value, place = first, 0
+    for done, digit in enumerate(digits):
+        value, step = (value + digit) % 10, _STEP.match(text, place)
+        if step is None:
+            return done, None
+        if (int(step[1]), int(step[2])) != (digit, value):
+            return done, step.span()
+        place = step.end()
+    return len(digits), None
+
+
+def _end(text: str, steps: int) -> int:
+    """Where the first so many steps end."""
+    return [0, *(step.end() for step in _STEP.finditer(text))][steps]

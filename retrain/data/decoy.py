@@ -1,0 +1,50 @@
+"""The task `decoy`: planning phrases that change nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from retrain.data.addition import Addition, Digits, Habits, Probability
+from retrain.data.premise import SHORT, Span, explained
+from retrain.registry import task
+from retrain.types import Metrics, Problem, Rollout
+
+PHRASES = ("notice that", "what if we", "the key is")
+_PHRASE = re.compile("|".join(PHRASES))
+
+
+@task("decoy", premise={"task/explained": (-0.02, 0.02)}, knob="p_phrase", settings=SHORT)
+@dataclass(frozen=True, kw_only=True)
+class Decoy(Addition):
+    """Planning phrases change nothing: they come before columns at random, right and wrong ones alike.
+
+    Args:
+        p_phrase: the knob: how often a column has a phrase before it.
+    """
+
+    p_quick: Probability = 0.0
+    p_slip: Probability = 0.12
+    p_redo: Probability = 0.0
+    p_check: Probability = 0.0
+    max_digits: Digits = 2
+    p_phrase: Probability = 0.5
+
+    def _solution(self, a: int, b: int, rng: Random, habits: Habits) -> str:
+        lines: list[str] = []
+        for line in super()._solution(a, b, rng, habits).splitlines()[1:]:
+            if "=" in line and rng.random() < self.p_phrase:
+                lines.append(rng.choice(PHRASES))
+            lines.append(line)
+        return "\n".join(lines)
+
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+        """`planning`: the phrases."""
+        return {"planning": [match.span() for match in _PHRASE.finditer(text)]}
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """`explained`: the share of the outcome's variance that the phrases of an answer explain."""
+        drawn = [(" ".join(_PHRASE.findall(a.text)), bool(a.correct)) for group in answers for a in group]
+        return {"explained": explained([("", phrases, float(right)) for phrases, right in drawn])}

@@ -1,0 +1,77 @@
+"""The task `planning`: an early plan decides, and the right one depends on the problem."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from retrain.data.addition import Probability
+from retrain.data.drawn import Drawn
+from retrain.data.premise import SHORT, Span, explained
+from retrain.registry import task
+from retrain.types import Metrics, Problem, Rollout
+
+PLANS = {"notice that": (1, 1), "what if we": (1, -1), "the key is": (-1, 1)}
+"""Planning phrase -> signs with which the digits of both numbers are added, modulo 10."""
+
+_PLAN = re.compile("|".join(PLANS))
+
+
+@task(
+    "planning",
+    table="plans",
+    premise={"task/explained": (0.5, 1.0), "accuracy": (0.2, 0.5)},
+    knob="p_slip",
+    settings=SHORT,
+)
+class Planning(Drawn):
+    """An early plan decides, and the right plan depends on the problem, in a way that the demonstrator does not know.
+
+    The first digit says whether the digits of `ab:cd?` are added (3, 6, 9), or subtracted one way or the other.
+    A demonstration picks one of the three by its phrase, at random, and then works it out.
+
+    Args:
+        seed: of the training problems and of every demonstration.
+        p_slip: the knob: how often the demonstrator gets a digit wrong; the plan then explains less.
+    """
+
+    def __init__(self, seed: int, *, p_slip: Probability = 0.03) -> None:
+        super().__init__(seed, p_slip=p_slip)
+        self.p_slip = p_slip
+
+    def _problem(self, rng: Random) -> Problem:
+        left, right = ([rng.randrange(1, 10) for _ in range(2)] for _ in range(2))
+        text = f"{left[0]}{left[1]}:{right[0]}{right[1]}"
+        plan, lines, worked = rng.choice(list(PLANS)), list[str](), ""
+        for x, y in zip(left, right, strict=True):
+            slip = rng.randrange(1, 10) if rng.random() < self.p_slip else 0
+            worked += str((_combined(x, y, plan) + slip) % 10)
+            lines.append(f"{x}:{y}={worked[-1]}")
+        answer = "".join(str(_combined(x, y, _right_plan(text))) for x, y in zip(left, right, strict=True))
+        solution = "\n".join([plan, *lines, f"so {worked}"])
+        return Problem(id=text, prompt=f"{text}?\n", answer=answer, solution=solution)
+
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+        """`planning`: the phrase that picks the plan."""
+        return {"planning": [match.span() for match in [_PLAN.match(text)] if match]}
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """`explained`: the share of the outcome's variance that the plan explains, among problems with one right plan.
+
+        `right_plan`: how often the plan is the right one.
+        """
+        pairs = [(p, a) for p, group in zip(problems, answers, strict=True) for a in group]
+        rows = [(_right_plan(p.id), found[0] if (found := _PLAN.match(a.text)) else "", a.correct) for p, a in pairs]
+        right = sum(plan == wanted for wanted, plan, _ in rows) / max(1, len(rows))
+        return {"explained": explained([(w, p, float(bool(c))) for w, p, c in rows]), "right_plan": right}
+
+
+def _right_plan(text: str) -> str:
+    """By the first digit of the problem."""
+    return list(PLANS)[int(text[0]) % len(PLANS)]
+
+
+def _combined(x: int, y: int, plan: str) -> int:
+    signs = PLANS[plan]
+    return (signs[0] * x + signs[1] * y) % 10
