@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from abc import abstractmethod
 from random import Random
 from typing import Annotated
 
 from pydantic import Field
 
-from retrain.functional.seeds import derive_seed
-from retrain.protocols import Task
+from retrain.data.drawn import Drawn
 from retrain.registry import task
 from retrain.types import Problem
 
 STEPS = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 """Of the environment "grid": (east, north)."""
 
-_HELDOUT_SHARE = 8
-"""One problem in this many is held out."""
-
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Drawn(Task):
-    """Problems drawn one by one; whether one is held out is a hash of what it asks, whatever the seed."""
-
-    def __init__(self, seed: int, **settings: float) -> None:
-        self.seed, self.settings = seed, settings
-
-    @abstractmethod
-    def _problem(self, rng: Random) -> Problem:
-        """A problem with the replies of a demonstration."""
-
-    def problem(self, index: int) -> Problem:
-        """Training problem number `index`; it derives from (seed, index) alone."""
-        rng = Random(derive_seed(self.seed, "train", index))
-        while _heldout(found := self._problem(rng)):
-            pass
-        return found
-
-    def heldout(self, count: int) -> list[Problem]:
-        """The first `count` distinct held-out problems, fewer if there are fewer."""
-        found: dict[str, Problem] = {}
-        for draw in range(1000 + 20 * count):
-            problem = self._problem(Random(derive_seed(0, "heldout", draw)))
-            if _heldout(problem) and len(found) < count:
-                found.setdefault(problem.id, problem)
-        return list(found.values())
-
-    def fingerprint(self) -> str:
-        """Hash of everything that decides what the problems are, the seed aside."""
-        settings = {"task": type(self).__name__, **self.settings}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
 @task("sums")
-class Sums(_Drawn):
+class Sums(Drawn):
     """Sums `a+b+c?` of three numbers of three digits, for the environment "calculator".
 
     Args:
@@ -85,7 +46,7 @@ class Sums(_Drawn):
 
 
 @task("numbers")
-class Numbers(_Drawn):
+class Numbers(Drawn):
     """Numbers in 0..top to be found from hints, for the environment "guess".
 
     Args:
@@ -118,7 +79,7 @@ class Numbers(_Drawn):
 
 
 @task("walks")
-class Walks(_Drawn):
+class Walks(Drawn):
     """Ways to a goal, for the environment "grid".
 
     Args:
@@ -150,7 +111,3 @@ class Walks(_Drawn):
             east, north = east - STEPS[said[-1]][0], north - STEPS[said[-1]][1]
         text = f"{goal[0]} {goal[1]}"
         return Problem(id=text, prompt=f"{text}:", answer=text, replies=tuple(said))
-
-
-def _heldout(problem: Problem) -> bool:
-    return hashlib.sha256(problem.id.encode()).digest()[0] % _HELDOUT_SHARE == 0
