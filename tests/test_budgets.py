@@ -16,7 +16,7 @@ from docs.measure import ROOT, lines_of_rooms, modules
 BUDGETS = {
     "package": 17_700,
     "what retrain train imports": 9_850,
-    "with all that a run may name": 11_600,
+    "with all that a run may name": 11_800,
     "campaign": 2_345,
     "tools": 1_300,
     "report": 500,

@@ -19,15 +19,15 @@ _EVAL = {"every": 40, "problems": 64, "samples": 64, "pass_at": [1, 64]}
 class Rare(Strategy):
     """Success comes in 1 to 3 % of samples: the right way of `strategy`, known well and hardly ever taken.
 
-    The first demonstrations show the right way half of the time; then the demonstrator becomes lazy.
+    The first demonstrations mostly show the right way; then the demonstrator becomes lazy.
 
     Args:
         p_quick: the knob: how often the lazy demonstrator answers at once.
         practice: training problems whose solutions come before that.
     """
 
-    p_quick: Probability = 0.975
-    practice: int = 10_000
+    p_quick: Probability = 0.98
+    practice: int = 12_000
 
     def _habits(self, index: int) -> Habits:
-        return replace(self, p_quick=0.5) if index < self.practice else self
+        return replace(self, p_quick=0.3) if index < self.practice else self
