@@ -202,6 +202,13 @@ MUTANTS = [
         ["campaign/verdict/test_statistics.py"],
     ),
     Mutant(
+        "process rewards at the end of the episode",
+        "algorithms/prime.py",
+        [("places = F.masked.turn_ends(response_mask, turn_ids)",
+          "places = F.masked.turn_ends(response_mask, turn_ids * 0)")],
+        ["algorithms/test_turns.py"],
+    ),
+    Mutant(
         "a turn compared with itself",
         "algorithms/turns.py",
         [("compared = F.groups.leave_one_out(returns[:, turn], group_ids, members)",

@@ -18,7 +18,7 @@ from retrain.types import Score
 if TYPE_CHECKING:
     from torch import Tensor
 
-COLUMNS = ("rewards", "correct", "lengths", "group_ids", "max_tokens")
+COLUMNS = ("rewards", "correct", "lengths", "turn_ids", "group_ids", "max_tokens")
 """What other trainers know of a completion before any token is credited."""
 
 
@@ -62,6 +62,7 @@ def compute_advantage(
             raise ValueError(
                 f"{name} has shape {tuple(column.shape)} for {len(values)} rewards; give one per completion"
             )
+    columns["turn_ids"] = columns["group_ids"].new_zeros((len(values), 1))  # every completion is one turn
     return _call(bind("advantage", mode, params), columns)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 _EPS = 1e-8
 _Z_LIMIT = 20.0
 
+Unit = Literal["tokens", "turns"]
+
 
 @advantage("dca")
 @advantage("dca_grpo", table="dca")
-def dca(
+def dca(  # noqa: PLR0913 - four columns and three keys, each with its name
     correct: Tensor,
     lengths: Tensor,
     group_ids: Tensor,
+    turn_ids: Tensor,
     *,
     beta: Annotated[float, Field(ge=0)] = 0.2,
     dynamic: bool = False,
+    length: Unit = "tokens",
 ) -> Tensor:
     """Accuracy advantage plus a length advantage among the correct completions.
 
@@ -34,28 +38,31 @@ def dca(
     S = correct completions of the group
 
     Args:
-        correct: [N] bool; lengths: [N] tokens; group_ids: [N] int.
+        correct: [N] bool; lengths: [N] tokens; group_ids: [N] int; turn_ids: [N, T] int, from 0.
         beta: weight of brevity; with 0.2 no correct answer ranks below a wrong one.
         dynamic: scale A_len by the group's success rate n/G, so hard prompts may stay long.
+        length: l in sampled "tokens"; or in "turns" of an episode, where each costs a call of a tool.
     Returns:
         [N] without unit, float64. A_len sums to 0 over S and is 0 where S has one member or equal lengths; an
         all-correct group of different lengths still gets a signal. It does not depend on the sum of rewards: rewards
         for format or length change `correct` if they judge it, and nothing else.
     References: Peng et al., Think Dense, Not Long, arXiv:2602.02099.
     """
-    scores = _length_scores(correct, lengths, group_ids)
+    scores = _length_scores(correct, _measured(length, lengths, turn_ids), group_ids)
     brevity = F.groups.group_mean(scores, group_ids, correct) - scores
     return grpo_std(correct.double(), group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
 
 
 @advantage("dca_rloo", table="dca")
-def dca_rloo(
+def dca_rloo(  # noqa: PLR0913 - as dca
     correct: Tensor,
     lengths: Tensor,
     group_ids: Tensor,
+    turn_ids: Tensor,
     *,
     beta: Annotated[float, Field(ge=0)] = 0.2,
     dynamic: bool = False,
+    length: Unit = "tokens",
 ) -> Tensor:
     """DCA with leave-one-out baselines.
 
@@ -63,14 +70,18 @@ def dca_rloo(
     A_len = -(s_i - mean_{S without i} s) for i in S, else 0
 
     Args:
-        correct, lengths, group_ids, beta, dynamic, and c, s, S: as for `dca`.
+        correct, lengths, group_ids, turn_ids, beta, dynamic, length, and c, s, S: as for `dca`.
     Returns:
         [N] float64; A_len is n/(n-1) times that of `dca`, and 0 where S has one member; 0 in a group of one.
     References: Peng et al., Think Dense, Not Long, arXiv:2602.02099; Ahmadian et al., arXiv:2402.14740.
     """
-    scores = _length_scores(correct, lengths, group_ids)
+    scores = _length_scores(correct, _measured(length, lengths, turn_ids), group_ids)
     brevity = -F.groups.leave_one_out(scores, group_ids, correct)
     return rloo(correct.double(), group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
+
+
+def _measured(unit: Unit, lengths: Tensor, turn_ids: Tensor) -> Tensor:
+    return lengths if unit == "tokens" else turn_ids.amax(-1) + 1
 
 
 def _length_scores(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:

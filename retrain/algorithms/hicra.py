@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
+from retrain.algorithms.transforms import Span, span_mean
 from retrain.registry import transform
 from retrain.types import Metrics
 
@@ -24,6 +27,8 @@ def hicra(
 
     A_t + alpha * |A_t| * planning_t
 
+    It looks at each token alone, so that in an episode of several turns a token gains by what its turn has of credit.
+
     Args:
         advantages: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool.
         alpha: strength; the sign of an advantage never changes.
@@ -36,18 +41,20 @@ def hicra(
 
 
 @transform("hicra_entropy", table="hicra")
-def hicra_entropy(  # noqa: PLR0913 - six columns and four keys, each with its name
+def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys, each with its name
     advantages: Tensor,
     entropy: Tensor,
     planning_mask: Tensor,
     lengths: Tensor,
     group_ids: Tensor,
     response_mask: Tensor,
+    turn_ids: Tensor,
     *,
     alpha: Strength = 0.2,
     entropy_topk: Annotated[float, Field(ge=0, le=1)] = 0.3,
     threshold_rule: Literal["ceil", "strict"] = "ceil",
     use_planning_tokens: bool = False,
+    per: Span = "episode",
 ) -> tuple[Tensor, Metrics]:
     """High-entropy tokens gain, in completions that succeed and are longer than their group's mean.
 
@@ -56,20 +63,26 @@ def hicra_entropy(  # noqa: PLR0913 - six columns and four keys, each with its n
 
     Args:
         advantages: [N, T]; entropy: [N, T] nats, of the policy before the update; planning_mask: [N, T].
-        lengths: [N] tokens; group_ids: [N]; response_mask: [N, T] bool.
+        lengths: [N] tokens; group_ids: [N]; response_mask: [N, T] bool; turn_ids: [N, T] int, from 0.
         alpha: strength; the sign of an advantage never changes.
         entropy_topk: share k of a sequence's n tokens that counts as high entropy.
         threshold_rule: "ceil": exactly the ceil(k * n) highest, the earlier of equal ones first; "strict": those
             above sorted[int((1 - k) * n)], which are fewer.
         use_planning_tokens: planning tokens are selected too, in every completion.
+        per: what the sequence is that succeeds, and whose n tokens are ranked: an "episode", or each "turn" apart.
+            l is the length of the episode.
     Returns:
         [N, T], and the metrics of `hicra`. A group of one is never longer than its mean.
     References: Wang et al., arXiv:2509.03646; this form is that of the authors' code.
     """
     pick = F.masked.row_top if threshold_rule == "ceil" else F.masked.row_above
-    succeeds = F.masked.row_mean(advantages, response_mask) > 0
+    spans = [response_mask]
+    if per == "turn":
+        spans = [response_mask & (turn_ids == turn) for turn in range(int(turn_ids.max()) + 1)]
+    high = reduce(or_, (pick(entropy, span, entropy_topk) for span in spans))
+    succeeds = span_mean(per, advantages, response_mask, turn_ids) > 0
     longer = lengths.double() > F.groups.group_mean(lengths.double(), group_ids)
-    selected = pick(entropy, response_mask, entropy_topk) & succeeds & longer[:, None]
+    selected = high & succeeds & longer[:, None]
     if use_planning_tokens:
         selected = selected | planning_mask.bool()
     return _amplified(advantages, selected, response_mask, alpha)

@@ -21,16 +21,18 @@ def _check_delay(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 @transform("process_rloo", table="prime", check=_check_delay)
-def process_rloo(  # noqa: PLR0913 - five columns and three keys, each with its name
+def process_rloo(  # noqa: PLR0913 - six columns and four keys, each with its name
     advantages: Tensor,
     process_rewards: Tensor,
     group_ids: Tensor,
     response_mask: Tensor,
+    turn_ids: Tensor,
     step: int,
     *,
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
     norm: Literal["batch", "none"] = "batch",
     delay: Annotated[int, Field(ge=0)] = 0,
+    process_at: Literal["token", "turn"] = "token",
 ) -> Tensor:
     """Add the process rewards still to come, each less the mean process reward of the group's other answers.
 
@@ -39,12 +41,14 @@ def process_rloo(  # noqa: PLR0913 - five columns and three keys, each with its 
 
     Args:
         advantages: [N, T], the episode's; process_rewards: [N, T]; group_ids: [N] int; response_mask: [N, T] bool;
-            step: of the run, from 0.
-        gamma: discount, per response token: what the policy did not choose takes no time.
+            turn_ids: [N, T] int, from 0; step: of the run, from 0.
+        gamma: discount, per response token or turn: what the policy did not choose takes no time.
         norm: "batch" first divides the process rewards by max |sum_{s>=t} r^s| + 1e-6 over the whole batch,
             which gives them the scale of a 0/1 outcome; "none" is the printed formula.
         delay: steps in which the reward model learns and its rewards do not count. "batch" knows no scale, so
             without a delay the noise of an untrained model is as large as an outcome.
+        process_at: "token", or "turn": the process rewards of a turn of an episode are summed at its last token, and
+            |y_j| counts turns. All tokens of a turn then get the same.
     Returns:
         [N, T]. K counts the rows that have response tokens; a row alone in its group has nothing to be compared
         with and keeps its advantages. A `whiten` stage usually follows.
@@ -52,15 +56,18 @@ def process_rloo(  # noqa: PLR0913 - five columns and three keys, each with its 
     """
     if step < delay:
         return advantages
-    rewards = F.masked.keep(process_rewards, response_mask)
+    rewards, places = F.masked.keep(process_rewards, response_mask), response_mask
+    if process_at == "turn":
+        places = F.masked.turn_ends(response_mask, turn_ids)
+        rewards = F.masked.keep(F.masked.turn_sum(rewards, response_mask, turn_ids), places)
     if norm == "batch":
-        rewards = rewards / (_to_come(rewards, response_mask, 1.0).abs().amax() + 1e-6)
-    mean = F.masked.row_mean(rewards, response_mask)[:, 0]
+        rewards = rewards / (_to_come(rewards, places, 1.0).abs().amax() + 1e-6)
+    mean = F.masked.row_mean(rewards, places)[:, 0]
     members = response_mask.any(-1)
     others = F.groups.group_size(group_ids, members) - 1
     baseline = (F.groups.group_sum(mean, group_ids) - mean) / others.clamp(min=1)
-    excess = F.masked.keep(rewards - baseline[:, None], response_mask & (others > 0)[:, None])
-    return advantages + F.masked.keep(_to_come(excess, response_mask, gamma), response_mask)
+    excess = F.masked.keep(rewards - baseline[:, None], places & (others > 0)[:, None])
+    return advantages + F.masked.keep(_to_come(excess, places, gamma), response_mask)
 
 
 def _to_come(values: Tensor, mask: Tensor, gamma: float) -> Tensor:

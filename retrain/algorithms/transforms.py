@@ -22,6 +22,7 @@ CHAINS: dict[str, tuple[str, ...]] = {
 """Values of `transform_mode` that stand for other stages than the one of their name."""
 
 Level = Literal["token", "sequence", "geometric"]
+Span = Literal["episode", "turn"]
 
 
 def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
@@ -29,35 +30,58 @@ def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
     return CHAINS.get(mode, (mode,)) if isinstance(mode, str) else tuple(mode)
 
 
+def span_mean(per: Span, values: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
+    """Mean over the masked tokens of each row, [N, 1], or of each of its turns, [N, T]."""
+    return F.masked.row_mean(values, mask) if per == "episode" else F.masked.turn_mean(values, mask, turn_ids)
+
+
 @transform("gtpo", context={"gtpo_beta": "beta"})
 def gtpo(
-    advantages: Tensor, uncertainty: Tensor, response_mask: Tensor, *, beta: Annotated[float, Field(ge=0)] = 0.1
+    advantages: Tensor,
+    uncertainty: Tensor,
+    response_mask: Tensor,
+    turn_ids: Tensor,
+    *,
+    beta: Annotated[float, Field(ge=0)] = 0.1,
+    per: Span = "episode",
 ) -> Tensor:
     """More credit where the policy was less certain than on average in its sequence.
 
     A_t * w_t,  w_t = max(0, 1 + beta * (h_t / (m + 1e-8) - 1)),  m = mean of h over the sequence's tokens
 
     Args:
-        advantages, uncertainty: [N, T]; response_mask: [N, T] bool.
+        advantages, uncertainty: [N, T]; response_mask: [N, T] bool; turn_ids: [N, T] int, from 0.
         beta: strength; 0 leaves the advantages as they are.
+        per: what the sequence is: the sampled tokens of an "episode", or those of each "turn" apart, so that every
+            turn of an episode keeps the credit that it has.
     Returns:
         [N, T]; unchanged where m < 1e-7. Weights are not renormalized: their mean is 1 unless one is cut at 0.
     References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (the idea; this weight is linear in h/m).
     """
-    mean = F.masked.row_mean(uncertainty, response_mask)
+    mean = span_mean(per, uncertainty, response_mask, turn_ids)
     weight = (1 + beta * (F.masked.keep(uncertainty, response_mask) / (mean + 1e-8) - 1)).clamp(min=0)
     return advantages * weight.where(mean >= 1e-7, 1.0)
 
 
 @transform("sepa", writes="uncertainty")
-def sepa(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor, sepa_lambda: float) -> Tensor:
+def sepa(
+    uncertainty: Tensor,
+    planning_mask: Tensor,
+    response_mask: Tensor,
+    turn_ids: Tensor,
+    sepa_lambda: float,
+    *,
+    per: Span = "episode",
+) -> Tensor:
     """Pool the uncertainty of execution tokens, so that planning tokens stand out to the next stage.
 
     h'_t = lam * mean_exec(h) + (1 - lam) * h_t on execution tokens (mean per sequence); h_t on planning tokens
 
     Args:
-        uncertainty: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool.
+        uncertainty: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool;
+            turn_ids: [N, T] int, from 0.
         sepa_lambda: lam, clipped to [0, 1].
+        per: what the sequence is: the sampled tokens of an "episode", or those of each "turn" apart.
     Returns:
         [N, T], the new `uncertainty`; the mean of a sequence does not change.
     References: no paper; the pooling is this project's own. It builds on the token entropies of GTPO,
@@ -65,7 +89,7 @@ def sepa(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor, sepa
     """
     lam = min(max(float(sepa_lambda), 0.0), 1.0)
     execution = response_mask & ~planning_mask.bool()
-    pooled = lam * F.masked.row_mean(uncertainty, execution) + (1 - lam) * uncertainty
+    pooled = lam * span_mean(per, uncertainty, execution, turn_ids) + (1 - lam) * uncertainty
     return pooled.where(execution, uncertainty)
 
 

@@ -27,6 +27,30 @@ def row_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[T
     return keep(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
+def turn_sum(
+    values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
+) -> Float[Tensor, "N T"]:
+    """Sum over the masked positions of each turn of a row, at all of them. Turns count from 0."""
+    ids = turn_ids.masked_fill(~mask, 0)
+    sums = values.new_zeros(len(ids), int(ids.max()) + 1)
+    return keep(sums.scatter_add(1, ids, keep(values, mask)).gather(1, ids), mask)
+
+
+def turn_mean(
+    values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
+) -> Float[Tensor, "N T"]:
+    """Mean over the masked positions of each turn of a row, at all of them; 0 outside the mask."""
+    return turn_sum(values, mask, turn_ids) / turn_sum(mask.to(values.dtype), mask, turn_ids).clamp(min=1)
+
+
+def turn_ends(mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
+    """The last masked position of each turn of a row."""
+    ids = turn_ids.masked_fill(~mask, 0)
+    columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape).masked_fill(~mask, -1)
+    last = columns.new_full((len(ids), int(ids.max()) + 1), -1).scatter_reduce(1, ids, columns, "amax")
+    return mask & (columns == last.gather(1, ids))
+
+
 def expand(values: Float[Tensor, " N"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
     """One number per row on every masked position of the row, 0 elsewhere."""
     return keep(values[:, None].expand(mask.shape), mask)

@@ -64,6 +64,7 @@ def _groups(rng: Random, all_correct: bool = False) -> Columns:
         "correct": correct,
         "rewards": correct.double(),
         "lengths": torch.tensor([rng.randint(1, 1000) for _ in ids]),
+        "turn_ids": torch.zeros((len(ids), 1), dtype=torch.long),
         "max_tokens": 1000,
     }
 

@@ -48,8 +48,11 @@ def make_batch(
 
 
 def call(kind: str, name: str, columns: dict[str, Any], **params: Any) -> Any:
-    """A component by its public name on columns by theirs; without its metrics."""
+    """A component by its public name on columns by theirs; without its metrics. A row is one turn unless they say."""
     bound = find(kind, name).bind(params)
+    if "turn_ids" in bound.reads and "turn_ids" not in columns:
+        shape = columns["response_mask"].shape if "response_mask" in columns else (len(columns["group_ids"]), 1)
+        columns = {**columns, "turn_ids": torch.zeros(shape, dtype=torch.long)}
     result = bound(*(columns[column] for column in bound.reads))
     return result[0] if isinstance(result, tuple) else result
 

@@ -16,6 +16,9 @@ from retrain.functional.masked import (
     row_mean,
     row_top,
     top_fraction,
+    turn_ends,
+    turn_mean,
+    turn_sum,
 )
 
 NAN = float("nan")
@@ -80,3 +83,12 @@ def test_the_top_of_each_row(rows, fraction):
         assert top[row].nonzero()[:, 0].tolist() == sorted(t for t, _ in best)
         threshold = sorted(v for _, v in inside)[min(int((1 - fraction) * n), n - 1)] if n else 0
         assert above[row].nonzero()[:, 0].tolist() == [t for t, v in inside if v > threshold]
+
+
+def test_turns_are_apart_and_need_not_be_next_to_each_other():
+    values = torch.tensor([[NAN, 1.0, 3.0, NAN, 5.0], [2.0, NAN, NAN, NAN, 4.0], [NAN] * 5], dtype=torch.float64)
+    mask = values.isfinite()
+    turns = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+    assert turn_sum(values, mask, turns).tolist() == [[0, 4, 4, 0, 5], [6, 0, 0, 0, 6], [0] * 5]
+    assert turn_mean(values, mask, turns).tolist() == [[0, 2, 2, 0, 5], [3, 0, 0, 0, 3], [0] * 5]
+    assert turn_ends(mask, turns).long().tolist() == [[0, 0, 1, 0, 1], [0, 0, 0, 0, 1], [0] * 5]

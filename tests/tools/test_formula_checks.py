@@ -28,12 +28,12 @@ def test_a_nan_is_a_failure():
     assert not Check("x", float("nan"), 1.0, above=True, trials=1).ok
 
 
-def without_groups(correct, lengths, group_ids, *, beta=0.2, dynamic=False):
-    return find("advantage", "dca").target(correct, lengths, group_ids * 0, beta=beta, dynamic=dynamic)
+def without_groups(correct, lengths, group_ids, turn_ids, *, beta=0.2, dynamic=False):
+    return find("advantage", "dca").target(correct, lengths, group_ids * 0, turn_ids, beta=beta, dynamic=dynamic)
 
 
-def longer_is_better(correct, lengths, group_ids, *, beta=0.2, dynamic=False):
-    return find("advantage", "dca").target(correct, lengths, group_ids, beta=-beta, dynamic=dynamic)
+def longer_is_better(correct, lengths, group_ids, turn_ids, *, beta=0.2, dynamic=False):
+    return find("advantage", "dca").target(correct, lengths, group_ids, turn_ids, beta=-beta, dynamic=dynamic)
 
 
 def penalty_for_all(rewards, lengths, max_tokens, *, gamma=1e-3):
