@@ -74,7 +74,7 @@ class InWaves(Instant):
 def played(environment: str, sampler: Instant, workers: int, groups: int, count: int) -> float:
     """Seconds to play this many groups of episodes."""
     hello = Hello(environment, f"slow_tools.{environment}", {}, (str(Path(__file__).parent),), 60.0, LIMITS)
-    pools = [WorldPool(Launch(hello, Containment(0, False))) for _ in range(workers)]
+    pools = [WorldPool(Launch({"": hello}, Containment(0, False))) for _ in range(workers)]
     world = World(pools, LIMITS, float("inf"), 0.0, turn=nullcontext())
     chat = Chat(Bytes(), 0)
     posed = [(Problem(str(n), "what?", "x"), chat.prompt("what?")) for n in range(groups)]

@@ -34,6 +34,7 @@ class Problem:
         solution: a worked solution to imitate in warm-up; None if the task has none.
         extra: the other fields of the data row, for rewards.
         replies: of an episode to imitate in warm-up, where an environment answers the model.
+        environment: the label of the one of `[[environments]]` that answers the model.
     """
 
     id: str
@@ -42,11 +43,13 @@ class Problem:
     solution: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     replies: tuple[str, ...] = ()
+    environment: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
         """What rewards and environments read of it."""
-        return {"id": self.id, "prompt": self.prompt, "answer": self.answer, "extra": self.extra}
+        facts = {"id": self.id, "prompt": self.prompt, "answer": self.answer, "extra": self.extra}
+        return facts | ({"environment": self.environment} if self.environment else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class Rollout:
         ended: what ended an episode in an environment: "done" (the environment), a limit ("turns", "tokens" or
             "context"), or a failure ("error" or "timeout"); empty without an environment.
         metrics: what the environment counted in the episode.
+        environment: of the problem it answers.
     """
 
     problem_id: str
@@ -164,6 +168,7 @@ class Rollout:
     status: str = "ok"
     ended: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    environment: str = ""
 
     @property
     def truncated(self) -> bool:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from retrain.config.document import Document
 from retrain.config.presets import leaves, preset_names
-from retrain.config.schema import BUILTIN_MODELS, Config
+from retrain.config.schema import Config
 from retrain.system.files import NO_MODEL_FIX, no_model
 from retrain.system.sandbox import missing
 from retrain.system.secret_names import literal_secrets
 from retrain.types import BUILTIN
 
+_BUILTIN_MODELS = ("builtin:tiny",)
 _LARGE_LR = 5e-5
 """Full training of a pretrained model at this rate or above usually ruins it."""
 
@@ -102,9 +103,9 @@ def _check_eval(config: Config, document: Document) -> None:
 def _check_model(config: Config, document: Document) -> None:
     model, lr = config.model, config.optimizer.lr
     if model.path.startswith(BUILTIN):
-        if model.path not in BUILTIN_MODELS:
+        if model.path not in _BUILTIN_MODELS:
             document.refuse(
-                ("model", "path"), f'no builtin model is called "{model.path}"', f"use {' or '.join(BUILTIN_MODELS)}"
+                ("model", "path"), f'no builtin model is called "{model.path}"', f"use {' or '.join(_BUILTIN_MODELS)}"
             )
         return
     if model.lora is None and lr >= _LARGE_LR:

@@ -6,8 +6,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from retrain.config.document import Document
-from retrain.config.resolve import Resolved
-from retrain.config.schema import Config, Environment
+from retrain.config.resolve import Resolved, is_elsewhere, labels
+from retrain.config.schema import Config, Environment, Task
 from retrain.registry import Bound
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def check_environment(config: Config, document: Document, resolved: Resolved) -> None:
     """Record what keeps the environment from answering; ComponentError if it does not fit its slot."""
     environment = config.environment
-    if environment.name is None:
+    _check_mix(config, document)
+    if not labels(config):
         _refuse_unread(environment, document)
         return
     from retrain.environments.contract import fields_read
@@ -26,15 +27,26 @@ def check_environment(config: Config, document: Document, resolved: Resolved) ->
     if config.rollout.overlap and environment.workers == 0:
         problem = "the environment would run beside the trainer and share its generators"
         document.refuse(("environment", "workers"), problem, "use at least 1, or [rollout] overlap = 0")
-    bound = resolved.optional("environment")
-    if bound is not None:
+    for bound in resolved.all("environment"):
         fields_read(bound.name, target_of(bound))
     if environment.python is None:
         return
     if shutil.which(environment.python) is None:
         document.refuse(("environment", "python"), f'there is no program "{environment.python}"', "give its path")
     elif not document.problems:
-        WorldPool(launch(config, bound)).close()
+        WorldPool(launch(config, resolved)).close()
+
+
+def _check_mix(config: Config, document: Document) -> None:
+    if not config.environments:
+        return
+    replaced = {("environment", "name"): config.environment.name is not None, ("task",): config.task != Task()}
+    for path in (path for path, given in replaced.items() if given):
+        document.refuse(path, "every entry of [[environments]] names its own", "remove it, or the entries")
+    for index, label in enumerate(names := labels(config)):
+        if label in names[:index]:
+            problem = f'two entries have the label "{label}", so that metrics cannot tell them apart'
+            document.refuse(("environments", index, "name"), problem, "give one of them a label")
 
 
 def _refuse_unread(environment: Environment, document: Document) -> None:
@@ -44,8 +56,8 @@ def _refuse_unread(environment: Environment, document: Document) -> None:
             document.refuse(("environment", key), "there is no environment: nothing reads it", "set name, or remove it")
 
 
-def launch(config: Config, bound: Bound | None) -> Launch:
-    """How the workers of the environment are started; `bound` is None where only another interpreter can import it."""
+def launch(config: Config, resolved: Resolved) -> Launch:
+    """How the workers of the environments are started."""
     from retrain.environments.contract import Limits
     from retrain.environments.world_pool import Launch
     from retrain.environments.world_worker import Hello
@@ -56,13 +68,17 @@ def launch(config: Config, bound: Bound | None) -> Launch:
     limits = Limits(
         environment.max_turns, environment.turn_tokens, environment.observation_tokens, config.training.max_tokens
     )
-    name = str(environment.name)
-    target, params = (name, environment.params) if bound is None else (_path(bound), bound.arguments)
-    known = {} if bound is None else bound.component.traits
-    traits = {key: bool(known[key]) for key in ("replay", "rewards") if key in known}
+    bound, hellos = iter(resolved.all("environment")), dict[str, Hello]()
+    for label, entry in zip(labels(config), config.environments or (environment,), strict=True):
+        name = str(entry.name)
+        one = None if is_elsewhere(config, name) else next(bound)
+        target, params = (name, entry.params) if one is None else (_path(one), one.arguments)
+        known = {} if one is None else one.component.traits
+        traits = {key: bool(known[key]) for key in ("replay", "rewards") if key in known}
+        hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)
     sandboxed = environment.workers > 0 and pool.sandbox != "off" and not missing()
     return Launch(
-        Hello(name, target, params, paths, environment.timeout_s, limits, traits),
+        hellos,
         Containment(pool.memory_mb, sandboxed, (*pool.readable, *paths)),
         pool.env,
         environment.python,

@@ -8,6 +8,7 @@ from retrain import registry
 from retrain.algorithms.transforms import CHAINS
 from retrain.config.document import aliases, show
 from retrain.config.presets import preset_names
+from retrain.config.resolve import MIXED
 from retrain.config.schema import Config
 
 
@@ -21,6 +22,8 @@ def json_schema() -> dict[str, Any]:
             also = {"transform": tuple(CHAINS), "algorithm": preset_names()}.get(kind.name, ())
             examples = list(dict.fromkeys((*also, *registry.names(kind.name))))
             _table(schema, section)["properties"][key]["examples"] = examples
+            if kind.name in MIXED:
+                _table(schema, "environments")["properties"][MIXED[kind.name][0]]["examples"] = examples
     for name, readers in registry.table_names().items():
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})

@@ -29,10 +29,12 @@ from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_task, lay_under
-from retrain.config.resolve import Resolved, needs_import, slots
+from retrain.config.resolve import Resolved, labels, needs_import, slots
 from retrain.config.schema import RUN_NAME, Config
 from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
+from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
 from retrain.rewards.pool import fields_read
 
 Known = Callable[[], Catalog]
@@ -84,6 +86,24 @@ class LoadedConfig:
     def division(self) -> tuple[int, int]:
         """(prompts, expert rows) of a step."""
         return self.config.division(expert="expert" in self.objective.sources)
+
+    def task(self, seed: int) -> Task:
+        """The task of this seed; with `[[environments]]` the mixture of theirs."""
+        bound, entries = self.components.all("task"), self.config.environments
+        if not entries:
+            return bound[0].build({"seed": seed})
+        from retrain.environments.mixture import Mixture, Part
+
+        named = zip(labels(self.config), bound, entries, strict=True)
+        parts = {label: Part(one.build({"seed": derive_seed(seed, label)}), e.weight) for label, one, e in named}
+        return Mixture(seed, parts)
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """The parts of a run that a component may ask for by name and that the configuration alone tells."""
+        training = self.config.training
+        shared = training.model_dump(include={"seed", "max_tokens", "group_size", "temperature"})
+        return {**shared, "total_steps": training.max_steps, "search_paths": self.config.plugins.search_paths}
 
     @property
     def overrides(self) -> list[str]:

@@ -18,7 +18,7 @@ _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature"
 
 def probe(loaded: LoadedConfig) -> dict[str, str]:
     """What each part said to a synthetic input: "ok ..." or "failed: ..."."""
-    problem = _attempt(lambda: loaded.components.one("task").build({"seed": loaded.config.training.seed}).problem(0))
+    problem = _attempt(lambda: loaded.task(loaded.config.training.seed).problem(0))
     results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}" if not isinstance(problem, str) else problem}
     results["rewards"] = _said(_attempt(lambda: _rewards(loaded)))
     results["credit and loss"] = _said(_attempt(lambda: _credit_and_loss(loaded)))
@@ -64,7 +64,7 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     ]
     batch = batch.replace(**{name: _stand_in(name, batch) for name in needs_model})
     pipeline = Pipeline.resolve(stages, components.signal, given=frozenset((*needs_model, *POLICY_COLUMNS)))
-    pipeline.build(loaded.config.resources)
+    pipeline.build(loaded.resources)
     pipeline.before(batch)
     batch, _ = pipeline.credit(batch)
     kept = float(pipeline.informative(batch)[0].float().mean())

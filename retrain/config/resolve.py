@@ -23,6 +23,21 @@ AUTO = "auto"
 """`[rollout] engine` when the model decides."""
 
 
+MIXED = {"environment": ("name", "params"), "task": ("task", "task_params")}
+"""Keys of an entry of `[[environments]]` that name a component, and those with its parameters, by kind."""
+
+
+def labels(config: Config) -> tuple[str, ...]:
+    """Of the environments of a run; a single one has the label ""."""
+    single = ("",) if config.environment.name else ()
+    return tuple(entry.label or entry.name for entry in config.environments) or single
+
+
+def is_elsewhere(config: Config, environment: str | None) -> bool:
+    """Whether only the interpreter of `[environment] python` can import the environment of this name."""
+    return config.environment.python is not None and registry.is_dotted(str(environment))
+
+
 def is_correction(stage: Bound) -> bool:
     """It weighs advantages by how far the sampler is from the trainer: a transform with the trait `correction`."""
     return bool(stage.component.traits.get("correction"))
@@ -149,18 +164,19 @@ class Resolved:
 def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
     """Every key of a section, or of a table by a parameter annotated with a kind, that names a component."""
     for kind in registry.KINDS.values():
-        section, key = kind.key or ("", "")
+        mixed = MIXED.get(kind.name) if config.environments else None
+        section, key, beside = ("environments", *mixed) if mixed else (*(kind.key or ("", "")), kind.params)
         several = getattr(config, section, ())
         whole = not isinstance(several, tuple)
         for index, entry in enumerate((several,) if whole else several):
             around: Path = (section,) if whole else (section, index)
-            params = getattr(entry, kind.params) if kind.params else {}
-            at = (*around, kind.params) if kind.params else ()
-            if entry is config.environment and entry.python and registry.is_dotted(str(entry.name)):
-                continue  # what it imports is installed for that interpreter
+            params = getattr(entry, beside) if beside else {}
+            at = (*around, beside) if beside else ()
+            if kind.name == "environment" and is_elsewhere(config, getattr(entry, key)):
+                continue
             for place, name in _named(kind.name, getattr(entry, key)):
-                weight = getattr(entry, "weight", None)
-                yield Slot(kind.name, name, (*around, key, *place), at, params, key == "name", weight)
+                weight = None if mixed else getattr(entry, "weight", None)
+                yield Slot(kind.name, name, (*around, key, *place), at, params, bool(mixed) or key == "name", weight)
         for component in registry.components(tables=tables):
             table = tables.get(component.table)
             for key, info in component.schema.model_fields.items():

@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from retrain.types import BUILTIN
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
-BUILTIN_MODELS = ("builtin:tiny",)
-"""All of them."""
 
 REAL_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {"optimizer": {"lr": 1e-6}, "warmup": {"steps": 0}}
 """What the defaults are when `[model] path` is not a builtin: its weights are trained already."""
@@ -95,14 +93,30 @@ class Environment(Section):
     observation_tokens: Count = 512
     """Tokens of what the environment says at once; longer text is cut in the middle, with a note."""
     workers: Natural = 1
-    """Processes that hold the live episodes, each a share of the groups that waits for no other; 0 holds them in the
-    trainer itself. [reward_pool] has their sandbox."""
+    """Processes, each with a share of the live episodes that waits for no other; 0: the trainer itself holds them."""
     timeout_s: Positive = 10.0
     """An episode whose environment takes longer for a step has failed."""
     python: str | None = None
     """Python interpreter that runs the environment, with the environment's own dependencies; unset: this one."""
     params: Params = {}
     """Parameters of the environment; those of a registered environment may stand in its own table as well."""
+
+
+class Mixed(Section):
+    """One `[[environments]]` entry: an environment and its task, in place of `[environment] name` and `[task]`."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """A registered environment or the dotted path of one."""
+    task: Annotated[str, Field(min_length=1)]
+    """A registered task or the dotted path of one."""
+    label: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]+$")] | None = None
+    """What metrics and evaluations call it; unset: its name."""
+    weight: Positive = 1.0
+    """How often its problems are drawn for training, relative to the other entries."""
+    params: Params = {}
+    """Parameters of the environment; those in its own table hold for every entry."""
+    task_params: Params = {}
+    """Parameters of the task; those in its own table hold for every entry."""
 
 
 class Reward(Section):
@@ -326,8 +340,7 @@ class Logging(Section):
     rollouts_every: Natural = 10
     """Steps between steps whose rollouts are stored; 0 stores none."""
     observe: Annotated[tuple[str, ...], Array] = ()
-    """Columns to compute for their metrics although nothing reads them, such as "planning_mask" or "sepa_lambda".
-    A campaign observes in every run what any of its conditions computes."""
+    """Columns to compute for their metrics alone, such as "sepa_lambda". A campaign adds what any condition reads."""
     trackers: Annotated[tuple[str, ...], Array] = ()
     """Sinks of metrics besides metrics.jsonl, by registered name or dotted path."""
 
@@ -345,6 +358,7 @@ class Config(Section):
     model: Model = Model()
     task: Task = Task()
     environment: Environment = Environment()
+    environments: Annotated[tuple[Mixed, ...], Array] = ()
     rewards: Annotated[tuple[Reward, ...], Array, Field(min_length=1)] = (Reward(name="exact"),)
     reward_pool: RewardPool = RewardPool()
     rollout: Rollout = Rollout()
@@ -369,12 +383,6 @@ class Config(Section):
         # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
         written = ceil(self.expert.ratio * rows - 1e-9) if expert else 0
         return (rows - written) // self.training.group_size, written
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        """The parts of a run that a component may ask for by name and that the configuration alone tells."""
-        shared = self.training.model_dump(include={"seed", "max_tokens", "group_size", "temperature"})
-        return {**shared, "total_steps": self.training.max_steps, "search_paths": self.plugins.search_paths}
 
     @model_validator(mode="before")
     @classmethod

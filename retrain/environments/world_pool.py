@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from retrain.environments.contract import Answer
-from retrain.environments.world_worker import Hello, load
+from retrain.environments.world_worker import Hello, Worlds
 from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
 
 _CHUNK = 1 << 15
@@ -28,13 +28,13 @@ class Launch:
     """How the workers are started.
 
     Attributes:
-        hello: the first call.
+        hellos: the environments, by the labels of `[[environments]]`; a single one has the label "".
         containment, variables: see `WorkerProcess`.
         python: another interpreter than this one.
         apart: in a process of their own; otherwise the episodes are held right here, unprotected.
     """
 
-    hello: Hello
+    hellos: Mapping[str, Hello]
     containment: Containment
     variables: Sequence[str] = ()
     python: str | None = None
@@ -50,15 +50,15 @@ class _Task(NamedTuple):
 
 
 class WorldPool:
-    """Holds the live episodes of an environment, each step under a deadline in a process that may be killed.
+    """Holds live episodes, each step under a deadline in a process that may be killed.
 
     An episode is a problem, a seed and the replies so far. When the process is lost, the episode that it was busy
     with has failed; the others are played again in a new one, up to where they were. One that is answered differently
     the second time is not deterministic, and has failed.
 
     Attributes:
-        traits: `replay`: an episode can be played again. `rewards`: an episode that a limit ends has earned 0 at its
-            end; otherwise [[rewards]] score it.
+        traits: of the environments by label. `replay`: an episode can be played again. `rewards`: an episode that a
+            limit ends has earned 0 at its end; otherwise [[rewards]] score it.
     Raises:
         ComponentError: the environment reads something that does not exist, or its table does not fit.
         UserCodeError: its module breaks or hangs the worker that loads it.
@@ -68,9 +68,9 @@ class WorldPool:
         self._launch = launch
         self._live: dict[int, list[_Task]] = {}  # the steps that were answered, with the answers' digests
         self._spent, self._steps, self._replayed = 0.0, 0, 0
-        self._local = None if launch.apart else load(launch.hello)
+        self._local = None if launch.apart else Worlds(launch.hellos)
         self._worker: _Worker | None = None
-        self.traits: Mapping[str, bool] = self._local.traits if self._local else self._ready({}).traits
+        self.traits: Mapping[str, Mapping[str, bool]] = self._local.traits if self._local else self._ready({}).traits
 
     def step(self, calls: Mapping[int, Body]) -> dict[int, Answer]:
         """Do one step of each of these episodes, by their numbers; one that fails changes none of the others."""
@@ -188,7 +188,7 @@ class WorldPool:
         asked = {task.key: task for task in (*lost.pending, *lost.queue) if task.expected is None}
         self._worker = worker = _Worker(self._launch)
         for key, history in list(self._live.items()):
-            if history and not self.traits["replay"]:
+            if history and not self.traits[history[0].body[2].get("environment", "")]["replay"]:
                 answers[key] = Answer("error", detail="was lost with its process, and cannot be replayed")
                 del self._live[key]
                 continue
@@ -208,10 +208,11 @@ class _Worker(TimedWorker):
     def __init__(self, launch: Launch) -> None:
         # What the environment imports of this package must be readable wherever the package is.
         readable = (*launch.containment.readable, str(Path(__file__).parents[1]))
-        containment, hello = launch.containment._replace(readable=readable), tuple(launch.hello)
-        module, seconds = "retrain.environments.world_worker", launch.hello.timeout_s
-        super().__init__("the environment", module, hello, containment, launch.variables, seconds, launch.python)
-        self.last, self.traits = -1, dict[str, bool]()
+        containment = launch.containment._replace(readable=readable)
+        hellos = {label: tuple(hello) for label, hello in launch.hellos.items()}
+        module, seconds = "retrain.environments.world_worker", next(iter(launch.hellos.values())).timeout_s
+        super().__init__("the environment", module, hellos, containment, launch.variables, seconds, launch.python)
+        self.last, self.traits = -1, dict[str, dict[str, bool]]()
         self.queue: deque[_Task] = deque()
 
     def feed(self) -> None:

@@ -28,7 +28,7 @@ _TRAITS = "__retrain_environment__"
 
 
 class Hello(NamedTuple):
-    """The first call to a worker.
+    """An environment that a worker is to hold; the first call has one for every label of `[[environments]]`.
 
     Attributes:
         name, target: of the environment; the target is a path `module:object` or `module.object`.
@@ -50,15 +50,17 @@ class Worlds:
     """Live episodes by number, each a generator of its own.
 
     Attributes:
-        traits: what the environment's decorator states: `replay` and `rewards`, both True unless it says otherwise.
+        traits: what each environment's decorator states: `replay` and `rewards`, both True unless it says otherwise.
     """
 
-    def __init__(self, hello: Hello, target: Any) -> None:
-        built: Any = target(**hello.params) if inspect.isclass(target) else target
-        self._function, self._params = built, {} if built is not target else hello.params
-        self._reads, self._limits = fields_read(hello.name, built), Limits(*hello.limits)
+    def __init__(self, hellos: Mapping[str, Hello]) -> None:
+        self._games: dict[str, Callable[[Mapping[str, Any]], Generator[Any, Any, Any]]] = {}
         self._live: dict[int, Generator[Any, Any, Any]] = {}
-        self.traits = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
+        self.traits: dict[str, dict[str, bool]] = {}
+        for label, hello in hellos.items():
+            target = load(hello)
+            self._games[label] = _game(hello, target)
+            self.traits[label] = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
 
     def call(self, body: tuple[Any, ...]) -> Answer:
         """Do one step: ("open", key, problem, seed), ("reply", key, *arguments of `Reply`) or ("finish",)."""
@@ -71,9 +73,9 @@ class Worlds:
                 return self._finish()
 
     def _open(self, key: int, problem: Mapping[str, Any], seed: int) -> Generator[Any, Any, Any]:
-        known = {"problem": problem, "rng": Random(seed), "seed": seed, "limits": self._limits}
+        known = {"problem": problem, "rng": Random(seed), "seed": seed}
         known |= {name: problem[name] for name in ("answer", "prompt", "extra")}
-        self._live[key] = self._function(**{name: known[name] for name in self._reads}, **self._params)
+        self._live[key] = self._games[problem.get("environment", "")](known)
         return self._live[key]
 
     def _step(self, key: int, step: Callable[[], Any], first: bool) -> Answer:
@@ -102,15 +104,23 @@ class Worlds:
         return Answer("end")
 
 
-def load(hello: Hello) -> Worlds:
-    """Import the environment; ComponentError if its parameters do not fit."""
+def load(hello: Hello) -> Any:
+    """Import what an environment is; ComponentError if its parameters do not fit."""
     before, places = list(sys.path), [os.getcwd(), *hello.search_paths]
     sys.path[:0] = places
     path, _, name = hello.target.replace(":", ".").rpartition(".")
     target: Any = attrgetter(name)(importlib.import_module(path))
     sys.path[:] = before + [place for place in places if place not in before]
     _check_table(hello, target)
-    return Worlds(hello, target)
+    return target
+
+
+def _game(hello: Hello, target: Any) -> Callable[[Mapping[str, Any]], Generator[Any, Any, Any]]:
+    """Begins an episode of an environment from what is known of it."""
+    built: Any = target(**hello.params) if inspect.isclass(target) else target
+    params = {} if built is not target else hello.params
+    reads, limits = fields_read(hello.name, built), Limits(*hello.limits)
+    return lambda known: built(**{name: {**known, "limits": limits}[name] for name in reads}, **params)
 
 
 def _stand_in(name: str, **traits: Any) -> Callable[[Any], Any]:
@@ -135,13 +145,14 @@ def _check_table(hello: Hello, target: Callable[..., Any]) -> None:
         raise ComponentError(f'environment "{hello.name}" is no generator', "`reply = yield text` asks the model")
 
 
-def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Load the environment. A call is what `Worlds.call` takes, its answer an `Answer`."""
-    known = Hello(*hello)
+def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Load the environments. A call is what `Worlds.call` takes, its answer an `Answer`."""
+    known = {label: Hello(*hello) for label, hello in hellos.items()}
+    timeout_s = max(hello.timeout_s for hello in known.values())
     # A decorator has nothing to register here, and the registry needs libraries that an interpreter may not have.
     setattr(retrain, "environment", _stand_in)  # noqa: B010
     try:
-        worlds = load(known)
+        worlds = Worlds(known)
     except BaseException as error:
         if isinstance(error, ComponentError):
             return ["refused", error.problem, error.fix, error.trace], None
@@ -149,7 +160,7 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
 
     def call(body: tuple[Any, ...]) -> Answer:
         # Should the parent be unable to kill it, the worker dies of its own CPU time.
-        limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * known.timeout_s) + 10)
+        limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * timeout_s) + 10)
         return worlds.call(body)
 
     return ["ready", worlds.traits], call

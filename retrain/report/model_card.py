@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain import __version__
 from retrain.report.page import Table, fill
-from retrain.report.run_summary import recipe
+from retrain.report.run_summary import recipe, task_of
 from retrain.report.shown_settings import settings
 from retrain.types import BUILTIN
 
@@ -42,8 +42,8 @@ class Card:
 
     @property
     def task(self) -> str:
-        """Name of the task."""
-        return self.config["task"]["name"]
+        """Name of the task, or of several."""
+        return task_of(self.config)
 
     @property
     def warmup_steps(self) -> int:

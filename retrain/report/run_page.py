@@ -110,20 +110,24 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
 
 
 def _evaluations(evals: Sequence[Row]) -> Table:
+    """A row for each evaluation, and below it one for each environment of a mix."""
     ks = {key for row in evals for key in row if key.startswith("pass@")} - {"pass@1"}  # which is the accuracy
     shares = ["greedy_accuracy", *sorted(ks, key=lambda key: int(key.partition("@")[2]))]
     shares = [key for key in shares if any(key in row for row in evals)]
+    labels = dict.fromkeys(key.removesuffix("accuracy") for row in evals for key in row if key.endswith("/accuracy"))
     return Table.of(
         [
             {
                 "step": str(row["step"]),
-                "accuracy": percent(row.get("accuracy")),
-                "95% interval": f"{percent(row.get('ci_low'))} to {percent(row.get('ci_high'))}",
-                **{key.replace("_", " "): percent(row.get(key)) for key in shares},
-                "tokens": f"{row.get('avg_tokens', math.nan):.1f}",
-                "truncated": percent(row.get("truncated")),
+                **({"environment": label[:-1]} if labels else {}),
+                "accuracy": percent(row.get(f"{label}accuracy")),
+                "95% interval": f"{percent(row.get(f'{label}ci_low'))} to {percent(row.get(f'{label}ci_high'))}",
+                **{key.replace("_", " "): percent(row.get(f"{label}{key}")) for key in shares},
+                "tokens": f"{row.get(f'{label}avg_tokens', math.nan):.1f}",
+                "truncated": percent(row.get(f"{label}truncated")),
             }
             for row in evals
+            for label in ("", *labels)
         ]
     )
 

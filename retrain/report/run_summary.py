@@ -85,6 +85,12 @@ def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
     )
 
 
+def task_of(config: Mapping[str, Any]) -> str:
+    """Name of the task, or of the tasks of `[[environments]]`; empty if the configuration holds none."""
+    several = [entry["task"] for entry in config.get("environments", ())]
+    return ", ".join(dict.fromkeys(several)) or config.get("task", {}).get("name", "")
+
+
 def recipe(config: Mapping[str, Any]) -> str:
     """Model, task, credit and sizes in one line. What the configuration does not hold is left out."""
     algorithm, training = config.get("algorithm", {}), config.get("training", {})
@@ -94,7 +100,7 @@ def recipe(config: Mapping[str, Any]) -> str:
     credit = [algorithm["algorithm_mode"]] if algorithm.get("algorithm_mode") else advantage
     sizes = [training.get(key) for key in ("batch_size", "group_size", "max_tokens")]
     parts = [
-        " on ".join(filter(None, (config.get("model", {}).get("path"), config.get("task", {}).get("name")))),
+        " on ".join(filter(None, (config.get("model", {}).get("path"), task_of(config)))),
         " + ".join(filter(None, credit)),
         "{} prompts x {} completions x at most {} tokens per step".format(*sizes) if all(sizes) else "",
         f"seed {training['seed']}" if "seed" in training else "",

@@ -13,6 +13,7 @@ import torch
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.credit_checks import check_engine
 from retrain.config.load import LoadedConfig
+from retrain.config.resolve import labels
 from retrain.config.schema import Config
 from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions
@@ -47,7 +48,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     """
     config, components = loaded.config, loaded.components
     observe("phase", {"name": "loading the task and the model"})
-    task: Task = components.one("task").build({"seed": config.training.seed})
+    task = loaded.task(config.training.seed)
     prompts, expert_rows = loaded.division
     said = read_experts(str(config.expert.path)) if expert_rows else []
     trained = build_trained(loaded, directory, observe)
@@ -94,7 +95,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
         "tokenizer": model.tokenizer,
         "device": policy.device,
         "run_dir": directory.path,
-    } | config.resources
+    } | loaded.resources
     pipeline.build(resources)
     return Trained(
         config=config,
@@ -189,13 +190,13 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
 def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
     """The environment, with its processes; None without one."""
     config = loaded.config
-    if config.environment.name is None:
+    if not labels(config):
         return None
     from retrain.config.environment_checks import launch
     from retrain.environments.contract import Limits
     from retrain.environments.world_pool import WorldPool
 
-    start = launch(config, loaded.components.optional("environment"))
+    start = launch(config, loaded.components)
     pools: list[WorldPool] = []
     try:
         pools += (WorldPool(start) for _ in range(max(1, config.environment.workers)))
@@ -205,13 +206,13 @@ def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
         raise
     engine = loaded.components.optional("engine")
     turn = nullcontext() if engine and engine.component.traits.get("elsewhere") else Lock()
-    limits = Limits(*start.hello.limits)
+    limits = Limits(*next(iter(start.hellos.values())).limits)
     return World(pools, limits, positions(model.model), config.reward_pool.max_failed, turn=turn)
 
 
 def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loaded, Task]:
     """The model as `[model] path` has it, and the task whose texts a built-in's tokenizer is made from."""
-    model, teacher = loaded.config.model, loaded.components.one("task").build({"seed": loaded.config.warmup.seed})
+    model, teacher = loaded.config.model, loaded.task(loaded.config.warmup.seed)
     made = load_model(
         model.path,
         revision=model.revision,

@@ -12,7 +12,7 @@ from retrain.errors import ComponentError, DataError, EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, Task
-from retrain.run.episodes import Posed, rewarded, roll, world_metrics
+from retrain.run.episodes import FAILED, Posed, rewarded, roll
 from retrain.run.run_parts import Parts
 from retrain.training.chat import Chat, Prompt
 from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State
@@ -257,6 +257,33 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
     return metrics | world_metrics(rollouts)
+
+
+def world_metrics(rollouts: Sequence[Rollout]) -> Metrics:
+    """env/turns, env/ended_*, and the means of what environments counted; nothing without an environment.
+
+    Of a mix also env/LABEL/... for every environment, with its episodes, rewards and accuracy.
+    """
+    played = [one for one in rollouts if one.ended]
+    if not played:
+        return {}
+    found = _world_metrics("env", played)
+    for label in sorted({one.environment for one in played if one.environment}):
+        own = [one for one in played if one.environment == label]
+        rewards = [one.reward for one in own if one.reward is not None]
+        found |= _world_metrics(f"env/{label}", own) | {f"env/{label}/episodes": float(len(own))}
+        found[f"env/{label}/reward"] = sum(rewards) / max(1, len(rewards))
+        found[f"env/{label}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(rewards))
+    return found
+
+
+def _world_metrics(area: str, played: Sequence[Rollout]) -> Metrics:
+    found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}
+    for ended in ("done", "turns", "tokens", "context", *FAILED):
+        found[f"{area}/ended_{ended}"] = sum(one.ended == ended for one in played) / len(played)
+    for name in sorted({name for one in played for name in one.metrics}):
+        found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
+    return found
 
 
 def sync(parts: Parts, version: int) -> None:

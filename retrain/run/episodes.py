@@ -353,7 +353,7 @@ def _rollout(player: Player, one: _Episode, version: int) -> Rollout:
     if (
         player.world is not None
         and one.ended in ("turns", "tokens", "context")
-        and player.world.pools[0].traits["rewards"]
+        and player.world.pools[0].traits[one.problem.environment]["rewards"]
     ):
         parts = {"env": 0.0}
     rollout = Rollout(
@@ -369,6 +369,7 @@ def _rollout(player: Player, one: _Episode, version: int) -> Rollout:
         status=one.ended if one.ended in FAILED else "ok",
         ended=one.ended,
         metrics=one.metrics,
+        environment=one.problem.environment,
     )
     return rollout if parts is None or one.ended in FAILED else rewarded(rollout, sum(parts.values()), parts)
 
@@ -383,16 +384,3 @@ def rewarded(rollout: Rollout, value: float, parts: Mapping[str, float | None], 
         correct = (value + given if "env" in parts else next(iter(parts.values())) or 0.0) > 0.5
     parts = {**parts, "turns": given} if given else dict(parts)
     return replace(rollout, reward=value + given, parts=parts, correct=correct)
-
-
-def world_metrics(rollouts: Sequence[Rollout]) -> Metrics:
-    """env/turns, env/ended_*, and the means of what environments counted; nothing without an environment."""
-    played = [one for one in rollouts if one.ended]
-    if not played:
-        return {}
-    found = {"env/turns": sum(len(one.turns) for one in played) / len(played)}
-    for ended in ("done", "turns", "tokens", "context", *FAILED):
-        found[f"env/ended_{ended}"] = sum(one.ended == ended for one in played) / len(played)
-    for name in sorted({name for one in played for name in one.metrics}):
-        found[f"env/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
-    return found

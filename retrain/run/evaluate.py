@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from retrain.config.resolve import labels
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
@@ -20,7 +22,8 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     evaluation temperature, with a 95% interval over problems; `greedy_accuracy` is one greedy
     completion per problem; `avg@n` equals `accuracy` and names n; `pass@k` is the unbiased estimate.
     `task/NAME` is a figure of the task's own.
-    A completion whose score failed counts as wrong and is reported as `failed`.
+    A completion whose score failed counts as wrong and is reported as `failed`. With `[[environments]]` there is
+    `LABEL/accuracy` and the like for each of them, of its own problems.
 
     Args:
         step: optimizer steps done so far. The sampling seed does not depend on it, so that two
@@ -37,30 +40,37 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
         )
     posed = [(problem, parts.chat.prompt(problem.prompt)) for problem in problems]
     sampled = _sample(parts, posed, settings.samples, settings.temperature)
-    counts = [sum(bool(r.correct) for r in group) for group in sampled]
-    accuracy, low, high = mean_interval([count / settings.samples for count in counts])
-    lengths = [r.length for group in sampled for r in group]
-    row: dict[str, Any] = {
-        "step": step,
+    greedy = _sample(parts, posed, 1, 0.0) if settings.greedy else []
+    shared = {"samples": settings.samples, "temperature": settings.temperature}
+    row: dict[str, Any] = {"step": step, **_figures(parts, sampled, greedy), **shared}
+    for label in filter(None, labels(parts.config)):
+        own = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
+        row |= {f"{label}/{name}": value for name, value in _figures(parts, *own).items()} if own[0] else {}
+    return row | {f"task/{name}": float(value) for name, value in parts.task.figures(problems, sampled).items()}
+
+
+def _figures(parts: Parts, sampled: Sequence[Sequence[Rollout]], greedy: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
+    """What the completions of some problems, and the greedy ones if there are any, show."""
+    samples, several = parts.config.eval.samples, [rollout for group in sampled for rollout in group]
+    counts = [sum(bool(rollout.correct) for rollout in group) for group in sampled]
+    accuracy, low, high = mean_interval([count / samples for count in counts])
+    found: dict[str, Any] = {
         "accuracy": accuracy,
         "ci_low": low,
         "ci_high": high,
-        "avg_tokens": sum(lengths) / len(lengths),
-        "truncated": sum(r.truncated for group in sampled for r in group) / len(lengths),
-        "failed": sum(r.reward is None for group in sampled for r in group),
-        "problems": len(problems),
-        "samples": settings.samples,
-        "temperature": settings.temperature,
-        f"avg@{settings.samples}": accuracy,
+        "avg_tokens": sum(rollout.length for rollout in several) / len(several),
+        "truncated": sum(rollout.truncated for rollout in several) / len(several),
+        "failed": sum(rollout.reward is None for rollout in several),
+        "problems": len(sampled),
+        f"avg@{samples}": accuracy,
     }
     if parts.world is not None:
-        row["turns"] = sum(len(r.turns) for group in sampled for r in group) / len(lengths)
-    for k in settings.pass_at:
-        row[f"pass@{k}"] = sum(pass_at_k(settings.samples, count, k) for count in counts) / len(counts)
-    if settings.greedy:
-        greedy = _sample(parts, posed, 1, 0.0)
-        row["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
-    return row | {f"task/{name}": float(value) for name, value in parts.task.figures(problems, sampled).items()}
+        found["turns"] = sum(len(rollout.turns) for rollout in several) / len(several)
+    for k in parts.config.eval.pass_at:
+        found[f"pass@{k}"] = sum(pass_at_k(samples, count, k) for count in counts) / len(counts)
+    if greedy:
+        found["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
+    return found
 
 
 def _sample(parts: Parts, posed: list[Posed], samples: int, temperature: float) -> list[list[Rollout]]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from retrain.config.environment_checks import launch
 from retrain.config.load import LoadedConfig
+from retrain.config.resolve import labels
 from retrain.environments.world_pool import WorldPool
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Task
 from retrain.run.collect import ask, score
 from retrain.run.episodes import roll
 from retrain.run.run_parts import Parts
@@ -19,12 +19,12 @@ from retrain.types import Problem, Sampling
 
 def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterator[str]:
     """What is said to a person who plays training problem `number`; it ends with the reward, or with the replies."""
-    config, environment = loaded.config, loaded.components.optional("environment")
-    if config.environment.name is None:
+    config = loaded.config
+    if not labels(config):
         problem = "there is nothing to play: this configuration has no environment"
         raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[environment] name", problem, "set name")])
-    task: Task = loaded.components.one("task").build({"seed": config.training.seed})
-    posed, pool, turn, earned = task.problem(number), WorldPool(launch(config, environment)), 0, 0.0
+    task = loaded.task(config.training.seed)
+    posed, pool, turn, earned = task.problem(number), WorldPool(launch(config, loaded.components)), 0, 0.0
     try:
         yield plain_text(posed.prompt)
         answer = pool.step({0: ("open", 0, posed.facts, derive_seed(config.training.seed, "play", posed.id))})[0]

@@ -46,7 +46,7 @@ def export_solutions(
         DataError: no solution is left to write.
         StorageError: the file cannot be written.
     """
-    task: Task = loaded.components.one("task").build({"seed": seed})
+    task = loaded.task(seed)
     found: list[Problem] = []
     seen, problems = 0, _distinct(task, count)
     while len(found) < count and (chunk := list(islice(problems, _CHUNK))):

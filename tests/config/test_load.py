@@ -41,7 +41,8 @@ def test_the_resolved_configuration_is_json_and_complete(tmp_path):
     assert resolved["training"]["seed"] == 7
     assert resolved["training"]["max_tokens"] == 64
     assert resolved["gtpo"] == {"beta": 0.3}
-    assert resolved["components"]["transform"] == [{"name": "gtpo", "source": "built-in", "params": {"beta": 0.3}}]
+    params = {"beta": 0.3, "per": "episode"}
+    assert resolved["components"]["transform"] == [{"name": "gtpo", "source": "built-in", "params": params}]
 
 
 KEYS = [
@@ -158,7 +159,7 @@ scale = 3.0
 """
     components = loaded(tmp_path, text).components
     assert [dict(bound.params) for bound in components.all("transform")] == [
-        {"beta": 0.1},
+        {"beta": 0.1, "per": "episode"},
         {"gain": 2.0},
         {"shift": 0.5},
     ]

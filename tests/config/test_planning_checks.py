@@ -48,6 +48,7 @@ log_planning_token_ratio = false
         "entropy_topk": 0.4,
         "use_planning_tokens": True,
         "threshold_rule": "strict",
+        "per": "episode",
     }
     params = planning(result)
     assert (params["strategic_grams_path"], params["sg_n_range"]) == ("grams.json", [3, 5])

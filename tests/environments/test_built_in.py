@@ -130,7 +130,7 @@ def test_the_python_tool_runs_code_in_the_sandbox_and_nowhere_else(tmp_path):
         pytest.skip(missing())
     params = {"functions": ["retrain.environments.tools.python"], "describe": False}
     hello = Hello("tools", "retrain.environments.tools.tools", params, (), 600.0, Limits(9, 9, 9, 9))
-    worlds = WorldPool(Launch(hello, Containment(2048, True)))
+    worlds = WorldPool(Launch({"": hello}, Containment(2048, True)))
     worlds.step({0: ("open", 0, {"id": "0", "prompt": "p", "answer": "a", "extra": {}}, 0)})
 
     def answer(code):

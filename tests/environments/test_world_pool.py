@@ -22,7 +22,7 @@ LIMIT_S = 4.0
 def pool(name="faulty", timeout_s=600.0, apart=True, python=None, memory_mb=2048, **params):
     target = f"misbehaving_worlds.{name}"
     hello = Hello(target, target, params, (str(HERE),), timeout_s, Limits(8, 16, 64, 64))
-    return WorldPool(Launch(hello, Containment(memory_mb, not missing(), (str(HERE),)), (), python, apart))
+    return WorldPool(Launch({"": hello}, Containment(memory_mb, not missing(), (str(HERE),)), (), python, apart))
 
 
 def problem(answer, number=0):
@@ -181,7 +181,7 @@ def test_a_module_that_breaks_its_worker_is_an_error_of_the_user(tmp_path):
     (tmp_path / "breaks_at_once.py").write_text("import os\nos._exit(4)\n")
     hello = Hello("x", "breaks_at_once.game", {}, (str(tmp_path),), 600.0, Limits(1, 1, 1, 1))
     with pytest.raises(UserCodeError, match="ended the process that loaded it"):
-        WorldPool(Launch(hello, Containment(0, False)))
+        WorldPool(Launch({"": hello}, Containment(0, False)))
 
 
 def test_another_interpreter_needs_the_standard_library_only(quiet, tmp_path):
@@ -191,4 +191,4 @@ def test_another_interpreter_needs_the_standard_library_only(quiet, tmp_path):
     worlds.close()
     hello = Hello("x", "retrain.registry.find", {}, (), 600.0, Limits(1, 1, 1, 1))
     with pytest.raises(UserCodeError, match="No module named 'pydantic'"):
-        WorldPool(Launch(hello, Containment(0, False), (), str(tmp_path / "bare/bin/python")))
+        WorldPool(Launch({"": hello}, Containment(0, False), (), str(tmp_path / "bare/bin/python")))

@@ -69,7 +69,7 @@ def dice(seed, stream, member, most):
 def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, **params):
     target = f"talking_worlds.{name}"
     hello = Hello(target, target, params, (str(Path(__file__).parent),), 600.0, limits, traits or {})
-    launch = Launch(hello, Containment(0, False), apart=workers > 0)
+    launch = Launch({"": hello}, Containment(0, False), apart=workers > 0)
     return World([WorldPool(launch) for _ in range(max(1, workers))], limits, context, max_failed)
 
 

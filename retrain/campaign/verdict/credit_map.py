@@ -98,7 +98,7 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, frozenset(kept))
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")
-    pipeline.build(loaded.config.resources | {"run_dir": run})
+    pipeline.build(loaded.resources | {"run_dir": run})
     metrics = next((row for row in read_rows(run / "metrics.jsonl") if row["step"] == step), {})
     names = ("sampler_logprobs", "reward", "correct", "group", "completion_ids")
     logprobs, rewards, correct, groups, ids = ([row[name] for row in rows] for name in names)

@@ -1,0 +1,81 @@
+"""Problems of several tasks, one after the other by chance: the task of `[[environments]]`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import NamedTuple
+
+from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
+from retrain.types import Metrics, Problem, Rollout
+
+
+class Part(NamedTuple):
+    """A task, and how often it is drawn relative to the others."""
+
+    task: Task
+    weight: float
+
+
+class Mixture(Task):
+    """Draws for every problem which part poses it, each part's problems in their own order.
+
+    What number `index` is depends on the seed, the weights and `index` alone, so a run that is resumed at its cursor
+    continues the same mix.
+
+    Args:
+        seed: of the draws.
+        parts: by the labels that their problems carry as `environment`.
+    """
+
+    def __init__(self, seed: int, parts: Mapping[str, Part]) -> None:
+        self._seed, self._parts = seed, parts
+        self._drawn: list[tuple[str, int]] = []  # label and number within the part of every problem so far
+        self._counts = dict.fromkeys(parts, 0)
+
+    def problem(self, index: int) -> Problem:
+        """Training problem number `index`."""
+        labels, weights = list(self._parts), [part.weight for part in self._parts.values()]
+        while len(self._drawn) <= index:
+            [label] = Random(derive_seed(self._seed, "mix", len(self._drawn))).choices(labels, weights)
+            self._drawn.append((label, self._counts[label]))
+            self._counts[label] += 1
+        label, number = self._drawn[index]
+        return _labelled(label, self._parts[label].task.problem(number))
+
+    def heldout(self, count: int) -> list[Problem]:
+        """The held-out problems of every part, `count` in all: as many of each, whatever the weights."""
+        share, rest = divmod(count, len(self._parts))
+        return [
+            _labelled(label, problem)
+            for place, (label, part) in enumerate(self._parts.items())
+            for problem in part.task.heldout(share + (place < rest))
+        ]
+
+    def fingerprint(self) -> str | None:
+        """Hash of the parts' data and weights; None if a part does not know its own."""
+        known = [(label, part.weight, part.task.fingerprint()) for label, part in self._parts.items()]
+        if any(data is None for _, _, data in known):
+            return None
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """The figures of every part, `LABEL/NAME`."""
+        found = Metrics()
+        for label, part in self._parts.items():
+            own = [pair for pair in zip(problems, answers, strict=True) if pair[0].environment == label]
+            figures = part.task.figures([problem for problem, _ in own], [several for _, several in own]) if own else {}
+            found |= {f"{label}/{name}": value for name, value in figures.items()}
+        return found
+
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """What the part that posed the problem knows of the text."""
+        return self._parts[problem.environment].task.spans(problem, text)
+
+
+def _labelled(label: str, problem: Problem) -> Problem:
+    return replace(problem, id=f"{label}/{problem.id}", environment=label)
