@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 17_700,
-    "what retrain train imports": 9_850,
-    "with all that a run may name": 11_800,
+    "package": 17_860,
+    "what retrain train imports": 9_960,
+    "with all that a run may name": 11_910,
     "campaign": 2_345,
     "tools": 1_300,
     "report": 500,
