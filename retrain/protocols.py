@@ -102,13 +102,14 @@ class Policy(Protocol):
     Attributes:
         settings: see `PolicySettings`.
         model: the transformers model that is trained. adapter: peft's wrapper of it with LoRA, else None.
-        step: optimizer steps taken.
+        step: optimizer steps taken. ranks: the processes that train it together.
     """
 
     settings: Any
     model: Any
     adapter: Any
     step: int
+    ranks: Any
 
     @property
     def device(self) -> device:
@@ -143,7 +144,7 @@ class Policy(Protocol):
         """Scores [N, T] by the weights of the first call."""
         ...
 
-    def reference_weights(self) -> dict[str, Tensor]:
+    def reference_weights(self) -> Mapping[str, Tensor]:
         """Full weights of the reference, by the base model's names: with LoRA the frozen ones under the adapters."""
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from rich.text import Text
 from retrain.cli.config_commands import File, Json, Overrides, warn
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.terminal import say
+from retrain.training.ranks import launched
 
 if TYPE_CHECKING:
     from retrain.storage.run_directory import Mode
@@ -23,7 +25,7 @@ _REFRESH_S = 2.0
 _PLAN, _STATUS = "plan.json", "status.json"
 
 
-def train(
+def train(  # noqa: PLR0913 - the options of a command, each with its name
     file: File,
     overrides: Overrides = None,
     resume: Annotated[
@@ -34,6 +36,7 @@ def train(
         list[str] | None, typer.Option(help="A key that may differ from the run to be resumed. Repeatable.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes on this machine that train together, one per GPU.")] = 1,
 ) -> None:
     """Train a model as a TOML file says; everything is written to runs/NAME.
 
@@ -45,6 +48,10 @@ def train(
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
     how = _resume(resume, loaded.config.checkpoint.resume, fresh)
+    if ranks > 1 and not launched():
+        from retrain.run.launch import launch
+
+        raise typer.Exit(launch(sys.argv[1:], ranks))
     from retrain.cli.run_display import display
     from retrain.run.session import Resume, run
 

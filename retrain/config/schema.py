@@ -273,6 +273,17 @@ class Training(Section):
     """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
 
 
+class Distributed(Section):
+    """`[distributed]`: a run on several ranks (`retrain train --ranks`); without ranks nothing of it applies."""
+
+    shard: Literal["auto", "full", "none"] = "auto"
+    """"full" spreads the weights over the ranks; "none" holds all on each; "auto" is full unless LoRA's base fits."""
+    offload: Literal["none", "all"] = "none"
+    """"all" keeps what is sharded in the processor's memory while it is not in use."""
+    timeout_s: Positive = 600.0
+    """Seconds a rank waits for the others in an update; ten times as long while rollouts are sampled and scored."""
+
+
 class Warmup(Section):
     """`[warmup]`: supervised steps on the task's worked solutions before RL."""
 
@@ -371,6 +382,7 @@ class Config(Section):
     expert: Expert = Expert()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
+    distributed: Distributed = Distributed()
     warmup: Warmup = Warmup()
     eval: Eval = Eval()
     checkpoint: Checkpoint = Checkpoint()

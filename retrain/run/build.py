@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,17 +19,19 @@ from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions
 from retrain.errors import ComponentError, DataError, RetrainError
 from retrain.functional.devices import matmul_dtype
-from retrain.protocols import Sampler, Task
+from retrain.protocols import Task
 from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
 from retrain.run.episodes import World
+from retrain.run.rank_edges import SharedPool, build_sampler
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
 from retrain.tracking.tracker_guard import Guard
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.policy import TorchPolicy
+from retrain.training.ranks import ALONE, Ranks
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.warmup import WarmupSettings, warm_start
 from retrain.types import ExpertRow, Observer, Problem
@@ -39,7 +41,7 @@ _VOCABULARY_PROBLEMS = 2000
 
 
 def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Parts:
-    """Build everything a run needs, warm start included.
+    """Build everything a run needs, warm start included; each of the directory's ranks calls it.
 
     Raises:
         ComponentError: a part of the run that a component asks for does not exist.
@@ -54,7 +56,8 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     trained = build_trained(loaded, directory, observe)
     model = trained.loaded
     experts = _experts(config, model, said, expert_rows, observe) if said else None
-    sampler: Sampler = trained.engine.build(trained.resources)
+    ranks = directory.ranks
+    sampler = build_sampler(trained.engine, trained.resources, ranks)
     observe("message", {"text": sampler.describe(), "level": "info"})
     if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
@@ -63,13 +66,13 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         **vars(trained),
         sampler=sampler,
         task=task,
-        pool=reward_pool(loaded),
+        pool=SharedPool(lambda: reward_pool(loaded), ranks) if ranks.size > 1 else reward_pool(loaded),
         chat=model.chat,
         layout=Layout(model.pad_id, trained.policy.device, max_tokens, config.rollout.mask_truncated),
         prompts=prompts,
         world=build_world(loaded, model),
         experts=experts,
-        trackers=_trackers(components.all("tracker"), trained.resources, observe),
+        trackers=_trackers(() if ranks.rank else components.all("tracker"), trained.resources, observe),
     )
 
 
@@ -78,9 +81,13 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
     config, components = loaded.config, loaded.components
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
-    device = choose_device(config.training.device)
-    model = initial_model(loaded, device, observe)
-    policy = TorchPolicy(model.model, _policy_settings(config, device))
+    device, ranks = choose_device(config.training.device), directory.ranks
+    if ranks.size > 1 and ":" in config.training.device:
+        raise ComponentError(
+            f'[training] device = "{device}" is one GPU, and each rank has its own', 'set it to "cuda"'
+        )
+    model = initial_model(loaded, device, observe, ranks)
+    policy = TorchPolicy(model.model, _policy_settings(config, device, model.model), ranks)
     engine = components.optional("engine") or components.named("engine", choose_engine(policy.model)[0])
     assert engine is not None
     if config.rollout.overlap:
@@ -160,7 +167,7 @@ def _dtype(config: Config, device: torch.device) -> Any:
     return "bfloat16" if matmul_dtype(device) is torch.bfloat16 else "float32"
 
 
-def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer) -> Loaded:
+def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer, ranks: Ranks = ALONE) -> Loaded:
     """The model before RL: loaded or made, and warm-started on the task's worked solutions.
 
     Tokenizer, initial weights and demonstrations derive from `[warmup] seed`, not from the run's seed: runs
@@ -182,7 +189,7 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer)
 
             rows = played(model.chat, world, problems, warmup.seed)
             world.close()
-        if warm_start(model, problems, settings, observe, cache=warmup.cache, rows=rows):
+        if warm_start(model, problems, settings, observe, cache=warmup.cache, rows=rows, ranks=ranks):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
     return model
 
@@ -223,7 +230,7 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loade
     return replace(made, mode=model.chat), teacher
 
 
-def _policy_settings(config: Config, device: torch.device) -> PolicySettings:
+def _policy_settings(config: Config, device: torch.device, model: Any) -> PolicySettings:
     """How the policy is trained, from the sections that decide it."""
     training, lora = config.training, config.model.lora
     optimizer = config.optimizer.model_dump()
@@ -235,7 +242,20 @@ def _policy_settings(config: Config, device: torch.device) -> PolicySettings:
         dtype=_dtype(config, device),
         gradient_checkpointing=config.model.gradient_checkpointing,
         lora=LoraSettings(**lora.model_dump(), seed=training.seed) if lora else None,
+        shard=_shard(config, device, model),
+        offload=config.distributed.offload,
     )
+
+
+def _shard(config: Config, device: torch.device, model: Any) -> Literal["full", "none"]:
+    """What `[distributed] shard` means here: LoRA's frozen base stays whole where it takes half a GPU at most."""
+    chosen = config.distributed.shard
+    if chosen != "auto":
+        return chosen
+    if config.model.lora is None or device.type != "cuda":
+        return "full"
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    return "none" if 2 * size <= torch.cuda.get_device_properties(device).total_memory else "full"
 
 
 def reward_pool(loaded: LoadedConfig) -> RewardPool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from retrain.errors import StorageError
 from retrain.report.model_card import Card, render_adapter_card, write_card
@@ -26,7 +27,9 @@ def export(trained: Trained, folder: Path, dtype: str = "float32") -> None:
         StorageError: the folder cannot be written; it is as it was.
     """
     policy = trained.policy
-    with published(folder) as stage:
+    # All ranks gather the weights, and the files of the others are thrown away.
+    with published(folder) if trained.ranks.rank == 0 else TemporaryDirectory() as place:
+        stage = Path(place)
         save_model(stage, policy.model, trained.loaded.tokenizer, policy.weights(), dtype)
         if trained.final is None:
             for name, part in trained.pipeline.stateful.items():

@@ -20,6 +20,7 @@ from retrain.functional.seeds import derive_seed
 from retrain.protocols import tolerance_of
 from retrain.run.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch, sync
 from retrain.run.evaluate import evaluate
+from retrain.run.rank_edges import check_credit
 from retrain.run.run_parts import Parts
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_files import read_rows
@@ -77,7 +78,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
             if due(done, parts.config.eval.every, settings.max_steps):
                 with _saving(parts, collector, stop, start, done):
                     evaluate_and_record(parts, done)
-            if stop.requested or due(done, parts.config.checkpoint.every, settings.max_steps):
+            if stop.agree(parts.ranks) or due(done, parts.config.checkpoint.every, settings.max_steps):
                 parts.directory.save_checkpoint(done, collector.state_dict(done))
             if stop.requested and done < settings.max_steps:
                 raise Preempted(f"stopped by {stop.requested} after step {done}; --resume auto goes on from there")
@@ -107,7 +108,7 @@ def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: in
 def _rescue(parts: Parts, collector: Collector, done: int) -> str:
     """Save the state after `done` steps; says where a resumed run continues, or why nothing was saved."""
     try:
-        recorded = read_rows(parts.directory.path / "metrics.jsonl")
+        recorded = parts.ranks.first(lambda: read_rows(parts.directory.path / "metrics.jsonl"))
     except RetrainError:
         recorded = []
     if not recorded or recorded[-1]["step"] != done - 1:
@@ -144,15 +145,16 @@ def update(
     sampler_is_free()
     if batch is None:
         return {"update/skipped": 1.0} | collection.dropped, None
-    with clock("credit"):
+    with clock("credit"), parts.ranks.during(f"the credit of step {collection.step}"):
         if collection.credit is None:
             batch, credit = assign_credit(parts.pipeline, parts.policy, batch)
             keep, counts = parts.pipeline.informative(batch)
         else:  # what the filter drops is no part of the batch
             credit, keep, counts = collection.credit, ~batch.is_expert, Metrics()
         share = len(batch.group_ids[keep & ~batch.is_expert].unique()) / parts.prompts
+        check_credit(parts.ranks, parts.pipeline, batch)
         metrics |= credit | {"groups/informative": share} | added((collection.dropped, counts))
-    with clock("update"):
+    with clock("update"), parts.ranks.during(f"the update of step {collection.step}"):
         metrics |= parts.policy.update(batch, parts.objective)
     with clock("credit"):
         metrics |= parts.pipeline.after(batch)
@@ -201,7 +203,8 @@ def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> I
 
 def evaluate_and_record(parts: Parts, step: int) -> None:
     """Evaluate on held-out problems, if there are to be any, and write the row, unless it is there."""
-    known = {row["step"] for row in read_rows(parts.directory.path / "eval.jsonl")}
+    rows = parts.ranks.first(lambda: read_rows(parts.directory.path / "eval.jsonl"))
+    known = {row["step"] for row in rows}
     if not parts.config.eval.problems or step in known:
         return
     parts.observe("phase", {"name": f"evaluation after {step} steps"})
@@ -336,7 +339,7 @@ class Collector:
                 self._ahead = coming.result()
 
     def _collect(self, step: int, clock: Clock) -> Collection:
-        with clock("rollout"):
+        with clock("rollout"), self._parts.ranks.rollouts.during(f"the rollouts of step {step}"):
             collection = collect(self._mine, step, self.cursor)
         clock.tokens += collection.metrics["tokens/sampled"]
         return collection

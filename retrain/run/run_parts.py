@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.protocols import Part, Policy, Sampler, Task, Tracker
 from retrain.run.episodes import Player, World
+from retrain.training.ranks import Ranks
 from retrain.types import ExpertRow, Observer, State
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from retrain.config.schema import Config
     from retrain.data.expert_file import ExpertBuffer
     from retrain.registry import Bound
-    from retrain.rewards.pool import RewardPool
+    from retrain.run.rank_edges import Pool
     from retrain.storage.run_directory import RunDirectory
     from retrain.training.chat import Chat
     from retrain.training.layout import Layout
@@ -69,6 +70,11 @@ class Trained:
     steps: int = 0
     final: Path | None = None
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train together."""
+        return self.directory.ranks
+
     def restore(self, state: State) -> None:
         """Take policy and signals from a checkpoint. A part that the checkpoint's run did not have starts anew."""
         self.policy.load_state_dict(state["policy"])
@@ -104,7 +110,7 @@ class Parts(Trained):
 
     sampler: Sampler
     task: Task
-    pool: RewardPool
+    pool: Pool
     chat: Chat
     layout: Layout
     prompts: int

@@ -22,6 +22,7 @@ from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, flatten, read_rows, understood
 from retrain.system.secret_names import masked
+from retrain.training.ranks import ALONE, Ranks, join, launched
 from retrain.types import Observer, State
 
 
@@ -40,24 +41,44 @@ class Resume:
     allow_change: Sequence[str] = ()
 
 
-def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
-    """Train from a configuration; returns the run directory.
+def run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks | None = None) -> Path:
+    """Train from a configuration; returns the run directory. As one of several ranks, train with the others.
 
     What can be refused is refused first: torch and transformers take seconds to import.
 
+    Args:
+        ranks: who trains together; None: as this process was launched.
     Raises:
         RetrainError: each way a run can end but well, with its exit code.
     """
+    own = _join(loaded) if ranks is None else ranks
+    with own.during("the run"):
+        path = _run(loaded, resume, observe if own.rank == 0 else lambda *_: None, own)
+    if ranks is None:
+        own.leave()
+    return path
+
+
+def _join(loaded: LoadedConfig) -> Ranks:
+    """The ranks that this process was launched as one of."""
+    if not launched():
+        return ALONE
+    from retrain.run.build import choose_device
+
+    return join(choose_device(loaded.config.training.device).type, loaded.config.distributed.timeout_s)
+
+
+def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) -> Path:
     began = time.perf_counter()
     if resume.path is not None and not checkpoint.is_one(resume.path):
         fix = "give auto, or runs/NAME/checkpoints/step-000100"
         raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "there is no such checkpoint", fix)])
-    config = loaded.config
     resolved = loaded.resolved()
     path = loaded.directory
-    with RunDirectory(path, resume.mode, config.checkpoint, observe) as directory, Stop() as stop:
+    with _directory(loaded, resume, observe, ranks) as directory, Stop() as stop:
         previous = directory.previous_config(resume.path)
-        started = {"config": resolved, "plugins": source_hashes(bound.component for bound in loaded.components.every())}
+        plugins = source_hashes(bound.component for bound in loaded.components.every())
+        started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
         if previous:  # refused before torch is imported, though the checkpoint decides
             _changes(_with_new_keys(previous), masked(resolved), resume)
         from retrain.run.build import build
@@ -65,7 +86,7 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
-        directory.write_config(_source(loaded), environment(), started)
+        directory.write_config(_source(loaded), environment() | {"ranks": ranks.size}, started)
         parts = build(loaded, directory, observe)
         try:
             start, cursor = _restore(parts, state, resume)
@@ -77,6 +98,15 @@ def run(loaded: LoadedConfig, resume: Resume, observe: Observer) -> Path:
         finally:
             parts.close()
     return path
+
+
+def _directory(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) -> RunDirectory:
+    path, settings = loaded.directory, loaded.config.checkpoint
+    if ranks.mesh is None:
+        return RunDirectory(path, resume.mode, settings, observe)
+    from retrain.run.rank_edges import SharedDirectory
+
+    return SharedDirectory(path, resume.mode, settings, observe, ranks)
 
 
 def _source(loaded: LoadedConfig) -> str:
@@ -123,6 +153,8 @@ def _accept(
         changes += _changes(old, new, resume)
     elif started["plugins"]:
         changes.append(f"plug-ins that this checkpoint cannot be compared with: {', '.join(started['plugins'])}")
+    if (saved := known.get("ranks", 1)) != started["ranks"]:
+        changes.append(f"ranks: {saved} -> {started['ranks']}, which rounds differently: the same run, not bit for bit")
     for change in changes:
         observe("message", {"text": f"resuming with {change}", "level": "warning"})
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from retrain.errors import Preempted
 from retrain.system.process import SignalHandler
+from retrain.training.ranks import Ranks
 
 
 class Stop(SignalHandler):
@@ -28,21 +29,28 @@ class Stop(SignalHandler):
         self.requested = ""
         self.deferred = False
         self.interrupted = False
+        self._came = False
         self._tell: Callable[[], None] | None = None
 
     def defer(self, tell: Callable[[], None]) -> None:
         """From now on a step may be under way, which SIGTERM lets end; when it arrives, `tell` is called."""
         self._tell, self.deferred = tell, True
 
+    def agree(self, ranks: Ranks) -> str:
+        """`requested`, once a signal that reached one rank counts on all: they leave the loop after the same step."""
+        self.requested = next(filter(None, ranks.every(self.requested)), "")
+        return self.requested
+
     def receive(self, number: int) -> None:
         """Remember the signal, and stop at once if nothing is under way or it came before."""
         if number == signal.SIGINT:
             self.interrupted = True
             raise KeyboardInterrupt
-        if self.requested:
+        if self._came:
             # The step does not end in time: leave now, the previous checkpoint is intact.
             os._exit(Preempted.exit_code)
-        self.requested = signal.Signals(number).name
+        self._came = True
+        self.requested = self.requested or signal.Signals(number).name
         if not self.deferred:
             raise Preempted(f"stopped by {self.requested} with no step under way; --resume auto starts again")
         if self._tell is not None:

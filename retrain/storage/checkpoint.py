@@ -2,6 +2,7 @@
 
     checkpoints/step-000100/
         policy.safetensors   tensors of the state's top-level key "policy"
+        policy.rank-00001.safetensors   rank 1's rows of those that are sharded over ranks
         state.json           everything that is not a tensor, with references to those that are
         manifest.json        size and sha256 of every other file; written last
 
@@ -14,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -23,18 +24,23 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.errors import StorageError, UserCodeError
-from retrain.system.files import remove, sha256, staged, writing
+from retrain.system.files import remove, sha256, staged, sync, writing
 from retrain.system.records import checked, parse_json
+from retrain.training.ranks import ALONE, Ranks
 from retrain.types import State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+FORMAT, SHARDED = 1, 2
+"""Formats of checkpoints without and with sharded tensors."""
 MANIFEST, STATE_FILE = "manifest.json", "state.json"
 _STEP = re.compile(r"step-(\d{6,})(\.old)?")
+_RANK = re.compile(r"\.rank-\d{5}(?=\.safetensors$)")
 _STAGE = ".tmp-"
 _QUARANTINE = "bad-"
+_ROWS = "rows:"
+"""Before the name of a tensor in state.json: every rank's file has some of its rows."""
 _FIX = (
     "free some space or lower [checkpoint] keep, and check that the folder can be written; "
     "the previous checkpoints are intact"
@@ -58,7 +64,7 @@ class _Manifest(TypedDict):
 _MANIFEST: TypeAdapter[_Manifest] = TypeAdapter(_Manifest)
 
 
-def save(root: Path, step: int, state: State, keep: int) -> Path:
+def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -> Path:
     """Write `state` as the checkpoint of `step` and drop all but the newest `keep`.
 
     Until the rename the previous checkpoints are untouched; after it the new one is complete.
@@ -69,24 +75,41 @@ def save(root: Path, step: int, state: State, keep: int) -> Path:
         state: nested dicts, lists and tuples of JSON values and tensors, keyed by component. Key types,
             tuples, dtypes and tensors shared by several entries come back as they were.
         keep: how many checkpoints to keep, at least 1.
+        ranks: all of them call this; each writes its rows of sharded tensors, and rank 0 the rest.
 
     Raises:
         StorageError: the disk is full or cannot be written; nothing of this save stays behind.
         UserCodeError: the state holds something that is neither a JSON value nor a tensor.
     """
     final = root / f"step-{step:06d}"
-    with writing(final, _FIX):
-        root.mkdir(parents=True, exist_ok=True)
-        # Only the owner of the run's lock saves, so whatever is staged here belongs to a save that was killed.
-        for leftover in root.glob(f"{_STAGE}*"):
-            remove(leftover)
-        with staged(final) as stage:
+
+    def begin() -> Path:
+        with writing(final, _FIX):
+            root.mkdir(parents=True, exist_ok=True)
+            # Only the owner of the run's lock saves, so whatever is staged here belongs to a save that was killed.
+            for leftover in root.glob(f"{_STAGE}*"):
+                remove(leftover)
+            stage = publication.enter_context(staged(final))
             stage.mkdir()
-            _write(stage, step, state)
-    # A checkpoint that was replaced (.old) is redundant now; it must not count as one of those to keep.
-    current = [path for path in _checkpoints(root) if not path.name.endswith(".old")]
-    for path in set(_checkpoints(root)) - set(current[:keep]):
-        _drop(path)
+            return stage
+
+    def write() -> dict[str, _Entry]:
+        with writing(final, _FIX):
+            return _write(stage, state, ranks)
+
+    def publish() -> None:
+        with writing(final, _FIX):
+            _write_manifest(stage, step, files)
+            publication.close()
+        # A checkpoint that was replaced (.old) is redundant now; it must not count as one of those to keep.
+        current = [path for path in _checkpoints(root) if not path.name.endswith(".old")]
+        for path in set(_checkpoints(root)) - set(current[:keep]):
+            _drop(path)
+
+    with ExitStack() as publication:
+        stage = ranks.first(begin)
+        files = {name: entry for written in ranks.each(write) for name, entry in written.items()}
+        ranks.first(publish)
     return final
 
 
@@ -135,22 +158,26 @@ def drop_after(root: Path, step: int) -> None:
 
 
 def load(path: Path) -> State:
-    """The state saved at `path`, tensors on the CPU, after verifying the hash of every file it reads.
+    """The state saved at `path`, tensors whole and on the CPU, after verifying the hash of every file it reads.
 
     Raises:
         StorageError: a file is missing, changed, not a plain file, or not listed in the manifest.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     reason = problem(path)
     if reason is not None:
         raise StorageError(f"checkpoint {path}: {reason}")
+    return read(path)
+
+
+def read(path: Path) -> State:
+    """The state saved at `path`, which has been verified."""
+    from safetensors import SafetensorError
+
     try:
         document: dict[str, Any] = parse_json((path / STATE_FILE).read_bytes())
         files = _manifest(path)["files"]
         return {
-            key: _decode(value, load_file(path / _file(key)) if _file(key) in files else {})
+            key: _decode(value, _stored(path, [name for name in sorted(files) if _RANK.sub("", name) == _file(key)]))
             for key, value in document.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -173,8 +200,8 @@ def problem(path: Path) -> str | None:
         return "not a directory"
     try:
         manifest = _manifest(path)
-        if manifest["format"] != FORMAT:
-            return f"{MANIFEST}: format {manifest['format']!r} is not {FORMAT}"
+        if manifest["format"] not in (FORMAT, SHARDED):
+            return f"{MANIFEST}: format {manifest['format']!r} is not {FORMAT} or {SHARDED}"
         expected = _STEP.fullmatch(path.name.removeprefix(_QUARANTINE))
         if expected is not None and manifest["step"] != int(expected[1]):
             return f"{MANIFEST}: written for step {manifest['step']!r}"
@@ -207,20 +234,43 @@ def _manifest(path: Path) -> _Manifest:
     return checked(_MANIFEST, parse_json(file.read_bytes()))
 
 
-def _write(stage: Path, step: int, state: State) -> None:
+def _write(stage: Path, state: State, ranks: Ranks) -> dict[str, _Entry]:
+    """Write this rank's share of the state; returns the files' entries of the manifest."""
     from safetensors.torch import save_file
 
     document: dict[str, Any] = {}
+    written: list[Path] = []
     for key, value in state.items():
-        tensors = _Tensors()
+        tensors = _Tensors(may_be_sharded=ranks.mesh is not None)
         document[key] = _encode(value, key, tensors)
-        if tensors.by_name:
-            save_file(tensors.by_name, stage / _file(key))
-    (stage / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
-    entries = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(stage.iterdir())}
+        for file, found in ((_file(key), {} if ranks.rank else tensors.by_name), (_file(key, ranks), tensors.rows)):
+            if found:
+                save_file(found, stage / file)
+                written.append(stage / file)
+    if ranks.rank == 0:
+        (stage / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
+        written.append(stage / STATE_FILE)
+    else:
+        for file in written:  # rank 0 flushes the folder, on its machine
+            sync(file)
+    return {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in written}
+
+
+def _write_manifest(stage: Path, step: int, files: Mapping[str, _Entry]) -> None:
+    kind = SHARDED if any(_RANK.search(name) for name in files) else FORMAT
     # Written last: wherever a kill ends this, a directory without a manifest is not a checkpoint.
-    manifest = {"format": FORMAT, "step": step, "files": entries}
+    manifest = {"format": kind, "step": step, "files": dict(sorted(files.items()))}
     (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def _stored(path: Path, names: list[str]) -> dict[str, Tensor]:
+    """The tensors of one component's files; a sharded one is the rows of all ranks, one after the other."""
+    import torch
+    from safetensors.torch import load_file
+
+    ranks = [load_file(path / name) for name in names if _RANK.search(name)]
+    whole = {key: value for name in names if not _RANK.search(name) for key, value in load_file(path / name).items()}
+    return whole | {f"{_ROWS}{key}": torch.cat([rows[key] for rows in ranks]) for key in (ranks[0] if ranks else ())}
 
 
 def _drop(path: Path) -> None:
@@ -244,26 +294,38 @@ def _quarantine(path: Path) -> None:
         path.rename(target)
 
 
-def _file(key: str) -> str:
-    return f"{quote(key, safe='')}.safetensors"
+def _file(key: str, ranks: Ranks | None = None) -> str:
+    return f"{quote(key, safe='')}{f'.rank-{ranks.rank:05d}' if ranks else ''}.safetensors"
 
 
 class _Tensors:
-    """Tensors of one component under unique names; entries that are the same memory are stored once."""
+    """Tensors of one component under unique names; entries that are the same memory are stored once.
 
-    def __init__(self) -> None:
+    Attributes:
+        by_name: tensors that every rank has whole. rows: this rank's rows of those that are sharded.
+    """
+
+    def __init__(self, may_be_sharded: bool) -> None:
+        self._may_be_sharded = may_be_sharded
         self.by_name: dict[str, Tensor] = {}
+        self.rows: dict[str, Tensor] = {}
         self._names: dict[tuple[Any, ...], str] = {}
         self._storages: set[int] = set()
 
     def add(self, tensor: Tensor, where: str) -> str:
         """The name under which `tensor` is stored; that of an earlier entry if it is the same memory."""
+        found, kind = self.by_name, ""
+        if self._may_be_sharded:
+            from retrain.training.shards import is_sharded, local
+
+            if is_sharded(tensor):
+                found, kind, tensor = self.rows, _ROWS, local(tensor)
         same = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and same in self._names:
             return self._names[same]
         name, number = where, 2
         # Two places may have one name: keys can hold dots, and 1 and "1" differ.
-        while name in self.by_name:
+        while name in found:
             name, number = f"{where}~{number}", number + 1
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage()
@@ -271,8 +333,8 @@ class _Tensors:
         if storage.nbytes() != own.nbytes or storage.data_ptr() in self._storages:
             own = own.clone()
         self._storages.add(own.untyped_storage().data_ptr())
-        self.by_name[name], self._names[same] = own, name
-        return name
+        found[name], self._names[same] = own, kind + name
+        return kind + name
 
 
 def _encode(value: Any, where: str, tensors: _Tensors) -> Any:

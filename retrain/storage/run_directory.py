@@ -26,6 +26,7 @@ from retrain.system.files import remove, sync, write_bytes, write_text, writing
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
 from retrain.system.secret_names import masked
+from retrain.training.ranks import ALONE, Ranks
 from retrain.types import Observer, State
 
 if TYPE_CHECKING:
@@ -51,11 +52,17 @@ class RunDirectory:
         settings: `[checkpoint]`: how many to keep, and what a failed save does.
         observe: called with rejected checkpoints and failed saves ("message").
 
+    Attributes:
+        ranks: who saves checkpoints together. restored: the checkpoint that the run continues from.
+
     Raises:
         ConfigError: an existing run and no permission to touch it, nothing to resume, or another
             process owns it.
         StorageError: the directory cannot be written.
     """
+
+    ranks: Ranks = ALONE
+    restored: Path | None = None
 
     def __init__(self, path: Path, mode: Mode, settings: Checkpoint, observe: Observer) -> None:
         self.path, self.mode = path, mode
@@ -169,6 +176,7 @@ class RunDirectory:
         found = (path, checkpoint.load(path)) if path else None
         if found is None and self.resuming:
             found = checkpoint.newest(self.checkpoints, self._say, own=True)
+        self.restored = found[0] if found else None
         done, state = (checkpoint.step_of(found[0]), found[1]) if found else (0, None)
         if state is not None:
             accept(state)
@@ -211,17 +219,20 @@ class RunDirectory:
         """
         try:
             # Before the checkpoint: a resumed run keeps the rows up to it, so they must be on the disk by then.
-            with writing(self.path):
-                for name in ("metrics.jsonl", "eval.jsonl"):
-                    if (self.path / name).exists():
-                        sync(self.path / name)
-            checkpoint.save(self.checkpoints, done, {**state, **self._started}, self._settings.keep)
+            self._flush()
+            checkpoint.save(self.checkpoints, done, {**state, **self._started}, self._settings.keep, self.ranks)
         except StorageError as error:
             if self._settings.on_save_error == "stop":
                 raise
             self._say(str(error))
             return False
         return True
+
+    def _flush(self) -> None:
+        with writing(self.path):
+            for name in ("metrics.jsonl", "eval.jsonl"):
+                if (self.path / name).exists():
+                    sync(self.path / name)
 
     def _say(self, text: str) -> None:
         self._observe("message", {"text": text, "level": "warning"})

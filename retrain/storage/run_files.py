@@ -21,6 +21,7 @@ Row = dict[str, Any]
 _FREE = (
     "logging",
     "checkpoint",
+    "distributed",
     "components.tracker",
     "reward_pool.sandbox",
     "reward_pool.env",

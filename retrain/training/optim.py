@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain.training.settings import PolicySettings
+from retrain.training.shards import like
 from retrain.types import State
 
 
@@ -78,7 +79,7 @@ class Optimizer:
             for p in [p for group in optimizer.param_groups for p in group["params"] if self._names[p] in state]:
                 # By name: torch's own load_state_dict knows parameters by number, which another order would change.
                 saved = state[self._names[p]]
-                optimizer.state[p] = {key: value.detach().clone().to(p.device) for key, value in saved.items()}
+                optimizer.state[p] = {key: like(value, p) for key, value in saved.items()}
 
 
 def _edge_parameters(model: nn.Module) -> set[nn.Parameter]:

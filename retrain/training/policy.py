@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +15,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.functional.mismatch import Mismatch
 from retrain.training.model import lora
-from retrain.training.model.forward import Forward
+from retrain.training.model.forward import Forward, Part
 from retrain.training.optim import Optimizer
+from retrain.training.ranks import ALONE, Ranks
 from retrain.training.settings import PolicySettings
+from retrain.training.shards import Source, full, like, local, shard, whole
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ class _Step:
 
     batch: Batch
     weights: Mapping[str, Tensor]
-    parts: Sequence[Tensor]
+    parts: Sequence[Part]
 
 
 class TorchPolicy:
-    """A transformers causal LM under training on one device.
+    """A transformers causal LM under training, on one device or spread over the ranks' devices.
 
     The model stays in `eval` mode, so that dropout never sets the policy apart from its own log-probs (the
     adapters' own dropout aside), and remains usable for `generate` and `save_pretrained`.
@@ -48,17 +49,36 @@ class TorchPolicy:
         model: the model being trained. step: optimizer steps taken. adapter: peft's wrapper of it, or None.
     """
 
-    def __init__(self, model: Any, settings: PolicySettings, adapter: Any = None, name: str = lora.POLICY) -> None:
-        """`adapter` and `name`: peft's wrapper of a model that has adapters already, and the one to train."""
-        self.settings, self.step, self._name = settings, 0, name
-        self.adapter: Any = adapter or (lora.inject(model, settings.lora) if settings.lora else None)
-        self.model: Any = model if settings.lora else model.float()
-        self.model.eval()
-        if settings.gradient_checkpointing:
-            _checkpoint_layers(self.model)
-        self.forward = Forward(self.model, settings)
+    def __init__(
+        self,
+        model: Any,
+        settings: PolicySettings,
+        ranks: Ranks = ALONE,
+        source: Source | None = None,
+        beside: tuple[TorchPolicy, str] | None = None,
+    ) -> None:
+        """Prepare the model for training.
+
+        Args:
+            ranks: the processes that train it together; each gives the same model.
+            source: of the values of parameters on the meta device.
+            beside: a policy with LoRA whose model and wrapper this one shares, and the adapter to train.
+        """
+        self.settings, self.ranks, self.step = settings, ranks, 0
+        if beside is None:
+            self.adapter: Any = lora.inject(model, settings.lora) if settings.lora else None
+            self.model: Any = model if settings.lora else model.float()
+            self.model.eval()
+            if settings.gradient_checkpointing:
+                _checkpoint_layers(self.model)
+            self._shards, self._name = shard(self.model, settings, ranks, source), lora.POLICY
+        else:
+            other, self._name = beside
+            self.adapter, self.model, self._shards = other.adapter, other.model, other._shards
+        # Before any forward: while one runs, the model has other parameters than those that are sharded.
         with lora.active(self.adapter, self._name):  # what is trained is what has gradients in this block
             self.optimizer = Optimizer(self.model, settings)
+        self.forward = Forward(self.model, settings, self._shards)
         self._earlier: dict[str, Tensor] = {}
 
     def sibling(self, name: str, settings: PolicySettings) -> TorchPolicy:
@@ -68,10 +88,11 @@ class TorchPolicy:
         other's adapter. Without, call it before the first update.
         """
         if self.adapter is None:
-            return TorchPolicy(copy.deepcopy(self.model), settings)
+            model, source = self._shards.copied(self.model)
+            return TorchPolicy(model, settings, self.ranks, source)
         assert settings.lora is not None, "the sibling of a policy with LoRA is an adapter too"
         lora.add(self.adapter, name, settings.lora)
-        return TorchPolicy(self.model, settings, self.adapter, name)
+        return TorchPolicy(self.model, settings, self.ranks, beside=(self, name))
 
     @property
     def device(self) -> torch.device:
@@ -93,13 +114,15 @@ class TorchPolicy:
         frozen = self._frozen
         return lambda batch: frozen.logprobs(batch)["old_logprobs"]
 
-    def reference_weights(self) -> dict[str, Tensor]:
+    def reference_weights(self) -> Mapping[str, Tensor]:
         """Full weights of the reference, by the base model's names: with LoRA the frozen ones under the adapters."""
-        return self._frozen.model.state_dict() if self.adapter is None else lora.base_weights(self.model)
+        return _tensors(self._frozen.model) if self.adapter is None else lora.base_weights(self.model)
 
     @cached_property
     def _frozen(self) -> Forward:
-        return Forward(copy.deepcopy(self.model).requires_grad_(False), self.settings)
+        model, source = self._shards.copied(self.model)
+        model.requires_grad_(False)
+        return Forward(model, self.settings, shard(model, self.settings, self.ranks, source))
 
     def _base_logprobs(self, batch: Batch) -> Tensor:
         with self.adapter.disable_adapter():
@@ -108,7 +131,8 @@ class TorchPolicy:
     def remember(self) -> None:
         """Keep a copy of the weights for `earlier_logprobs`, in the processor's memory; LoRA needs none."""
         if self.adapter is None:
-            self._earlier = {name: p.detach().to("cpu", copy=True) for name, p in self.optimizer.parameters.items()}
+            parameters = self.optimizer.parameters.items()
+            self._earlier = {name: local(p.detach()).to("cpu", copy=True) for name, p in parameters}
 
     def earlier_logprobs(self, batch: Batch) -> Tensor | None:
         """Scores [N, T] by the weights of the last `remember`, or of LoRA's base; None before the first."""
@@ -125,8 +149,9 @@ class TorchPolicy:
     @torch.no_grad()
     def _swap_earlier(self) -> None:
         for name, parameter in self.optimizer.parameters.items():
-            current = parameter.to("cpu", copy=True)
-            parameter.copy_(self._earlier[name])
+            own = local(parameter)
+            current = own.to("cpu", copy=True)
+            own.copy_(self._earlier[name])
             self._earlier[name] = current
 
     def update(self, batch: Batch, objective: Objective) -> Metrics:
@@ -157,7 +182,7 @@ class TorchPolicy:
 
         With LoRA they are `Adapted`: a matrix is merged in float32 when it is read.
         """
-        return self.model.state_dict() if self.adapter is None else lora.weights(self.model, self._name)
+        return _tensors(self.model) if self.adapter is None else lora.weights(self.model, self._name)
 
     def state_dict(self) -> State:
         """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies."""
@@ -168,7 +193,7 @@ class TorchPolicy:
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; training continues bit for bit."""
         for name, parameter in self.optimizer.parameters.items():
-            parameter.copy_(state["model"][name])
+            parameter.copy_(like(state["model"][name], parameter))
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
 
@@ -202,16 +227,17 @@ class TorchPolicy:
         """
         tally = _Tally()
         with lora.training(self.model, self._name):
-            for index in step.parts:
+            for index, counts in step.parts:
                 rows = step.batch.rows(index)
                 width = rows.input_ids.shape[1]
                 with self.forward.attention(width):
                     columns = self._loss_columns(rows, objective, scored)
-                    weights = {name: weight[index, :width] for name, weight in step.weights.items()}
+                    weights = {name: weight[index, :width] * counts for name, weight in step.weights.items()}
                     loss, sums = objective(columns, weights)
                     loss.backward()  # in here: with gradient checkpointing it runs the attention again
-                tally.add(rows, columns, sums | {"loss/total": loss.detach()})
-        metrics = tally.metrics()
+                if counts:
+                    tally.add(rows, columns, sums | {"loss/total": loss.detach()})
+        metrics = tally.merged(self.ranks).metrics()
         return metrics | self._apply(metrics.get("loss/total"))
 
     def _loss_columns(self, rows: Batch, objective: Objective, scored: bool) -> dict[str, Any]:
@@ -223,7 +249,9 @@ class TorchPolicy:
         """Step along the gradients unless they or the loss are not finite; the loss is None without a live row."""
         if loss is None:
             return {"tokens/forwarded": 0.0, "update/skipped": 1.0, "update/nonfinite": 0.0}
-        norm = float(torch.nn.utils.clip_grad_norm_(self.optimizer.parameters.values(), self.settings.max_grad_norm))
+        self._shards.sum_gradients(list(self.optimizer.parameters.values()))
+        clipped = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters.values(), self.settings.max_grad_norm)
+        norm = float(full(clipped))
         metrics = {"grad/norm": norm, "update/skipped": 0.0}
         # One infinite gradient would make every weight, and the optimizer's moments, not a number for good.
         if finite := math.isfinite(loss) and math.isfinite(norm):
@@ -242,12 +270,27 @@ class _Tally:
 
     def add(self, rows: Batch, columns: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
         mask = rows.response_mask & ~rows.is_expert[:, None]
-        part = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask)
-        self.mismatch = part if self.mismatch is None else self.mismatch + part
+        mismatch = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask)
         entropy = columns["entropy"].detach().where(mask, 0.0).sum()
         own = {"policy/entropy": entropy, "tokens": mask.sum(), "tokens/forwarded": rows.attention_mask.sum()}
-        for name, value in {**sums, **own}.items():
+        self._join({**sums, **own}, mismatch)
+
+    def _join(self, sums: Mapping[str, Tensor], mismatch: Mismatch | None) -> None:
+        for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0) + value
+        if mismatch is not None:
+            self.mismatch = mismatch if self.mismatch is None else self.mismatch + mismatch
+
+    def merged(self, ranks: Ranks) -> _Tally:
+        """The sum of all ranks' tallies, in their order, so that every rank has the same bits."""
+        if ranks.size == 1:
+            return self
+        sums = {name: value.cpu() for name, value in self.sums.items()}
+        mismatch = self.mismatch and Mismatch(self.mismatch.sums.cpu(), self.mismatch.extremes.cpu())
+        total = _Tally()
+        for part in ranks.every((sums, mismatch)):
+            total._join(*part)
+        return total
 
     def metrics(self) -> Metrics:
         """The sums as numbers, the entropy as the mean over the policy's tokens."""
@@ -257,6 +300,10 @@ class _Tally:
         else:
             found.pop("policy/entropy", None)
         return found | (self.mismatch.metrics() if self.mismatch else {})
+
+
+def _tensors(model: Any) -> Mapping[str, Tensor]:
+    return whole(model.state_dict(keep_vars=True))
 
 
 def _mean(reports: Sequence[Metrics]) -> Metrics:

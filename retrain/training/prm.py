@@ -254,4 +254,4 @@ def _start(policy: Policy, tokenizer: Any, settings: PolicySettings, path: str |
             f"[prime] path = {path!r} has another tokenizer than the policy", "its ids must be the same"
         )
     model: Any = loaded.model
-    return TorchPolicy(model.to(policy.device), settings)
+    return TorchPolicy(model.to(policy.device), settings, policy.ranks)

@@ -64,8 +64,8 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, value in sorted(weights.items()):
+    for name in sorted(weights):  # read one by one: weights that are sharded are whole only then
         digest.update(name.encode())
         # As bytes, because NumPy has no bfloat16.
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(weights[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -46,6 +46,8 @@ class PolicySettings:
         epochs, minibatches: passes over a batch, and optimizer steps per pass.
         logprob_chunk: positions whose logits exist at once; 0 chooses by vocabulary (128 MB of float32).
         lora: train adapters on frozen weights; None trains everything.
+        shard: with several ranks, spread the weights over them, or hold all of them on each.
+        offload: "all" keeps what is sharded in the processor's memory while it is not in use.
     """
 
     temperature: float = 1.0
@@ -65,3 +67,5 @@ class PolicySettings:
     minibatches: int = 1
     logprob_chunk: int = 0
     lora: LoraSettings | None = None
+    shard: Literal["full", "none"] = "full"
+    offload: Literal["none", "all"] = "none"

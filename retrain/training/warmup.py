@@ -18,6 +18,7 @@ from retrain.training.chat import Chat
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, distinct
 from retrain.training.policy import TorchPolicy
+from retrain.training.ranks import ALONE, Ranks
 from retrain.training.reference import fingerprint
 from retrain.training.settings import PolicySettings
 from retrain.training.tensor_cache import cached, content_key
@@ -54,6 +55,7 @@ def warm_start(
     *,
     cache: bool = True,
     rows: Sequence[ExpertRow] = (),
+    ranks: Ranks = ALONE,
 ) -> bool:
     """Train the loaded model in place to imitate the problems' solutions, in their order, over and over.
 
@@ -65,6 +67,7 @@ def warm_start(
         observe: called with `warmup` events: step, steps, loss and seconds left.
         rows: conversations to imitate instead of the problems' solutions, one per problem.
         cache: keep the weights for, or take them from, runs with the same model, problems and settings.
+        ranks: rank 0 trains or reads the cache, and the others get its weights.
     Returns:
         Whether the weights came from the cache.
     Raises:
@@ -77,12 +80,14 @@ def warm_start(
     def build() -> dict[str, Tensor]:
         return _train(loaded, rows or demonstrations(loaded.chat, used), settings, observe)
 
-    if cache:
+    def made() -> tuple[dict[str, Tensor], bool]:
+        if not cache:
+            return build(), False
         facts = _facts(loaded, used, settings)
         facts |= {"rows": content_key({"rows": [asdict(row) for row in rows]})} if rows else {}
-        weights, hit = cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
-    else:
-        weights, hit = build(), False
+        return cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
+
+    weights, hit = ranks.rollouts.first(made)
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
     # Training turned the weights into float32; what comes from the cache must end up the same.

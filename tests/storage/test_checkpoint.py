@@ -265,7 +265,7 @@ def test_wrong_step_format_and_manifest_without_state(tmp_path):
     shutil.copytree(path, tmp_path / "step-000009")
     assert problem(tmp_path / "step-000009") == "manifest.json: written for step 5"
     for changed, reason in (
-        ({"format": 2}, "format 2"),
+        ({"format": 3}, "format 3"),
         ({"files": {}}, "does not list state.json"),
         ({"files": 3}, "manifest.json: files: expected an object"),
     ):

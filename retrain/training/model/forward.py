@@ -14,8 +14,11 @@ from transformers import AttentionInterface
 
 from retrain.functional.logprobs import predictors, token_scores
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
+from retrain.training.shards import WHOLE, Whole
 from retrain.types import Batch
 
+Part = tuple[Tensor, bool]
+"""Row numbers of a micro-batch, and whether they count: one that does not keeps its rank in step with the others."""
 _TOLERANCE = 1e-3
 _CACHED_CELLS = 2048
 """A processor is a tenth faster on parts whose activations stay in its cache than on larger ones."""
@@ -34,8 +37,9 @@ class Forward:
         packed_limit: longest row that may be packed; 0 if the model cannot pack.
     """
 
-    def __init__(self, model: Any, settings: PolicySettings) -> None:
-        self.model, self.temperature = model, settings.temperature
+    def __init__(self, model: Any, settings: PolicySettings, shards: Whole = WHOLE) -> None:
+        """`shards`: how the model's weights lie on the ranks."""
+        self.model, self.shards, self.temperature = model, shards, settings.temperature
         self.config: Any = model.config.get_text_config()  # its own, but for a model that sees images as well
         most = _CACHED_CELLS if model.device.type == "cpu" else settings.micro_batch_tokens
         self.budget = min(settings.micro_batch_tokens, most)
@@ -51,26 +55,39 @@ class Forward:
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
         cells = mask.flatten()
         packing = Packing.of(ids, mask, torch.zeros_like(mask))
-        expected = self._padded(ids, mask)[cells]
+        expected = self.shards.run(lambda: self._padded(ids, mask)[cells])
         self.splits = True  # the probe's premise
-        self.splits = _agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
+        self.splits = self._agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
         with packed(self.model):
-            if self.splits and _agrees(expected, lambda: self._head(self._packed(ids, packing))):
+            if self.splits and self._agrees(expected, lambda: self._head(self._packed(ids, packing))):
                 self.packed_limit = longest_packed_row(self.config)
+
+    def _agrees(self, expected: Tensor, compute: Callable[[], Tensor]) -> bool:
+        try:
+            logits = self.shards.run(compute)
+        except Exception:  # whatever a model raises here, its own forward remains
+            self.shards.recover()
+            return False
+        slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
+        return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))
 
     def attention(self, width: int) -> AbstractContextManager[None]:
         """Holds the attention that rows of this width use; forward and backward both belong in it."""
         return packed(self.model) if width <= self.packed_limit else nullcontext()
 
-    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[Tensor]:
-        """These rows of the batch, by length, in parts that fit the token budget."""
-        return micro_batches(batch.attention_mask.sum(-1).tolist(), rows, self.budget)
+    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[Part]:
+        """This rank's share of these rows, by length, in parts that fit the token budget."""
+        ranks = self.shards.ranks
+        return deal(batch.attention_mask.sum(-1).tolist(), rows, self.budget, ranks.size)[ranks.rank :: ranks.size]
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """logprobs, entropy (both with gradient) and varentropy of response tokens, [N, T], 0 elsewhere.
 
         Called within `attention(T)`.
         """
+        return self.shards.run(self._columns, batch)
+
+    def _columns(self, batch: Batch) -> dict[str, Tensor]:
         ids, mask, scored = batch.input_ids, batch.attention_mask, batch.response_mask
         packing = Packing.of(ids, mask, scored) if ids.shape[1] <= self.packed_limit else None
         cells = predictors(scored)
@@ -83,25 +100,25 @@ class Forward:
 
     @torch.no_grad()
     def logprobs(
-        self, batch: Batch, columns: Sequence[str] = ("old_logprobs",), parts: Sequence[Tensor] | None = None
+        self, batch: Batch, columns: Sequence[str] = ("old_logprobs",), parts: Sequence[Part] | None = None
     ) -> dict[str, Tensor]:
         """old_logprobs, entropy, varentropy by name, each [N, T] float32 without gradient, in one pass.
 
         Args:
-            parts: the micro-batches of rows to score, others being 0; None: those of all rows.
+            parts: this rank's micro-batches of rows to score, others being 0; None: those of all rows.
         """
         tables = {name: batch.sampler_logprobs.new_zeros(batch.input_ids.shape) for name in columns}
-        for part in self.micro_batches(batch, range(len(batch.input_ids))) if parts is None else parts:
+        for part, counts in self.micro_batches(batch, range(len(batch.input_ids))) if parts is None else parts:
             rows = batch.rows(part)
             with self.attention(rows.input_ids.shape[1]):
                 found = self.columns(rows)
             found["old_logprobs"] = found["logprobs"]
-            for name, table in tables.items():
+            for name, table in tables.items() if counts else ():
                 table[part, : rows.input_ids.shape[1]] = found[name]
-        return tables
+        return {name: self.shards.ranks.sum(table) for name, table in tables.items()}
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.dtype == torch.float32:
+        if self.dtype == torch.float32 or self.shards.casts:
             return nullcontext()
         return torch.autocast(self.model.device.type, dtype=self.dtype)
 
@@ -117,15 +134,6 @@ class Forward:
 
     def _head(self, hidden: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(hidden) if self.splits else hidden
-
-
-def _agrees(expected: Tensor, compute: Callable[[], Tensor]) -> bool:
-    try:
-        logits = compute()
-    except Exception:  # whatever a model raises here, its own forward remains
-        return False
-    slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
-    return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,20 @@ def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> l
     return [torch.tensor(part) for part in parts]
 
 
+def deal(lengths: Sequence[int], rows: Sequence[int], budget: int, ranks: int) -> list[Part]:
+    """`micro_batches` for several ranks: part k goes to rank k % ranks, and every rank gets as many parts.
+
+    Ranks whose numbers of forwards differ wait for each other for ever. So the largest part is cut in two until the
+    parts come out even; where no part can be cut, the last one is repeated without counting.
+    """
+    parts = [part.tolist() for part in micro_batches(lengths, rows, budget)]
+    while len(parts) % ranks and len(largest := max(parts, key=len)) > 1:
+        place, half = parts.index(largest), (len(largest) + 1) // 2
+        parts[place : place + 1] = [largest[:half], largest[half:]]
+    idle = [(torch.tensor(part), False) for part in parts[-1:]] * (-len(parts) % ranks)
+    return [(torch.tensor(part), True) for part in parts] + idle
+
+
 NAME = "retrain_packed"
 
 
@@ -205,7 +227,7 @@ def packed_attention(
         out = functional.scaled_dot_product_attention(
             padded(query), padded(key), padded(value), is_causal=True, scale=scale, enable_gqa=grouped
         )
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, packing.scatter)[None], None
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, packing.scatter)[None].to(query.dtype), None
 
 
 AttentionInterface.register(NAME, packed_attention)

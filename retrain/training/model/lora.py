@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from retrain.errors import ComponentError, StorageError
 from retrain.system.extras import library
 from retrain.system.files import staged, writing
 from retrain.training.settings import LoraSettings
+from retrain.training.shards import whole
 from retrain.types import Adapted, LowRank
 
 POLICY = "default"
@@ -106,10 +107,10 @@ def weights(model: Any, adapter: str) -> Adapted:
     return Adapted(base_weights(model), updates)
 
 
-def base_weights(model: Any) -> dict[str, Tensor]:
-    """The frozen weights under the base model's names; views."""
-    state = model.state_dict()
-    return {key.replace(".base_layer.", "."): value for key, value in state.items() if ".lora_" not in key}
+def base_weights(model: Any) -> Mapping[str, Tensor]:
+    """The frozen weights under the base model's names; views, where they are whole."""
+    state = model.state_dict(keep_vars=True)
+    return whole({key.replace(".base_layer.", "."): value for key, value in state.items() if ".lora_" not in key})
 
 
 def _adapted(model: Any) -> list[tuple[str, Any]]:

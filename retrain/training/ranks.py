@@ -1,0 +1,250 @@
+"""The processes that train one model together, and what they say to each other; importing this does not import torch.
+
+Every process runs the same program on the same batch, and forwards only its share of the rows. What happens once, such
+as a reward or a file, happens on rank 0, and the others get its result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from retrain.errors import (
+    DataError,
+    DivergedError,
+    EngineError,
+    Preempted,
+    RetrainError,
+    StorageError,
+    UserCodeError,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+_Told = tuple[str, str, int] | None
+"""An error as plain values: name of its class, text, exit code."""
+
+RENDEZVOUS = "RETRAIN_RENDEZVOUS"
+"""Environment variable with the address where the ranks meet; without it, torchrun's own variables say where."""
+ROLLOUT_PATIENCE = 10
+"""Rollouts and rewards take longer than an update: there ranks wait this many times `timeout_s`."""
+_ANSWER_S = 3.0
+"""After a timeout, how long a rank waits to learn which others are alive."""
+_LOST = re.compile(r"timed? ?out|connection (reset|closed|refused)|gloo|nccl|socket|broken pipe", re.IGNORECASE)
+"""How the messages of torch's communication errors, which are plain RuntimeErrors, differ from others."""
+_SHARED = (DataError, DivergedError, EngineError, Preempted, StorageError, UserCodeError)
+"""Errors that are raised on every rank as the class that one rank raised."""
+
+
+class Ranks:
+    """Rank 0 of 1, a process alone: every verb gives back what it gets.
+
+    Attributes:
+        rank, size: which process this is, from 0, and of how many.
+        mesh: torch's device mesh over which weights are sharded; None for a process alone.
+        rollouts: the same ranks, for the thread that samples and scores; it has its own messages.
+    """
+
+    rank = 0
+    size = 1
+    mesh: Any = None
+
+    @property
+    def rollouts(self) -> Ranks:
+        return self
+
+    def same(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        return value
+
+    def every(self, value: T) -> list[T]:
+        """The values of all ranks, in their order."""
+        return [value]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on some rank."""
+        return any(self.every(flag))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        return tensor
+
+    def first(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns or raises on rank 0, on every rank; the others do not call it."""
+        return compute()
+
+    def each(self, compute: Callable[[], T]) -> list[T]:
+        """What `compute` returns on every rank, in their order; an error of one rank is raised on all of them."""
+        return [compute()]
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None]:
+        """Name what is done inside this block, for the message if a rank is lost in it."""
+        yield
+
+    def leave(self) -> None:
+        """End the group."""
+
+
+ALONE = Ranks()
+
+
+class Group(Ranks):
+    """One rank of several, over torch.distributed: gloo on CPUs, NCCL on GPUs, and gloo for everything but tensors.
+
+    A rank that dies or does not answer within the timeout is an EngineError on the others, which names it. After that
+    every verb raises the same error.
+
+    Args:
+        control: gloo's group for messages. store: where ranks leave word after a failure.
+        beside: a group whose `sum` and `mesh` this one shares; it has messages of its own.
+    """
+
+    def __init__(self, rank: int, size: int, *, mesh: Any, control: Any, store: Any, rollouts: Group | None) -> None:
+        self.rank, self.size, self.mesh = rank, size, mesh
+        self._control, self._store, self._rollouts = control, store, rollouts
+        self._phase, self._lost = "", ""
+
+    @property
+    def rollouts(self) -> Ranks:
+        return self._rollouts or self
+
+    def same(self, value: T) -> T:
+        import torch.distributed as dist
+
+        box: list[Any] = [value if self.rank == 0 else None]
+        with self._talking():
+            dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
+
+    def every(self, value: T) -> list[T]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        with self._talking():
+            dist.all_gather_object(found, value, group=self._control)
+        return found
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        import torch.distributed as dist
+
+        with self._talking():
+            dist.all_reduce(tensor, group=self.mesh.get_group())
+        return tensor
+
+    def first(self, compute: Callable[[], T]) -> T:
+        outcome, error = _attempt(compute) if self.rank == 0 else (None, None)
+        found: tuple[Any, _Told] = self.same((outcome, _told(error)))
+        _raise(error, found[1])
+        return found[0]
+
+    def each(self, compute: Callable[[], T]) -> list[T]:
+        outcome, error = _attempt(compute)
+        found: list[tuple[Any, _Told]] = self.every((outcome, _told(error)))
+        _raise(error, next((failure for _, failure in found if failure), None))
+        return [value for value, _ in found]
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None]:
+        before, self._phase = self._phase, phase
+        with self._talking():
+            yield
+        self._phase = before
+
+    @contextmanager
+    def _talking(self) -> Generator[None]:
+        """Turn the errors of torch's communication into one that names the ranks that do not answer."""
+        if self._lost:
+            raise EngineError(self._lost)
+        began = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as error:
+            if not _LOST.search(str(error)):
+                raise
+            self._lost = self._explain(time.perf_counter() - began)
+            raise EngineError(self._lost) from error
+
+    def _explain(self, waited_s: float) -> str:
+        """Which ranks do not answer: those that do leave word in the store, for all of them have failed to talk."""
+        silent = [rank for rank in range(self.size) if rank != self.rank]
+        until = time.monotonic() + _ANSWER_S
+        with suppress(RuntimeError):  # the store may be gone with the rank that kept it
+            self._store.set(f"alive/{self.rank}", "yes")
+            while silent and time.monotonic() < until:
+                silent = [rank for rank in silent if not self._store.check([f"alive/{rank}"])]
+                time.sleep(0.1)
+        who = f"rank {', '.join(map(str, silent)) or 'connection'} does not answer"
+        where = f" in {self._phase}" if self._phase else ""
+        return f"{who}: rank {self.rank} waited {waited_s:.0f} s{where}; --resume auto goes on from the last checkpoint"
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether this process is one of several ranks: `--ranks` or torchrun started it."""
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
+def join(device: str, timeout_s: float) -> Ranks:
+    """Meet the other ranks; a process that nobody launched as a rank is alone.
+
+    Args:
+        device: "cuda" or "cpu": where the weights are.
+        timeout_s: how long a rank waits for the others.
+    """
+    if not launched():
+        return ALONE
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.rendezvous import rendezvous
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    patience = timedelta(seconds=timeout_s)
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    store = next(rendezvous(os.environ.get(RENDEZVOUS, "env://"), rank, size, timeout=timedelta(minutes=30)))[0]
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    mesh = init_device_mesh(device, (size,), mesh_dim_names=("shard",))
+    control = dist.new_group(backend="gloo", timeout=patience)
+    slow = dist.new_group(backend="gloo", timeout=patience * ROLLOUT_PATIENCE)
+    rollouts = Group(rank, size, mesh=mesh, control=slow, store=store, rollouts=None)
+    return Group(rank, size, mesh=mesh, control=control, store=store, rollouts=rollouts)
+
+
+def _attempt(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return compute(), None
+    except Exception as error:
+        return None, error
+
+
+def _told(error: Exception | None) -> _Told:
+    if error is None:
+        return None
+    code = error.exit_code if isinstance(error, RetrainError) else 1
+    return type(error).__name__, str(error) or type(error).__name__, code
+
+
+def _raise(own: Exception | None, failure: _Told) -> None:
+    """Raise this rank's own error, or what another rank told of its."""
+    if own is not None:
+        raise own
+    if failure is None:
+        return
+    name, text, code = failure
+    error = {kind.__name__: kind for kind in _SHARED}.get(name, RetrainError)(text)
+    error.exit_code = code
+    raise error

@@ -1,0 +1,135 @@
+"""Runs on two ranks, one of which dies, hangs or is to stop: the exit code tells, and a resumed run is whole."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.small_runs import TOML, digest, rows
+from tests.waiting import alive, ends, until
+
+pytestmark = pytest.mark.faults
+STEPS = 12
+KILLS = 6
+TIMEOUT_S = 8
+HANGS = """
+import os, time
+
+calls = 0
+
+def hangs(rewards):
+    global calls
+    calls += 1
+    if calls > 9 and os.environ["RANK"] == "1":  # three steps of three groups
+        time.sleep(3600)
+    mean = sum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
+"""
+
+
+def start(folder: Path, name: str, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "retrain", "train", "run.toml", "--resume", "auto", "--plain", "--ranks", "2"]
+    options = [f"logging.name={name}", f"training.max_steps={STEPS}", "checkpoint.every=1", "eval.every=6", *more]
+    flags = [part for option in options for part in ("--set", option)]
+    environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command + flags, cwd=folder, stdout=log, stderr=log, env=environment)
+
+
+def steps_of(folder: Path, name: str) -> int:
+    file = folder / "runs" / name / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def ranks_of(launcher: subprocess.Popen) -> dict[int, int]:
+    """Process of every rank, by its number."""
+    found = {}
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"RANK="):
+                found[int(entry[5:])] = int(child)
+    return found
+
+
+def log(folder: Path, name: str) -> str:
+    return (folder / f"{name}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where the undisturbed run is."""
+    place = tmp_path_factory.mktemp("ranks")
+    (place / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
+    assert ends(start(place, "whole")) == 0, log(place, "whole")
+    return place
+
+
+def check_whole(folder: Path, name: str) -> None:
+    """The run is as if nothing had happened to it."""
+    mine, whole = folder / "runs" / name, folder / "runs" / "whole"
+    assert digest(mine) == digest(whole)
+    for file in ("metrics.jsonl", "eval.jsonl"):
+        assert rows(mine / file) == rows(whole / file)
+
+
+def test_any_rank_killed_at_any_moment_leaves_a_run_that_resumes(folder):
+    rng, kills = random.Random(0), 0
+    while steps_of(folder, "killed") < STEPS or kills < KILLS:
+        if kills >= KILLS:
+            break
+        goal = min(STEPS - 1, steps_of(folder, "killed") + rng.choice([0, 1, 2, 3]))
+        process = start(folder, "killed")
+        until(lambda process=process, goal=goal: len(ranks_of(process)) == 2 and steps_of(folder, "killed") >= goal)
+        time.sleep(rng.uniform(0, 0.3))
+        ranks = ranks_of(process)
+        victim = rng.choice([0, 1])
+        os.kill(ranks[victim], signal.SIGKILL)
+        assert ends(process) == 5
+        assert f"rank {victim} on " in log(folder, "killed")
+        assert not any(alive(pid) for pid in ranks.values())
+        kills += 1
+    assert ends(start(folder, "killed")) == 0, log(folder, "killed")[-2000:]
+    check_whole(folder, "killed")
+
+
+def test_sigterm_to_the_launcher_ends_all_ranks_after_their_step(folder):
+    process = start(folder, "stopped")
+    until(lambda: steps_of(folder, "stopped") >= 2, process)
+    ranks = ranks_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert ends(process) == 75
+    assert not any(alive(pid) for pid in ranks.values())
+    assert "stopped by SIGTERM after step" in log(folder, "stopped")
+    assert ends(start(folder, "stopped")) == 0
+    check_whole(folder, "stopped")
+
+
+def test_a_launcher_that_is_killed_takes_its_ranks_with_it(folder):
+    process = start(folder, "orphaned")
+    until(lambda: steps_of(folder, "orphaned") >= 1, process)
+    ranks = ranks_of(process)
+    process.kill()
+    until(lambda: not any(alive(pid) for pid in ranks.values()))
+
+
+def test_a_rank_that_hangs_is_named_with_its_phase_soon_after_the_timeout(folder):
+    (folder / "hanging.py").write_text(HANGS)
+    process = start(folder, "hanging", 'algorithm.advantage_mode="hanging.hangs"', f"distributed.timeout_s={TIMEOUT_S}")
+    until(lambda: steps_of(folder, "hanging") >= 3, process)
+    began = time.monotonic()
+    assert ends(process) == 5
+    assert time.monotonic() - began < TIMEOUT_S + 10
+    text = log(folder, "hanging")
+    assert "rank 1 does not answer: rank 0 waited 8 s in the credit of step 3" in text
+
+
+def test_what_rank_1_alone_raises_is_shown_and_decides_the_exit_code(folder):
+    code = 'import os\n\ndef fails(rewards):\n    assert os.environ["RANK"] == "0", "only rank 0 can do this"\n'
+    (folder / "failing.py").write_text(f"{code}    return rewards\n")
+    assert ends(start(folder, "failing", 'algorithm.advantage_mode="failing.fails"')) == 1
+    assert "only rank 0 can do this" in log(folder, "failing")

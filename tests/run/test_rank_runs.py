@@ -1,0 +1,128 @@
+"""Whole runs on two ranks: what they write is what one process writes, and they stop, resume and fail together."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.small_runs import TOML, rows
+from tests.training.rank_cases import whole_run
+
+pytest_plugins = ["tests.training.rank_pair"]
+ROOT = Path(__file__).parents[2]
+EXACT = ("model.dtype=float32", "torch.dtype=float32")
+RECIPES = sorted((ROOT / "configs").glob("*.toml"))
+TINY = """
+training.max_steps=2 training.batch_size=2 training.group_size=4 training.max_tokens=12 training.threads=1
+warmup.steps=12 warmup.batch_size=8 warmup.warmup_steps=2 warmup.problems=96
+eval.problems=0 checkpoint.every=0 reward_pool.workers=0 optimizer.eps=1e-4
+""".split()  # noqa: SIM905
+
+
+@pytest.fixture
+def ask(pair, tmp_path):
+    """`ask(name, *overrides, ranks=...)`: train the small run on two ranks, or as one process."""
+
+    def go(name, *overrides, file=None, ranks=2, **more):
+        toml = file or tmp_path / "run.toml"
+        if file is None:
+            toml.write_text(TOML)
+        every = [f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", *EXACT, *overrides]
+        if ranks == 2:
+            variables = {"RETRAIN_CACHE": os.environ["RETRAIN_CACHE"]}
+            return pair.run("whole_run", str(toml), every, variables, *more.values())
+        from retrain.training.ranks import ALONE
+
+        return whole_run(ALONE, str(toml), every, {}, *more.values())
+
+    return go
+
+
+def same(found: Path, expected: Path, tolerance=1e-5):
+    """Rows, completions and weights of two runs."""
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        if not (expected / name).exists():
+            continue
+        for mine, theirs in zip(rows(found / name), rows(expected / name), strict=True):
+            assert mine == pytest.approx(theirs, rel=tolerance, abs=tolerance)
+    stored = sorted((expected / "rollouts").glob("*"))
+    assert sorted(file.name for file in (found / "rollouts").glob("*")) == [file.name for file in stored]
+    for file in stored:
+        for mine, theirs in zip(_completions(found / "rollouts" / file.name), _completions(file), strict=True):
+            assert mine == theirs
+    weights = [load_file(path / "model" / "model.safetensors") for path in (found, expected)]
+    assert weights[0].keys() == weights[1].keys()
+    return max(float((weights[0][name] - value).abs().max()) for name, value in weights[1].items())
+
+
+def _completions(file: Path):
+    with gzip.open(file) as lines:
+        return [json.loads(line)["completion_ids"] for line in lines]
+
+
+@pytest.mark.parametrize("overrides", [(), ("rollout.overlap=1", "reward_pool.workers=1")], ids=["in turn", "overlap"])
+def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
+    assert ask("two", *overrides)["errors"] == [None, None]
+    assert ask("one", *overrides, ranks=1)["errors"] == [None]
+    runs = tmp_path / "runs"
+    assert same(runs / "two", runs / "one") <= 1e-5
+    files = [
+        {path.relative_to(run) for path in run.rglob("*") if "checkpoints" not in path.parts}
+        for run in (runs / "two", runs / "one")
+    ]
+    assert files[0] == files[1]
+    assert json.loads((runs / "two" / "environment.json").read_text())["ranks"] == 2
+    shards = {path.name for path in (runs / "two" / "checkpoints" / "step-000004").iterdir()}
+    assert {"policy.rank-00000.safetensors", "policy.rank-00001.safetensors"} <= shards
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_two_ranks_train_every_recipe_as_one_process_does(ask, tmp_path, monkeypatch, file):
+    monkeypatch.chdir(ROOT)
+    assert ask("two", *TINY, file=file)["errors"] == [None, None]
+    assert ask("one", *TINY, file=file, ranks=1)["errors"] == [None]
+    assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one", tolerance=2e-5) <= 1e-5
+
+
+def test_a_run_goes_from_world_to_world(ask, tmp_path):
+    runs = tmp_path / "runs"
+    stopped = ask("moving", ranks=2, stop=1)
+    assert [error[2] for error in stopped["errors"]] == [75, 75]
+    alone = ask("moving", ranks=1, stop=2, mode="auto")
+    assert [error[2] for error in alone["errors"]] == [75]
+    warning = "resuming with ranks: 2 -> 1, which rounds differently: the same run, not bit for bit"
+    assert warning in alone["said"]
+    again = ask("moving", ranks=2, stop=-1, mode="auto")
+    assert again["errors"] == [None, None]
+    assert any("ranks: 1 -> 2" in text for text in again["said"])
+    ask("one", ranks=1)
+    assert same(runs / "moving", runs / "one") <= 1e-5
+
+
+def test_a_run_that_resumes_in_its_own_world_has_the_same_bits(ask, tmp_path):
+    ask("whole")
+    ask("stopped", stop=2)
+    assert ask("stopped", stop=-1, mode="auto")["errors"] == [None, None]
+    assert same(tmp_path / "runs" / "stopped", tmp_path / "runs" / "whole", tolerance=0) == 0
+
+
+def test_a_plugin_that_differs_between_ranks_ends_the_run_by_its_name(ask, tmp_path):
+    plugin = tmp_path / "wobbly.py"
+    plugin.write_text(
+        "import os\n\ndef wobbly(rewards):\n    return [reward + os.getpid() % 97 for reward in rewards]\n"
+    )
+    found = ask("wobbly", f'plugins.search_paths=["{tmp_path}"]', 'algorithm.advantage_mode="wobbly:wobbly"')
+    for kind, text, code in found["errors"]:
+        assert (kind, code) == ("UserCodeError", 1)
+        assert "wobbly" in text
+        assert "is not deterministic: advantages of step 0 differs between ranks" in text
+
+
+def test_an_error_on_rank_0_alone_ends_every_rank(ask, tmp_path):
+    ask("taken", "training.max_steps=1")
+    found = ask("taken", "training.max_steps=1")  # rank 0 alone looks at the directory
+    assert [code for _, _, code in found["errors"]] == [2, 2]
+    assert all("holds a finished run" in text for _, text, _ in found["errors"])

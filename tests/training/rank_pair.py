@@ -1,0 +1,64 @@
+"""Processes that live as long as a test session and are the ranks of every test: they take seconds to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from retrain.training.ranks import RENDEZVOUS
+
+ROOT = Path(__file__).parents[2]
+
+
+class Pair:
+    """`size` ranks over gloo, which meet in a file; `run` has all of them compute a case of `rank_cases`."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size, self._count = folder, size, 0
+        variables = {"WORLD_SIZE": str(size), RENDEZVOUS: f"file://{folder / 'store'}", "OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-u", "-m", "tests.training.rank_cases"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, **variables, "RANK": str(rank)},
+            )
+            for rank in range(size)
+        ]
+        assert [process.stdout.readline() for process in self.processes] == ["ready\n"] * size
+
+    def run(self, case: str, *args: Any) -> Any:
+        """What the case gives on rank 0; the traceback of the first rank that failed otherwise."""
+        self._count += 1
+        out = self.folder / f"{self._count}.pt"
+        for process in self.processes:
+            asked = {"case": case, "args": args, "out": str(out)}
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+        answers = [process.stdout.readline() for process in self.processes]
+        failed = [answer for answer in answers if answer != "done\n"]
+        assert not failed, json.loads(failed[0]) if failed[0] else "a rank has died"
+        return torch.load(out)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.stdin.close()
+        for process in self.processes:
+            process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """Two ranks."""
+    ranks = Pair(tmp_path_factory.mktemp("ranks"), 2)
+    yield ranks
+    ranks.close()

@@ -1,0 +1,127 @@
+"""One process and two ranks train alike: gradients, weights, tables and metrics of every way to update."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrain.training.model.forward import deal, micro_batches
+from retrain.training.ranks import ALONE, RENDEZVOUS, join
+from tests.training import rank_cases
+from tests.training.rank_cases import TABLE, train
+
+pytest_plugins = ["tests.training.rank_pair"]
+FLOAT32 = [name for name in TABLE if "bf16" not in name]
+MUON = {"weight": 3e-5, "metric": 1e-3}
+"""Newton and Schulz's iteration multiplies in bfloat16: an update of 1e-4 differs by a few hundredths."""
+BFLOAT16 = [name for name in TABLE if "bf16" in name]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """A group of one rank, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", "0")
+        patch.setenv("WORLD_SIZE", "1")
+        patch.setenv(RENDEZVOUS, f"file://{tmp_path_factory.mktemp('single') / 'store'}")
+        ranks = join("cpu", 60)
+        yield ranks
+        ranks.leave()
+
+
+def compare(found, expected, gradient=1e-6, weight=1e-5, metric=1e-5):
+    """Largest differences, each against its tolerance."""
+    for step, (mine, theirs) in enumerate(zip(found["gradients"], expected["gradients"], strict=True)):
+        scale = max(float(value.abs().max()) for value in theirs.values())
+        assert mine.keys() == theirs.keys()
+        slack = gradient * (1 if step == 0 else 100)  # by then the weights differ by rounding
+        for name, value in theirs.items():
+            assert float((mine[name] - value).abs().max()) <= slack * scale, (step, name)
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, value in expected["weights"].items():
+        assert float((found["weights"][name] - value).abs().max()) <= weight, name
+    for mine, theirs in zip(found["tables"], expected["tables"], strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(mine[name], value, rtol=metric, atol=metric, msg=name)
+    for mine, theirs in zip(found["metrics"], expected["metrics"], strict=True):
+        assert mine == pytest.approx(theirs, rel=metric, abs=metric)
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_two_ranks_are_one_process(pair, name):
+    compare(pair.run("train", name), train(ALONE, name), **MUON if name == "muon" else {})
+
+
+@pytest.mark.parametrize("name", BFLOAT16)
+def test_two_ranks_are_one_process_within_the_rounding_of_bfloat16(pair, single, name):
+    found = pair.run("train", name)
+    compare(found, train(single, name), gradient=2e-2, weight=5e-3, metric=5e-2)
+    assert found["metrics"][0] == {"packed": 1.0, "splits": 1.0}
+    alone = train(ALONE, name)  # autocast rounds elsewhere
+    for mine, theirs in zip(found["metrics"], alone["metrics"], strict=True):
+        assert mine == pytest.approx(theirs, rel=0.05, abs=0.05)
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_a_group_of_one_has_the_bits_of_a_process_alone(single, name):
+    found, expected = train(single, name), train(ALONE, name)
+    assert found["metrics"] == expected["metrics"]
+    for name, value in expected["weights"].items():
+        assert torch.equal(found["weights"][name], value), name
+
+
+def test_the_same_ranks_give_the_same_bits_twice(pair):
+    first, again = pair.run("train", "uneven rows"), pair.run("train", "uneven rows")
+    assert all(torch.equal(again["weights"][name], value) for name, value in first["weights"].items())
+
+
+@pytest.mark.parametrize("name", ["plain", "muon", "LoRA"])
+def test_state_that_one_world_saves_another_continues(pair, tmp_path, name):
+    by_pair, by_one = str(tmp_path / "pair.pt"), str(tmp_path / "one.pt")
+    first = pair.run("resumed", name, by_pair)
+    results = [pair.run("resumed", name, by_pair), rank_cases.resumed(ALONE, name, by_pair)]
+    assert all(torch.equal(results[0]["weights"][key], value) for key, value in first["weights"].items())
+    rank_cases.resumed(ALONE, name, by_one)
+    results.append(pair.run("resumed", name, by_one))
+    for result in results:
+        for key, value in first["weights"].items():
+            torch.testing.assert_close(result["weights"][key], value, rtol=0, atol=2e-5 if name == "muon" else 1e-5)
+
+
+def test_the_optimizer_holds_what_is_trained_whatever_was_forwarded_before(pair):
+    assert pair.run("trained_parameters")["same"] == [True] * 4
+
+
+def test_verbs(pair):
+    first, second = pair.run("talk")["ranks"]
+    plain = {"same": "of 0", "every": [0, 1], "any": [True, False], "sum": [3.0, 3.0], "first": 0, "each": [0, 10]}
+    problem = "invalid literal for int() with base 10: 'x'"
+    for rank, found in enumerate((first, second)):
+        assert {key: found[key] for key in plain} == plain
+        assert found["beside"] == [0, 1]
+        for verb, owner in (("first", 0), ("each", 1)):
+            kind, text, code = found[f"{verb} error"]
+            assert (kind, code) == (("ValueError", None) if rank == owner else ("RetrainError", 1))
+            assert text == problem
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    budget=st.integers(1, 200),
+    ranks=st.integers(1, 9),
+    data=st.data(),
+)
+def test_deal(lengths, budget, ranks, data):
+    rows = data.draw(st.lists(st.sampled_from(range(len(lengths))), unique=True))
+    parts = deal(lengths, rows, budget, ranks)
+    assert len(parts) % ranks == 0
+    counted = [part.tolist() for part, counts in parts if counts]
+    assert sorted(row for part in counted for row in part) == sorted(rows)
+    for part, _ in parts:
+        assert len(part) == 1 or len(part) * max(lengths[row] for row in part.tolist()) <= budget
+    assert len(parts) - len(counted) < ranks
+    assert all(part.tolist() in counted for part, counts in parts if not counts)
+    if len(counted) < len(parts):  # no part could have been cut for an idle rank
+        assert all(len(part) == 1 for part in counted)
+    if ranks == 1:
+        assert counted == [part.tolist() for part in micro_batches(lengths, rows, budget)]
