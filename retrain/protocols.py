@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.errors import ComponentError, EngineError
-from retrain.types import Batch, Completion, Metrics, Observer, Problem, Request, Rollout, Sampling, State
+from retrain.types import Adapted, Batch, Completion, Metrics, Observer, Problem, Request, Rollout, Sampling, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,43 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """The run has ended."""
+
+
+class Rows:
+    """A tensor of `count` rows, of which each file of a checkpoint has some; they are read when they are used."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.parts, self.count = parts, sum(map(len, parts))
+
+    def between(self, first: int, end: int) -> Tensor:
+        """A copy of the rows from `first` to before `end`."""
+        import torch
+
+        starts = accumulate(map(len, self.parts), initial=0)
+        return torch.cat(
+            [part[max(0, first - s) : max(0, end - s)] for s, part in zip(starts, self.parts, strict=False)]
+        )
+
+
+class Gathering(Mapping[str, "Tensor"]):
+    """Weights by name, each gathered from the ranks when it is read.
+
+    Every rank must read the same ones in the same order. Tied entries are gathered once while one of them is held.
+
+    Attributes:
+        shapes: known without gathering. untied: the names without those that are tied to an earlier one.
+        rank: which of the ranks this process is; what is done once, rank 0 does.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    untied: Sequence[str]
+    rank: int
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of a full state dict; nothing is gathered or merged for them."""
+    base = weights.base if isinstance(weights, Adapted) else weights
+    return base.shapes if isinstance(base, Gathering) else {name: tuple(value.shape) for name, value in base.items()}
 
 
 def tolerance_of(dtype: Any) -> float:

@@ -361,6 +361,9 @@ class Adapted(Mapping[str, "Tensor"]):
         weight, update = self.base[name], self.updates.get(name)
         return weight if update is None else update.added(weight)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.base
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.base)
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import EngineError
-from retrain.types import BUILTIN, Adapted
+from retrain.protocols import shapes_of
+from retrain.types import BUILTIN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,12 +132,12 @@ def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
     """EngineError naming what is missing, unknown or of another shape."""
-    weights = weights.base if isinstance(weights, Adapted) else weights
-    wrong = [f"{name} is missing" for name in expected if name not in weights]
-    wrong += [f"{name} is unknown" for name in weights if name not in expected]
+    found = shapes_of(weights)
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is unknown" for name in found if name not in expected]
     for name, shape in expected.items():
-        if name in weights and tuple(weights[name].shape) != shape:
-            wrong.append(f"{name} has shape {list(weights[name].shape)}, not {list(shape)}")
+        if name in found and found[name] != shape:
+            wrong.append(f"{name} has shape {list(found[name])}, not {list(shape)}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise EngineError(

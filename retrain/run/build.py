@@ -87,7 +87,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
             f'[training] device = "{device}" is one GPU, and each rank has its own', 'set it to "cuda"'
         )
     model = initial_model(loaded, device, observe, ranks)
-    policy = TorchPolicy(model.model, _policy_settings(config, device, model.model), ranks)
+    policy = TorchPolicy(model.model, _policy_settings(config, device, model.model), ranks, model.source)
     engine = components.optional("engine") or components.named("engine", choose_engine(policy.model)[0])
     assert engine is not None
     if config.rollout.overlap:
@@ -175,8 +175,10 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
     """
     config = loaded.config
     # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
-    model, teacher = untrained_model(loaded, _dtype(config, device) if config.model.lora else "float32")
-    model.model.to(device)  # pyright: ignore[reportArgumentType]
+    dtype, empty = _dtype(config, device) if config.model.lora else "float32", ranks.mesh and not config.warmup.steps
+    model, teacher = untrained_model(loaded, dtype, empty=bool(empty))
+    if model.source is None:
+        model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:
         warmup = config.warmup
         dtype = _dtype(config, device)
@@ -217,8 +219,12 @@ def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
     return World(pools, limits, positions(model.model), config.reward_pool.max_failed, turn=turn)
 
 
-def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loaded, Task]:
-    """The model as `[model] path` has it, and the task whose texts a built-in's tokenizer is made from."""
+def untrained_model(loaded: LoadedConfig, dtype: str = "float32", *, empty: bool = False) -> tuple[Loaded, Task]:
+    """The model as `[model] path` has it, and the task whose texts a built-in's tokenizer is made from.
+
+    Args:
+        empty: see `load_model`.
+    """
     model, teacher = loaded.config.model, loaded.task(loaded.config.warmup.seed)
     made = load_model(
         model.path,
@@ -226,6 +232,7 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32") -> tuple[Loade
         dtype=dtype,
         trust_remote_code=model.trust_remote_code,
         problems=map(teacher.problem, range(_VOCABULARY_PROBLEMS)),
+        empty=empty,
     )
     return replace(made, mode=model.chat), teacher
 

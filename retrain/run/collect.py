@@ -305,7 +305,7 @@ def sync(parts: Parts, version: int) -> None:
         parts.sampler.load_weights(parts.policy.reference_weights(), version)
         parts.has_base = True
     folder = parts.directory.path / "adapter"
-    parts.policy.save_adapter(folder)
+    parts.ranks.first(lambda: parts.policy.save_adapter(folder))
     parts.sampler.load_adapter(folder, version)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from retrain.errors import ComponentError, UserCodeError
-from retrain.protocols import Sampler
+from retrain.protocols import Gathering, Sampler, shapes_of
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.training.ranks import Ranks
@@ -166,11 +166,12 @@ class RemoteSampler(Sampler):
             engine.close()
 
 
-class _Led(Mapping[str, "Tensor"]):
+class _Led(Gathering):
     """Weights on rank 0, which tells the other ranks what it reads."""
 
     def __init__(self, weights: Mapping[str, Tensor], ranks: Ranks) -> None:
-        self._weights, self._ranks = weights, ranks
+        self._weights, self._ranks, self.shapes = weights, ranks, shapes_of(weights)
+        self.untied, self.rank = list(weights), 0
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._weights:

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.errors import StorageError, UserCodeError
+from retrain.protocols import Rows
 from retrain.system.files import remove, sha256, staged, sync, writing
 from retrain.system.records import checked, parse_json
 from retrain.training.ranks import ALONE, Ranks
@@ -158,7 +159,9 @@ def drop_after(root: Path, step: int) -> None:
 
 
 def load(path: Path) -> State:
-    """The state saved at `path`, tensors whole and on the CPU, after verifying the hash of every file it reads.
+    """The state saved at `path`, tensors on the CPU, after verifying the hash of every file it reads.
+
+    Those that were sharded are `Rows`: a rank reads the rows that it needs.
 
     Raises:
         StorageError: a file is missing, changed, not a plain file, or not listed in the manifest.
@@ -263,14 +266,13 @@ def _write_manifest(stage: Path, step: int, files: Mapping[str, _Entry]) -> None
     (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def _stored(path: Path, names: list[str]) -> dict[str, Tensor]:
-    """The tensors of one component's files; a sharded one is the rows of all ranks, one after the other."""
-    import torch
+def _stored(path: Path, names: list[str]) -> dict[str, Tensor | Rows]:
+    """The tensors of one component's files; those that were sharded as `Rows`."""
     from safetensors.torch import load_file
 
     ranks = [load_file(path / name) for name in names if _RANK.search(name)]
     whole = {key: value for name in names if not _RANK.search(name) for key, value in load_file(path / name).items()}
-    return whole | {f"{_ROWS}{key}": torch.cat([rows[key] for rows in ranks]) for key in (ranks[0] if ranks else ())}
+    return whole | {f"{_ROWS}{key}": Rows([rows[key] for rows in ranks]) for key in (ranks[0] if ranks else ())}
 
 
 def _drop(path: Path) -> None:
@@ -358,7 +360,7 @@ def _encode(value: Any, where: str, tensors: _Tensors) -> Any:
     )
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Tensor | Rows]) -> Any:
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -16,10 +16,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from retrain.functional.mismatch import Mismatch
 from retrain.training.model import lora
 from retrain.training.model.forward import Forward, Part
+from retrain.training.model.loading import Source
 from retrain.training.optim import Optimizer
 from retrain.training.ranks import ALONE, Ranks
 from retrain.training.settings import PolicySettings
-from retrain.training.shards import Source, full, like, local, shard, whole
+from retrain.training.shards import full, like, local, shard, whole
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class TorchPolicy:
     @property
     def device(self) -> torch.device:
         """Where the weights are, and where batches must be."""
-        return self.model.device
+        return self.forward.device
 
     def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
         """old_logprobs, entropy, varentropy by name, each [N, T] float32, 0 outside response_mask, in one pass."""
@@ -226,7 +227,7 @@ class TorchPolicy:
             scored: the batch has `old_logprobs`; otherwise they are the current ones.
         """
         tally = _Tally()
-        with lora.training(self.model, self._name):
+        with lora.training(self.model, self._name, self.ranks):
             for index, counts in step.parts:
                 rows = step.batch.rows(index)
                 width = rows.input_ids.shape[1]

@@ -247,11 +247,13 @@ def _start(policy: Policy, tokenizer: Any, settings: PolicySettings, path: str |
     from retrain.training.model.loading import load_model
     from retrain.training.policy import TorchPolicy
 
-    loaded = load_model(path)
+    loaded = load_model(path, empty=policy.ranks.mesh is not None)
     own: Any = loaded.tokenizer
     if own.get_vocab() != tokenizer.get_vocab():
         raise ComponentError(
             f"[prime] path = {path!r} has another tokenizer than the policy", "its ids must be the same"
         )
     model: Any = loaded.model
-    return TorchPolicy(model.to(policy.device), settings, policy.ranks)
+    if loaded.source is None:
+        model.to(policy.device)
+    return TorchPolicy(model, settings, policy.ranks, loaded.source)

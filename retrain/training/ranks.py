@@ -215,7 +215,7 @@ def join(device: str, timeout_s: float) -> Ranks:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     store = next(rendezvous(os.environ.get(RENDEZVOUS, "env://"), rank, size, timeout=timedelta(minutes=30)))[0]
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"  # what is offloaded is summed on the processor
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     mesh = init_device_mesh(device, (size,), mesh_dim_names=("shard",))
     control = dist.new_group(backend="gloo", timeout=patience)

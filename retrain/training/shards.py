@@ -13,11 +13,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from retrain.protocols import Gathering, Rows
+from retrain.training.model.loading import Source
 from retrain.training.ranks import ALONE, Ranks
 from retrain.training.settings import PolicySettings
-
-Source = Callable[[str], Tensor]
-"""Gives the full tensor of a parameter by its name; where weights are sharded, every rank must ask for the same."""
 
 
 class Whole:
@@ -26,9 +25,11 @@ class Whole:
     Attributes:
         ranks: who works on it.
         casts: FSDP casts the weights to the type of the matrix products, so autocast must not.
+        device: where the model computes, if its weights may wait elsewhere.
     """
 
     casts = False
+    device: torch.device | None = None
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
@@ -74,7 +75,7 @@ class Sharded(Whole):
         super().__init__(ranks)
         self._blank = None if settings.lora else _blank(model)  # adapters share their base instead
         self._root: Any = _Root(model)
-        self.casts = settings.dtype != "float32"
+        self.casts, self.device = settings.dtype != "float32", _device(ranks)
         options: dict[str, Any] = {
             "mesh": ranks.mesh,
             # Resharding the root after a forward as well: its parameters are the optimizer's at all times.
@@ -82,16 +83,19 @@ class Sharded(Whole):
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=getattr(torch, settings.dtype) if self.casts else None, reduce_dtype=torch.float32
             ),
-            "offload_policy": CPUOffloadPolicy() if settings.offload == "all" else OffloadPolicy(),
             # LoRA's adapters: FSDP wants one precision in a group, and everybody else wants whole adapters.
             "ignored_params": {p for p in model.parameters() if p.requires_grad} if settings.lora else set(),
+            "offload_policy": OffloadPolicy(),
         }
+        if settings.offload == "all":
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        made: dict[int, nn.Parameter] = {}
-        names = {id(p): name for name, p in model.named_parameters()}
+        for p in options["ignored_params"]:
+            p.data = p.data.to(self.device)
+        names = _names(model)
         for module in [*layers, self._root]:
             if source is not None:
-                _fill(module, lambda p: source(names[id(p)]), made)
+                _fill(module, lambda p: source(names[id(p)]))
             fully_shard(module, **options)
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
@@ -125,9 +129,15 @@ def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: Source | N
     if ranks.mesh is not None and settings.shard == "full":
         return Sharded(model, settings, ranks, source)
     if source is not None:
-        names = {id(p): name for name, p in model.named_parameters()}
-        _fill(model, lambda p: source(names[id(p)]), {})
+        names = _names(model)
+        _fill(model, lambda p: source(names[id(p)]))
+        model.to(_device(ranks))
     return Whole(ranks) if ranks.size > 1 else WHOLE
+
+
+def _device(ranks: Ranks) -> torch.device:
+    kind = ranks.mesh.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _blank(model: Any) -> Any:
@@ -138,12 +148,14 @@ def _blank(model: Any) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def _fill(module: nn.Module, value: Callable[[nn.Parameter], Tensor], made: dict[int, nn.Parameter]) -> None:
-    """Give the parameters of a module that are on the meta device their values; tied ones stay tied.
+def _names(model: Any) -> dict[int, str]:
+    """Every parameter's name in the base model, by its id."""
+    return {id(p): name.replace(".base_layer.", ".") for name, p in model.named_parameters()}
 
-    Args:
-        made: those that have been made already, by the id of what they replace.
-    """
+
+def _fill(module: nn.Module, value: Callable[[nn.Parameter], Tensor]) -> None:
+    """Give the parameters of a module that are on the meta device their values; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for leaf, p in owner.named_parameters(recurse=False):
             if p.is_meta:
@@ -167,8 +179,19 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """A copy of a whole tensor, sharded as the parameter is if it has its shape."""
+def like(value: Tensor | Rows, parameter: Tensor) -> Tensor:
+    """A copy of a tensor, sharded as the parameter is if it has its shape; of stored rows it reads what it needs."""
+    if isinstance(value, Rows):
+        if not isinstance(parameter, DTensor):
+            return value.between(0, value.count).to(parameter.device)
+        # FSDP2's division: every rank but the last ones has as many rows as the first.
+        mesh = parameter.device_mesh
+        share = -(-value.count // mesh.size())
+        first, end = (min(value.count, place * share) for place in (mesh.get_rank(), mesh.get_rank() + 1))
+        rows = value.between(first, end).to(parameter.device)
+        return DTensor.from_local(
+            rows, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
     if isinstance(parameter, DTensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
         return distribute_tensor(
             value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
@@ -179,18 +202,19 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
 def whole(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Tensors by name without gradient, whole on every rank; views where nothing is sharded."""
     if any(isinstance(value, DTensor) for value in tensors.values()):
-        return Gathered(tensors)
+        return _Gathered(tensors)
     return {name: value.detach() for name, value in tensors.items()}
 
 
-class Gathered(Mapping[str, Tensor]):
-    """Tensors by name, each made whole when it is read; every rank must read the same ones in the same order.
-
-    Tied entries that are held at the same time are the same tensor.
-    """
+class _Gathered(Gathering):
+    """Sharded tensors by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
+        self.shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+        first = {id(value): name for name, value in reversed([*tensors.items()])}
+        self.untied = [name for name, value in tensors.items() if first[id(value)] == name]
+        self.rank = next(v.device_mesh for v in tensors.values() if isinstance(v, DTensor)).get_rank()
         self._held: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     def __getitem__(self, name: str) -> Tensor:

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from retrain.protocols import Sampler
+from retrain.rewards.pool import RewardPool
+from retrain.run.rank_edges import RemoteSampler, SharedDirectory, SharedPool, SharedSampler
+from retrain.storage.run_directory import RunDirectory
+from retrain.training.ranks import ALONE
 from tests.small_runs import TOML, rows
 from tests.training.rank_cases import whole_run
 
@@ -23,20 +28,18 @@ eval.problems=0 checkpoint.every=0 reward_pool.workers=0 optimizer.eps=1e-4
 
 
 @pytest.fixture
-def ask(pair, tmp_path):
+def ask(request, pair, tmp_path):
     """`ask(name, *overrides, ranks=...)`: train the small run on two ranks, or as one process."""
 
-    def go(name, *overrides, file=None, ranks=2, **more):
+    def go(name, *overrides, file=None, ranks=2, stop=-1, mode="new"):
         toml = file or tmp_path / "run.toml"
         if file is None:
             toml.write_text(TOML)
         every = [f'logging.dir="{tmp_path}/runs"', f"logging.name={name}", *EXACT, *overrides]
-        if ranks == 2:
-            variables = {"RETRAIN_CACHE": os.environ["RETRAIN_CACHE"]}
-            return pair.run("whole_run", str(toml), every, variables, *more.values())
-        from retrain.training.ranks import ALONE
-
-        return whole_run(ALONE, str(toml), every, {}, *more.values())
+        if ranks == 1:
+            return whole_run(ALONE, str(toml), every, {}, stop, mode)
+        group = pair if ranks == 2 else request.getfixturevalue("trio")
+        return group.run("whole_run", str(toml), every, {"RETRAIN_CACHE": os.environ["RETRAIN_CACHE"]}, stop, mode)
 
     return go
 
@@ -88,18 +91,44 @@ def test_two_ranks_train_every_recipe_as_one_process_does(ask, tmp_path, monkeyp
 
 
 def test_a_run_goes_from_world_to_world(ask, tmp_path):
-    runs = tmp_path / "runs"
-    stopped = ask("moving", ranks=2, stop=1)
-    assert [error[2] for error in stopped["errors"]] == [75, 75]
-    alone = ask("moving", ranks=1, stop=2, mode="auto")
-    assert [error[2] for error in alone["errors"]] == [75]
-    warning = "resuming with ranks: 2 -> 1, which rounds differently: the same run, not bit for bit"
-    assert warning in alone["said"]
-    again = ask("moving", ranks=2, stop=-1, mode="auto")
-    assert again["errors"] == [None, None]
-    assert any("ranks: 1 -> 2" in text for text in again["said"])
-    ask("one", ranks=1)
+    runs, worlds = tmp_path / "runs", (2, 1, 3, 2)
+    for place, size in enumerate(worlds):
+        last = place == len(worlds) - 1
+        found = ask("moving", "training.max_steps=8", ranks=size, stop=-1 if last else 2 * place + 1, mode="auto")
+        assert found["errors"] == [None] * size if last else [error[2] for error in found["errors"]] == [75] * size
+        if place:
+            text = f"ranks: {worlds[place - 1]} -> {size}, which rounds differently: the same run, not bit for bit"
+            assert f"resuming with {text}" in found["said"]
+    ask("one", "training.max_steps=8", ranks=1)
     assert same(runs / "moving", runs / "one") <= 1e-5
+
+
+@pytest.mark.parametrize("file", [file for file in RECIPES if file.stem in ("mix", "prime", "prime_lora")])
+def test_three_ranks_train_as_one_process_does(ask, tmp_path, monkeypatch, file):
+    monkeypatch.chdir(ROOT)
+    assert ask("three", *TINY, file=file, ranks=3)["errors"] == [None] * 3
+    assert ask("one", *TINY, file=file, ranks=1)["errors"] == [None]
+    assert same(tmp_path / "runs" / "three", tmp_path / "runs" / "one", tolerance=2e-5) <= 1e-5
+
+
+TOGETHER = {"save_checkpoint"}
+"""What all ranks write together: each its shards, by way of verbs that are shared."""
+
+
+@pytest.mark.parametrize(
+    ("shared", "plain", "others"),
+    [
+        (SharedDirectory, RunDirectory, TOGETHER),
+        (SharedSampler, Sampler, set()),
+        (RemoteSampler, Sampler, set()),
+        (SharedPool, RewardPool, {"__enter__", "__exit__"}),
+    ],
+)
+def test_every_verb_of_an_edge_has_a_version_for_several_ranks(shared, plain, others):
+    """A verb that is added to the plain class must say here what the other ranks do when rank 0 does it."""
+    verbs = {name for name in vars(plain) if not name.startswith("_")}
+    verbs |= {"__enter__", "__exit__"} & vars(plain).keys()
+    assert {name for name in verbs if callable(vars(plain)[name])} - vars(shared).keys() == others
 
 
 def test_a_run_that_resumes_in_its_own_world_has_the_same_bits(ask, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -12,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from retrain.config.load import load
-from retrain.errors import RetrainError
+from retrain.registry import find
+from retrain.run.rank_edges import _Unread
 from retrain.run.session import Resume, run
 from retrain.storage.run_directory import Mode
+from retrain.training.model.loading import load_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.prm import ProcessRewards
 from retrain.training.ranks import Ranks, join
 from retrain.training.settings import LoraSettings, PolicySettings
-from retrain.training.shards import full
+from retrain.training.shards import full, local
 from tests.training.small_models import make_batch, make_model, make_objective
 
 TABLE: dict[str, dict[str, Any]] = {
@@ -31,6 +36,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "fewer live rows than ranks": {"batch": {"rows": 8, "dead": 7}, "terms": ["ppo_clip"]},
     "no live row": {"batch": {"rows": 8, "dead": 8}, "terms": ["ppo_clip"]},
     "many micro-batches": {"settings": {"micro_batch_tokens": 20}, "batch": {"rows": 16}},
+    "offloaded": {"settings": {"offload": "all"}},
     "checkpointing": {"settings": {"gradient_checkpointing": True}},
     "chunked head": {"settings": {"logprob_chunk": 3}},
     "chunked head and checkpointing": {"settings": {"gradient_checkpointing": True, "logprob_chunk": 3}},
@@ -44,11 +50,13 @@ TABLE: dict[str, dict[str, Any]] = {
     "untied, padded": {"model": "windowed"},
     "no split head": {"model": "capped"},
     "gpt2": {"model": "gpt2"},
+    "experts": {"batch": {"rows": 12, "experts": 3}, "terms": ["ppo_clip", "sft"]},
     "prime": {"prime": {"lr": 1e-3}},
     "prime, policy reference": {"prime": {"lr": 1e-3, "reference": "policy"}},
     "prime LoRA": {"prime": {"lr": 1e-3}, "settings": {"lora": {"r": 4, "seed": 3}}},
 }
 STEPS = 3
+SCORED = ("input_ids", "attention_mask", "response_mask", "sampler_logprobs")
 
 
 def policy_of(case: dict[str, Any], ranks: Ranks) -> TorchPolicy:
@@ -61,29 +69,32 @@ def policy_of(case: dict[str, Any], ranks: Ranks) -> TorchPolicy:
 
 def watch(policy: TorchPolicy, caught: list[dict[str, torch.Tensor]]) -> None:
     """Keep the whole gradients that the optimizer applies."""
-    apply = policy.optimizer.step
+    optimizer: Any = policy.optimizer
+    apply = optimizer.step
 
     def step(number: int) -> float:
         caught.append({name: full(p.grad).clone() for name, p in policy.optimizer.parameters.items()})
         return apply(number)
 
-    policy.optimizer.step = step
+    optimizer.step = step
 
 
-def train(ranks: Ranks, name: str) -> dict[str, Any]:
+def train(ranks: Ranks, name: str, offload: str = "none") -> dict[str, Any]:
     """Three updates with scoring before each; returns gradients, weights, tables and metrics."""
-    case = TABLE[name]
+    case = {**TABLE[name], "settings": {**TABLE[name].get("settings", {}), "offload": offload}}
     policy, gradients, metrics, tables = policy_of(case, ranks), [], [], []
     prm = ProcessRewards(policy, None, **case["prime"]) if "prime" in case else None
     watch(policy, gradients)
     for step in range(STEPS):
-        batch = make_batch(seed=step, **case.get("batch", {}))
+        options = dict(case.get("batch", {}))
+        experts = options.pop("experts", 0)
+        batch = make_batch(seed=step, **options)
+        batch = batch.replace(is_expert=torch.arange(len(batch.correct)) >= len(batch.correct) - experts, mu=0.3)
         batch = batch.replace(correct=torch.arange(len(batch.correct)) % 3 == 0)
         tables.append(policy.logprobs(batch, ("old_logprobs", "entropy", "varentropy")))
         reported = {}
         if prm is not None:
-            columns = (batch.input_ids, batch.attention_mask, batch.response_mask, batch.sampler_logprobs)
-            batch = batch.replace(process_rewards=prm(*columns))
+            batch = batch.replace(process_rewards=prm(*(getattr(batch, name) for name in SCORED)))
             tables.append({"process_rewards": batch.column("process_rewards")})
             reported = prm.after(batch)
         policy.remember()
@@ -151,6 +162,107 @@ def _refuse(*_: Any) -> None:
     raise ValueError("this layer refuses")
 
 
+def dropped(ranks: Ranks) -> dict[str, Any]:
+    """What LoRA's dropout leaves of ones on every rank in two steps, and the next random number of each rank."""
+    lora = {"r": 4, "dropout": 0.5}
+    policy = policy_of({"settings": {"lora": lora, "minibatches": 2}, "model": "qwen3"}, ranks)
+    torch.manual_seed(3)
+    kept: list[torch.Tensor] = []
+    layer = next(one for name, one in policy.model.named_modules() if name.endswith("lora_dropout.default"))
+
+    def look(module: Any, inputs: Any) -> None:
+        if module.training and torch.is_grad_enabled() and len(kept) < 2 * policy.step + 2:
+            with torch.random.fork_rng(devices=[]):
+                kept.append(torch.nn.functional.dropout(torch.ones(64), 0.5))
+
+    layer.register_forward_pre_hook(look)
+    for seed in range(2):
+        policy.update(make_batch(seed=seed), make_objective())
+    weights = {name: full(value).clone() for name, value in dict(policy.weights()).items()}
+    return {"kept": ranks.every(torch.stack(kept)), "next": ranks.every(torch.rand(1)), "weights": weights}
+
+
+def held(ranks: Ranks) -> dict[str, Any]:
+    """The share of the whole that each rank holds of a policy, its optimizer, PRIME's twin and the frozen reference."""
+    policy = policy_of({}, ranks)
+    prm = ProcessRewards(policy, None, lr=1e-3)
+    batch = make_batch().replace(correct=torch.arange(8) % 3 == 0)
+    batch = batch.replace(process_rewards=prm(*(getattr(batch, name) for name in SCORED)))
+    policy.update(batch, make_objective())
+    prm.after(batch)
+    twin: Any = prm.model
+    models = {"policy": policy.model, "twin": twin.model, "reference": policy._frozen.model}
+    tensors = {name: list(model.parameters()) for name, model in models.items()}
+    for name, one in (("moments", policy), ("moments of the twin", twin)):
+        states = one.optimizer.state_dict().values()
+        tensors[name] = [value for state in states for value in state.values() if value.ndim]
+    shares = {
+        name: sum(local(value).numel() for value in found) / sum(value.numel() for value in found)
+        for name, found in tensors.items()
+    }
+    return {"shares": ranks.every(shares)}
+
+
+def gathers(ranks: Ranks, engine: str, lora: bool) -> dict[str, Any]:
+    """How many elements are gathered while an engine gets the weights, as a multiple of the model."""
+    case = {"settings": {"lora": {"r": 4, "seed": 3}} if lora else {}}
+    policy, count = policy_of(case, ranks), 0
+    unread = policy.adapter or _Unread(policy.model)
+    sampler = find("engine", engine).bind({}).build({"model": unread, "device": policy.device})
+    weights: Any = policy.weights()
+    base = weights.base if lora else weights
+    kind: Any = DTensor
+    whole_tensor = DTensor.full_tensor
+
+    def counted(tensor: DTensor, **options: Any) -> torch.Tensor:
+        nonlocal count
+        count += tensor.numel()
+        return whole_tensor(tensor, **options)
+
+    kind.full_tensor = counted
+    try:
+        sampler.load_weights(weights, 0)
+    finally:
+        kind.full_tensor = whole_tensor
+    total = sum(math.prod(base.shapes[name]) for name in base.untied)
+    embedding = math.prod(next(iter(base.shapes.values())))
+    return {"times": count / total, "head": embedding / total}
+
+
+def from_files(ranks: Ranks, folder: str, lora: bool) -> dict[str, Any]:
+    """A policy of a model that every rank reads shard by shard, after an update; and the most that it held before."""
+    settings = PolicySettings(lr=1e-3, eps=1e-4, lora=LoraSettings(r=4, seed=3) if lora else None)
+    before, most = _tensor_bytes(), 0
+    loaded: Any = load_model(folder, empty=ranks.size > 1)
+
+    def watched(name: str) -> torch.Tensor:
+        nonlocal most
+        value = loaded.source(name)
+        if name.endswith(("embed_tokens.weight", "down_proj.weight")):
+            most = max(most, _tensor_bytes() - before)
+        return value
+
+    policy = TorchPolicy(loaded.model, settings, ranks, watched if loaded.source else None)
+    most = max(most, _tensor_bytes() - before)
+    policy.update(make_batch(), make_objective())
+    weights = {name: policy.weights()[name].clone() for name in policy.weights()}
+    size = sum(p.numel() * p.element_size() for p in policy.model.parameters())
+    return {"weights": weights, "most": ranks.every(most), "size": size, "empty": loaded.source is not None}
+
+
+def _tensor_bytes() -> int:
+    """Bytes of all tensors of this process, each memory once; those that FSDP has freed have none."""
+    gc.collect()
+    alive = [
+        one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not issubclass(type(one), DTensor)
+    ]
+    sizes: dict[int, int] = {}
+    for one in alive:
+        if one.device.type == "cpu" and (storage := one.untyped_storage()).nbytes():
+            sizes[storage.data_ptr()] = max(sizes.get(storage.data_ptr(), 0), min(one.nbytes, storage.nbytes()))
+    return sum(sizes.values())
+
+
 def talk(ranks: Ranks) -> dict[str, Any]:
     """What the verbs give on this rank."""
     found: dict[str, Any] = {
@@ -185,8 +297,8 @@ def whole_run(
     try:
         run(load(Path(file), overrides), Resume(mode), observe, ranks)
         error = None
-    except RetrainError as caught:
-        error = [type(caught).__name__, str(caught), caught.exit_code]
+    except Exception as caught:  # whatever it is, the other ranks wait for this one to say it
+        error = [type(caught).__name__, str(caught), getattr(caught, "exit_code", 1)]
     return {"said": said, "errors": ranks.every(error)}
 
 
@@ -195,6 +307,10 @@ CASES = {
     "train": train,
     "resumed": resumed,
     "trained_parameters": trained_parameters,
+    "dropped": dropped,
+    "held": held,
+    "gathers": gathers,
+    "from_files": from_files,
     "talk": talk,
 }
 

@@ -17,7 +17,7 @@ from retrain.training.ranks import RENDEZVOUS
 ROOT = Path(__file__).parents[2]
 
 
-class Pair:
+class Group:
     """`size` ranks over gloo, which meet in a file; `run` has all of them compute a case of `rank_cases`."""
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -59,6 +59,14 @@ class Pair:
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory):
     """Two ranks."""
-    ranks = Pair(tmp_path_factory.mktemp("ranks"), 2)
+    ranks = Group(tmp_path_factory.mktemp("pair"), 2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def trio(tmp_path_factory):
+    """Three ranks: no matrix of a small model divides evenly."""
+    ranks = Group(tmp_path_factory.mktemp("trio"), 3)
     yield ranks
     ranks.close()

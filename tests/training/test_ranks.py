@@ -4,11 +4,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from retrain.training.model.builtin_model import build_tokenizer
 from retrain.training.model.forward import deal, micro_batches
+from retrain.training.model.loading import load_model
 from retrain.training.ranks import ALONE, RENDEZVOUS, join
 from tests.training import rank_cases
 from tests.training.rank_cases import TABLE, train
+from tests.training.small_models import make_model
 
 pytest_plugins = ["tests.training.rank_pair"]
 FLOAT32 = [name for name in TABLE if "bf16" not in name]
@@ -52,6 +56,11 @@ def test_two_ranks_are_one_process(pair, name):
     compare(pair.run("train", name), train(ALONE, name), **MUON if name == "muon" else {})
 
 
+@pytest.mark.parametrize("name", FLOAT32)
+def test_three_ranks_are_one_process(trio, name):
+    compare(trio.run("train", name), train(ALONE, name), **MUON if name == "muon" else {})
+
+
 @pytest.mark.parametrize("name", BFLOAT16)
 def test_two_ranks_are_one_process_within_the_rounding_of_bfloat16(pair, single, name):
     found = pair.run("train", name)
@@ -90,6 +99,72 @@ def test_state_that_one_world_saves_another_continues(pair, tmp_path, name):
 
 def test_the_optimizer_holds_what_is_trained_whatever_was_forwarded_before(pair):
     assert pair.run("trained_parameters")["same"] == [True] * 4
+
+
+def test_every_rank_drops_other_units_and_leaves_the_global_generator_as_the_others_do(pair):
+    found = pair.run("dropped")
+    mine, theirs = found["kept"]
+    assert len({tuple(one.tolist()) for one in (*mine, *theirs)}) == len(mine) + len(theirs) == 8
+    assert torch.equal(*found["next"])
+    again = pair.run("dropped")
+    assert all(torch.equal(again["weights"][name], value) for name, value in found["weights"].items())
+
+
+@pytest.mark.parametrize("size", ["pair", "trio"])
+def test_a_rank_holds_its_share_of_all_models_and_moments(request, size):
+    ranks = request.getfixturevalue(size)
+    shares = ranks.run("held")["shares"]
+    assert set(shares[0]) == {"policy", "twin", "reference", "moments", "moments of the twin"}
+    for name in shares[0]:
+        assert sum(share[name] for share in shares) == pytest.approx(1)
+        assert max(share[name] for share in shares) <= 1.1 / ranks.size, name
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
+@pytest.mark.parametrize("engine", ["torch", "transformers"])
+def test_an_engine_gets_every_weight_by_one_gather(pair, engine, lora):
+    found = pair.run("gathers", engine, lora)
+    tied = 0 if engine == "torch" else found["head"]  # read apart from the embedding it is tied to
+    assert found["times"] == pytest.approx(1 + tied)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of 37 M parameters on the disk, with the builtin's tokenizer."""
+    place, shape = tmp_path_factory.mktemp("model"), {"num_hidden_layers": 8, "num_attention_heads": 8}
+    shape |= {"hidden_size": 512, "intermediate_size": 2048, "num_key_value_heads": 8, "head_dim": 64}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=8192, eos_token_id=1, tie_word_embeddings=True, **shape))
+    build_tokenizer(["1+1=", "2"]).save_pretrained(place)
+    model.save_pretrained(place, max_shard_size="50MB")
+    return str(place)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
+def test_ranks_read_their_shards_of_a_model_and_never_hold_all_of_it(pair, folder, lora):
+    found, expected = pair.run("from_files", folder, lora), rank_cases.from_files(ALONE, folder, lora)
+    assert found["empty"]
+    for name, value in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], value, rtol=0, atol=1e-5)
+    layer_and_embedding = 4 * (4 * 512 * 512 + 3 * 512 * 2048 + 512 * 8192)
+    assert max(found["most"]) < found["size"] / 2 + layer_and_embedding + 1e6 < found["size"]
+
+
+def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path):
+    build_tokenizer(["1+1=", "2"]).save_pretrained(tmp_path)
+    make_model("qwen3").model.save_pretrained(tmp_path)  # without the prefix, and without the head
+    loaded = load_model(str(tmp_path), empty=True)
+    assert loaded.source is None
+    assert not any(p.is_meta for p in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["plain", "muon", "LoRA"])
+def test_moments_that_wait_in_the_processors_memory_change_nothing(pair, name):
+    for alone in (True, False):
+        found, expected = (
+            train(ALONE, name, offload) if alone else pair.run("train", name, offload)
+            for offload in ("optimizer", "none")
+        )
+        assert all(torch.equal(found["weights"][key], value) for key, value in expected["weights"].items())
 
 
 def test_verbs(pair):

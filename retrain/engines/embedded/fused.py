@@ -77,9 +77,9 @@ class FusedDecoder:
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Copy a full state dict, merging what is merged."""
         check_weights(self._shapes, weights)
-        self._embedding = self._copy(weights["model.embed_tokens.weight"])
+        embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+        self._embedding, self._head = self._copy(embedding), self._copy(head)
         self._norm = self._copy(weights["model.norm.weight"])
-        self._head = self._copy(weights["lm_head.weight"])
         self._layers = [self._layer(weights, f"model.layers.{index}.") for index in range(self._depth)]
 
     def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor:
@@ -178,19 +178,18 @@ class FusedDecoder:
         """The linear layers of these names, which read the same input, as one."""
         biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
         bias = torch.cat(biases).to(self._device, self._dtype) if biases else None
-        held, update = weights, None
-        if isinstance(weights, Adapted) and self._dtype != torch.float32:
-            held, update = weights.base, self._beside(weights, [f"{name}.weight" for name in names])
-        weight = torch.cat([held[f"{name}.weight"] for name in names])
-        return Linear(weight.to(self._device, self._dtype), bias, update)
+        matrices = [f"{name}.weight" for name in names]
+        apart = weights if isinstance(weights, Adapted) and self._dtype != torch.float32 else None
+        parts = [(apart.base if apart else weights)[name] for name in matrices]
+        update = self._beside(apart, matrices, parts) if apart else None
+        return Linear(torch.cat(parts).to(self._device, self._dtype), bias, update)
 
-    def _beside(self, weights: Adapted, names: list[str]) -> tuple[Tensor, Tensor] | None:
+    def _beside(self, weights: Adapted, names: list[str], parts: list[Tensor]) -> tuple[Tensor, Tensor] | None:
         """The updates of these matrices as one: their downs one below the other, their ups along a diagonal."""
         if weights.updates.keys().isdisjoint(names):
             return None
         updates = [weights.updates.get(name) for name in names]
-        sizes = [len(weights.base[name]) for name in names]
-        ups = [torch.zeros(size, 0) if low is None else low.up for low, size in zip(updates, sizes, strict=True)]
+        ups = [torch.zeros(len(w), 0) if low is None else low.up for low, w in zip(updates, parts, strict=True)]
         downs = [low.down for low in updates if low is not None]
         return torch.block_diag(*(up.to(self._device) for up in ups)), torch.cat(downs).to(self._device)
 

@@ -41,7 +41,8 @@ class Forward:
         """`shards`: how the model's weights lie on the ranks."""
         self.model, self.shards, self.temperature = model, shards, settings.temperature
         self.config: Any = model.config.get_text_config()  # its own, but for a model that sees images as well
-        most = _CACHED_CELLS if model.device.type == "cpu" else settings.micro_batch_tokens
+        self.device: torch.device = shards.device or model.device
+        most = _CACHED_CELLS if self.device.type == "cpu" else settings.micro_batch_tokens
         self.budget = min(settings.micro_batch_tokens, most)
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // self.config.vocab_size)
@@ -50,7 +51,7 @@ class Forward:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        device = self.model.device
+        device = self.device
         ids = torch.arange(10, device=device).view(2, 5) * 7 % self.config.vocab_size
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
         cells = mask.flatten()
@@ -120,7 +121,7 @@ class Forward:
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == torch.float32 or self.shards.casts:
             return nullcontext()
-        return torch.autocast(self.model.device.type, dtype=self.dtype)
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def _padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
         """Last hidden states [R*S, d] of all cells by the model's own attention; logits if it cannot split."""

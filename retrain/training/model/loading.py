@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import disable_progress_bars
-from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, StorageError
+from retrain.protocols import Gathering
 from retrain.system.files import NO_MODEL_FIX, check_sums, no_model, writing
 from retrain.training.chat import Chat, Mode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
-from retrain.types import BUILTIN, Problem
+from retrain.types import BUILTIN, Adapted, Problem
+
+Source = Callable[[str], Tensor]
+"""Gives the full tensor of a parameter by its name; where weights are sharded, every rank must ask for the same."""
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -40,6 +46,7 @@ class Loaded:
         stop_ids: every id that ends a completion, from tokenizer, config and generation_config; sorted.
         name: what `[model] path` said.
         mode: whether its prompts are rendered by its chat template.
+        source: gives each parameter's values by its name, if the model has none (see `load_model`).
     """
 
     model: PreTrainedModel
@@ -47,6 +54,7 @@ class Loaded:
     stop_ids: tuple[int, ...]
     name: str
     mode: Mode = "auto"
+    source: Source | None = None
 
     @property
     def pad_id(self) -> int:
@@ -78,6 +86,7 @@ def load_model(
     dtype: str = "float32",
     trust_remote_code: bool = False,
     problems: Iterable[Problem] = (),
+    empty: bool = False,
 ) -> Loaded:
     """Load `builtin:tiny`, a directory in transformers format, or a model of the hub.
 
@@ -89,6 +98,8 @@ def load_model(
         dtype: "float32" or "bfloat16": what the weights are held in.
         trust_remote_code: run Python that the model brings along.
         problems: texts that the built-in's tokenizer is trained on: a fixed sample, not this run's order.
+        empty: leave the parameters on the meta device, for ranks that each read their shards; the model is loaded as
+            usual if its files are not safetensors with its own names.
     Raises:
         ComponentError: no such model, or it is not a causal language model that can be loaded (exit 2).
         StorageError: files are missing or broken, or the hub cannot be reached (exit 6).
@@ -102,6 +113,8 @@ def load_model(
     check_sums(Path(place))
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
+        if empty and (found := _empty(str(place), dtype, options)) is not None:
+            return replace(_ready(found[0], tokenizer, path), source=found[1])
         loading: Any = AutoModelForCausalLM.from_pretrained
         model, report = loading(place, dtype=getattr(torch, dtype), output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -115,6 +128,49 @@ def load_model(
         # transformers puts random numbers in their place, and warns.
         raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
     return _ready(model, tokenizer, path)
+
+
+def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Source] | None:
+    """A model without values, and where they are; None if the files have other names or shapes."""
+    config: Any = AutoConfig.from_pretrained(path, **options)
+    kind: Any = AutoModelForCausalLM
+    with _without_values():
+        made = kind.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=options["trust_remote_code"])
+    with suppress(OSError):  # not every model has one
+        made.generation_config = GenerationConfig.from_pretrained(path, revision=options["revision"])
+    local, patterns = Path(path).expanduser(), ["*.safetensors", "*.json"]
+    folder = local if local.is_dir() else snapshot_download(path, revision=options["revision"], allow_patterns=patterns)
+    files: dict[str, Path] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            names = list(opened.keys())
+            files |= dict.fromkeys(names, file)
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+
+    def source(name: str) -> Tensor:
+        with safe_open(files[name], "pt") as opened:
+            return opened.get_tensor(name)
+
+    fits = all(shapes.get(name) == tuple(p.shape) for name, p in made.named_parameters())
+    return (made, source) if fits else None
+
+
+@contextmanager
+def _without_values() -> Generator[None]:
+    """Parameters that are made inside this block are on the meta device; buffers have their values."""
+    register = nn.Module.register_parameter
+
+    def empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # one that is on it already is tied to another
+            param = nn.Parameter(param.to("meta"), param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = empty
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
 
 
 def _builtin(path: str, problems: Iterable[Problem], dtype: str) -> Loaded:
@@ -186,11 +242,14 @@ def save_model(
             any weight has it, as the merged ones of LoRA do, so that none is rounded.
     """
     tensors = distinct(weights)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    if not tensors:  # another rank writes them
+        return
     kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
     kind = getattr(torch, dtype) if dtype else torch.float32 if torch.float32 in kinds else kinds.pop()
     tensors = {name: value.to(kind) if value.is_floating_point() else value for name, value in tensors.items()}
     with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(directory, state_dict=tensors)
         if model.dtype != kind:  # readers round the weights to what the configuration says
             config = copy.deepcopy(model.config)
@@ -206,7 +265,14 @@ def is_here(path: str, revision: str | None) -> bool:
 
 
 def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, every storage once, under its first name: a tied head is left to tying."""
+    """Contiguous tensors, every storage once, under its first name: a tied head is left to tying.
+
+    Sharded weights are gathered one at a time, into the processor's memory of rank 0; the other ranks get nothing.
+    """
+    base = weights.base if isinstance(weights, Adapted) else weights
+    if isinstance(base, Gathering):
+        gathered = ((name, weights[name]) for name in base.untied)
+        return {name: value.detach().to("cpu").contiguous() for name, value in gathered if base.rank == 0}
     weights = dict(weights)  # merged matrices are computed when read: unless they are kept, two may get one address
     found: dict[int, str] = {}
     for name, value in weights.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from retrain.errors import ComponentError, StorageError
+from retrain.functional.seeds import derive_seed
 from retrain.system.extras import library
 from retrain.system.files import staged, writing
+from retrain.training.ranks import Ranks
 from retrain.training.settings import LoraSettings
 from retrain.training.shards import whole
 from retrain.types import Adapted, LowRank
@@ -34,7 +36,7 @@ def inject(model: Any, settings: LoraSettings) -> Any:
         ComponentError: no layer has a name in `target_modules`, or one is tied to another.
     """
     peft = library("peft", "lora")
-    with _seeded(settings.seed):
+    with _seeded(settings.seed), _shaped(model):
         try:
             wrapper = peft.get_peft_model(model, _config(settings))
         except ValueError as error:
@@ -92,6 +94,27 @@ def _seeded(seed: int) -> Generator[None]:
     """Random numbers of this seed inside this block; the global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _shaped(model: Any) -> Generator[None]:
+    """Empty weights stand on the processor inside this block, one number each: peft puts adapters where they are."""
+    every = [(module._parameters, name) for module in model.modules() for name in module._parameters]
+    empty = [(found, name, found[name]) for found, name in every if found[name] is not None and found[name].is_meta]
+    for found, name, p in empty:
+        found[name] = nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), False)
+    yield
+    for found, name, p in empty:
+        found[name] = p.requires_grad_(False)
+
+
+@contextmanager
+def _apart(device: torch.device, ranks: Ranks) -> Generator[None]:
+    """Random numbers of each rank's own inside this block; all ranks draw one number from the global generator."""
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(seed, "rank", ranks.rank))
         yield
 
 
@@ -161,13 +184,18 @@ def load(wrapper: Any, path: Path) -> None:
 
 
 @contextmanager
-def training(model: Any, adapter: str) -> Generator[None]:
-    """The adapter's dropout is active inside this block; a model without adapters is left as it is."""
-    dropouts = [module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{adapter}")]
+def training(model: Any, adapter: str, ranks: Ranks) -> Generator[None]:
+    """The adapter's dropout is active inside this block; a model without adapters is left as it is.
+
+    Ranks have other rows, so each drops other units: the global generators are equal on all ranks, and stay so.
+    """
+    found = [module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{adapter}")]
+    dropouts = [module for module in found if isinstance(module, nn.Dropout)]  # without dropout it is an Identity
     for module in dropouts:
         module.train()
     try:
-        yield
+        with _apart(model.device, ranks) if ranks.size > 1 and dropouts else nullcontext():
+            yield
     finally:
         for module in dropouts:
             module.eval()
