@@ -37,7 +37,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         RetrainError: the probe failed, with the exit code of its run.
     """
     seeds, config = loaded.settings.seed_list, loaded.configs[0].config
-    runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots))
+    runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots, loaded.settings.ranks))
     spent, reached = _probe(loaded) if probe else ({}, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
@@ -128,7 +128,7 @@ def _probe(loaded: LoadedCampaign) -> tuple[dict[str, float], float | None]:
         (run / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
         # Not a waste: the campaign finds the warm start in the cache.
         warm = _timed(run, warm_start)
-        wall = _timed(run, lambda run, log: finish(train_command(run), log))
+        wall = _timed(run, lambda run, log: finish(train_command(run, loaded.settings.ranks), log))
         metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]

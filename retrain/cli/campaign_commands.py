@@ -60,6 +60,7 @@ def campaign(  # noqa: PLR0913 - one per option
 def worker(
     directory: Annotated[Path, typer.Argument(help="A campaign, runs/NAME, on a disk that all workers see.")],
     slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: as the campaign says.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of this machine to use; unset: all.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Take so many runs, and wait for none that others hold.")
     ] = None,
@@ -77,7 +78,8 @@ def worker(
     campaign = CampaignDirectory(directory)
     with matrix(plain=plain) as observe:
         observe("campaign", {"path": directory})
-        working = Worker(campaign, campaign.pending(), machine_slots(slots or campaign.plan.slots), observe, limit)
+        places = machine_slots(slots or campaign.plan.slots, campaign.plan.ranks, gpus)
+        working = Worker(campaign, campaign.pending(), places, observe, limit)
         working.run()
     if working.failures or (limit is None and failed(campaign)):
         raise typer.Exit(1)

@@ -57,7 +57,9 @@ class Campaign(Section):
     executor: Annotated[str, Field(min_length=1)] = "local"
     """A registered executor or the dotted path of one."""
     slots: Count | Literal["auto"] = "auto"
-    """Runs at a time on one machine; "auto": one per GPU, or one per core where there is none."""
+    """Runs at a time on one machine; "auto": one per `ranks` GPUs, or as many cores where there is no GPU."""
+    ranks: Count = 1
+    """Processes that train one run together, each with a GPU."""
     retries: Natural = 2
     """Restarts of a run that crashed, each from its newest checkpoint."""
     lease_s: Positive = 60.0

@@ -110,6 +110,8 @@ def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:
         "folder": str(Path.cwd()),
         "baseline": loaded.baseline,
         "ladder": loaded.ladder,
-        **loaded.settings.model_dump(include={"threshold", "alpha", "executor", "slots", "retries", "lease_s"}),
+        **loaded.settings.model_dump(
+            include={"threshold", "alpha", "executor", "slots", "ranks", "retries", "lease_s"}
+        ),
         "cells": [asdict(job) for job in jobs(loaded)],
     }

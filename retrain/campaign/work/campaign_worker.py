@@ -17,7 +17,7 @@ from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import Lease, Watch
 from retrain.campaign.work.run_process import crashed, evict, reason, start, train_command
-from retrain.errors import Preempted
+from retrain.errors import ConfigError, ConfigProblem, Preempted
 from retrain.system.process import SignalHandler, end
 from retrain.types import Observer
 
@@ -164,7 +164,7 @@ class Worker:
     def _start(self, job: Job, lease: Lease, slot: int) -> None:
         run = self._campaign.run(job)
         evict(run, lease.previous)
-        process = start(train_command(run), run / "log.txt", self._slots[slot])
+        process = start(train_command(run, self._campaign.plan.ranks), run / "log.txt", self._slots[slot])
         lease.beat(starts=lease.facts["starts"] + 1, child={"host": socket.gethostname(), "pid": process.pid})
         self._running.append(Running(job, lease, slot, process))
         self._tell(job, "started", "" if lease.facts["starts"] == 1 else f"start {lease.facts['starts']}")
@@ -206,18 +206,23 @@ class Worker:
         self._observe("job", {"id": job.id, "event": event, "text": text})
 
 
-def machine_slots(wanted: int | str) -> list[dict[str, str]]:
-    """Environment variables of each slot of this machine: its GPU, and its share of the CPU threads.
+def machine_slots(wanted: int | str, ranks: int = 1, most: int | None = None) -> list[dict[str, str]]:
+    """Environment variables of each slot of this machine: its GPUs, and the CPU threads of each of its ranks.
 
     Args:
-        wanted: how many, or "auto": one per GPU, or one per core where there is none.
+        wanted: how many, or "auto": one per `ranks` GPUs, or per so many cores where there is no GPU.
+        ranks: processes of one run, each with a GPU. most: GPUs to use; None: all.
+    Raises:
+        ConfigError: a run has more ranks than this machine has GPUs.
     """
-    cores, devices = len(os.sched_getaffinity(0)), gpus()
-    count = (len(devices) or cores) if wanted == "auto" else int(wanted)
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // count))}
-    return [
-        threads | ({"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if devices else {}) for slot in range(count)
-    ]
+    cores, devices = len(os.sched_getaffinity(0)), gpus()[:most]
+    if 0 < len(devices) < ranks:
+        problem, fix = f"there are {len(devices)} GPUs here for runs of {ranks} ranks", "take another machine"
+        raise ConfigError([ConfigProblem("campaign", 0, 0, "ranks", problem, fix)])
+    groups = [",".join(devices[first : first + ranks]) for first in range(0, len(devices) - ranks + 1, ranks)]
+    count = (len(groups) or max(1, cores // ranks)) if wanted == "auto" else int(wanted)
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // (count * ranks)))}
+    return [threads | ({"CUDA_VISIBLE_DEVICES": groups[slot % len(groups)]} if groups else {}) for slot in range(count)]
 
 
 def gpus() -> list[str]:

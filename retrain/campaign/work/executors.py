@@ -27,7 +27,8 @@ class Local:
 
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
         """Work on the jobs, and wait for those that others work on."""
-        Worker(self._campaign, jobs, machine_slots(self._campaign.plan.slots), observe).run()
+        slots = machine_slots(self._campaign.plan.slots, self._campaign.plan.ranks)
+        Worker(self._campaign, jobs, slots, observe).run()
 
 
 @executor("dir")

@@ -36,8 +36,8 @@ class RayCluster:
     Args:
         campaign: whose runs; every node sees its directory, and the folder of this process, at the same path.
         address: HOST:PORT of the cluster; "auto": RAY_ADDRESS, or the cluster that this machine is a node of.
-        cpus_per_run: CPUs that Ray sets aside for a run, and its threads.
-        gpus_per_run: GPUs that Ray sets aside for a run; it sees no others.
+        cpus_per_run: CPUs that Ray sets aside for each rank of a run, and its threads.
+        gpus_per_run: GPUs that Ray sets aside for each rank of a run, on one node; it sees no others.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class RayCluster:
         gpus_per_run: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self._campaign, self._address = campaign, address
-        self._cpus, self._gpus = cpus_per_run, gpus_per_run
+        self._threads = cpus_per_run
+        self._cpus, self._gpus = cpus_per_run * campaign.plan.ranks, gpus_per_run * campaign.plan.ranks
 
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
         """Submit the jobs, and submit again what the cluster loses, until each has an outcome.
@@ -68,7 +69,7 @@ class RayCluster:
                 observe("message", {"text": text, "level": "warning"})
             task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(ray_task)
             folder, path = self._campaign.plan.folder, str(self._campaign.path.resolve())
-            tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._cpus), observe)
+            tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._threads), observe)
             with Signals() as signals:
                 tasks.run(jobs, signals)
                 signals.end("stopped; the same command continues")

@@ -25,10 +25,11 @@ _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
 _REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "engine", 6: "storage", 75: "preempted"}
 
 
-def train_command(run: Path) -> list[str]:
+def train_command(run: Path, ranks: int) -> list[str]:
     """`retrain train`, resuming where there is something to resume."""
     config = run / "config.toml"
     command = [sys.executable, "-m", "retrain.cli.main", "train", str(config), "--resume", "auto", "--plain"]
+    command += ["--ranks", str(ranks)] if ranks > 1 else []
     logging = tomli.loads(config.read_text(encoding="utf-8"))["logging"]
     if (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve():
         return command

@@ -16,7 +16,7 @@ _SCRIPT = """\
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}%{slots}
 #SBATCH --ntasks=1
-#SBATCH --cpus-per-task=2
+#SBATCH --cpus-per-task={cpus}
 {gpu}#SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
@@ -45,7 +45,8 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
         name=campaign.path.resolve().name,
         last=len(campaign.jobs) - 1,
         slots=slots or len(campaign.jobs),
-        gpu="#SBATCH --gres=gpu:1\n" if gpus() else "",
+        cpus=2 * campaign.plan.ranks,
+        gpu=f"#SBATCH --gres=gpu:{campaign.plan.ranks}\n" if gpus() else "",
         folder=shlex.quote(campaign.plan.folder),
         python=shlex.quote(sys.executable),
         path=shlex.quote(str(Path.cwd() / campaign.path)),
