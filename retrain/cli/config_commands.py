@@ -55,7 +55,12 @@ def schema(
     print(json.dumps(add_to(json_schema()), indent=2))
 
 
-def explain(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
+def explain(
+    file: File,
+    overrides: Overrides = None,
+    as_json: Json = False,
+    ranks: Annotated[int, typer.Option(min=1, help="Show the memory of each of so many ranks.")] = 1,
+) -> None:
     """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
 
     Every stage is tried on a small synthetic batch. Of a campaign: its runs, and the run of its baseline.
@@ -70,11 +75,11 @@ def explain(file: File, overrides: Overrides = None, as_json: Json = False) -> N
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
     if campaign is None:
         loaded = load(file, overrides or ())
-        facts, warnings = report(loaded), loaded.warnings
+        facts, warnings = report(loaded, ranks), loaded.warnings
         text = render(facts)
     else:
         labels = [condition.label for condition in campaign.conditions]
-        run = report(campaign.configs[labels.index(campaign.baseline)])
+        run = report(campaign.configs[labels.index(campaign.baseline)], ranks)
         facts, warnings = preview(campaign, probe=False), campaign.warnings
         text = f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n{render(run)}"
         facts |= {"run": run}

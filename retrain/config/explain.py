@@ -30,8 +30,8 @@ _OVERLAP = (
 )
 
 
-def explain(loaded: LoadedConfig) -> dict[str, Any]:
-    """Facts by topic, JSON-able; imports torch for the probe."""
+def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
+    """Facts by topic, JSON-able; memory is that of one of several ranks. Imports torch for the probe."""
     from retrain.config.probe import probe
 
     config, engine = loaded.config, _engine(loaded)
@@ -52,7 +52,7 @@ def explain(loaded: LoadedConfig) -> dict[str, Any]:
         "loss": _loss(loaded),
         "batch": _batch(loaded),
         "forwards_per_step": _forwards(loaded, pipeline, exact, beside),
-        "model": _model(loaded, beside),
+        "model": _model(loaded, beside, ranks),
         "evaluation": _evaluation(loaded),
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
         "overrides": loaded.overrides,
@@ -199,7 +199,7 @@ def _forwards(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, besi
     } | trained
 
 
-def _model(loaded: LoadedConfig, beside: Sequence[str]) -> dict[str, Any]:
+def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str, Any]:
     """Parameters and memory, as far as they are known without loading the model."""
     model, training = loaded.config.model, loaded.config.training
     file = Path(model.path).expanduser() / "config.json"
@@ -219,12 +219,15 @@ def _model(loaded: LoadedConfig, beside: Sequence[str]) -> dict[str, Any]:
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
+        shard="none" if loaded.config.distributed.shard == "none" else "full",
+        offload=loaded.config.distributed.offload,
     )
-    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=beside)
+    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=beside, ranks=ranks)
     elsewhere = (engine := loaded.components.optional("engine")) and engine.component.traits.get("elsewhere", False)
     here = {name: size for name, size in sizes.items() if not (elsewhere and name in OF_THE_SAMPLER)}
     megabytes = {name: round(size / 1e6, 1) for name, size in here.items()}
-    return {"path": model.path, "parameters": shape.parameters, "memory_mb_without_prompts_about": megabytes}
+    found = {"path": model.path, "parameters": shape.parameters, "memory_mb_without_prompts_about": megabytes}
+    return found | ({"ranks": ranks, "memory_is_of": "each rank"} if ranks > 1 else {})
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:

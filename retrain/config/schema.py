@@ -278,8 +278,8 @@ class Distributed(Section):
 
     shard: Literal["auto", "full", "none"] = "auto"
     """"full" spreads the weights over the ranks; "none" holds all on each; "auto" is full unless LoRA's base fits."""
-    offload: Literal["none", "all"] = "none"
-    """"all" keeps what is sharded in the processor's memory while it is not in use."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """"optimizer" keeps its moments in the processor's memory, without ranks as well; "all" whatever is sharded."""
     timeout_s: Positive = 600.0
     """Seconds a rank waits for the others in an update; ten times as long while rollouts are sampled and scored."""
 

@@ -75,9 +75,15 @@ class ModelShape:
 
 
 def estimate_memory(
-    shape: ModelShape, settings: PolicySettings, *, rows: int, tokens: int, beside: Collection[str] = ()
+    shape: ModelShape,
+    settings: PolicySettings,
+    *,
+    rows: int,
+    tokens: int,
+    beside: Collection[str] = (),
+    ranks: int = 1,
 ) -> dict[str, int]:
-    """Bytes by purpose; a guide within about a factor of 1.5, and what `explain` prints.
+    """Bytes by purpose on one rank; a guide within about a factor of 1.5, and what `explain` prints.
 
     Args:
         shape: the model.
@@ -85,9 +91,11 @@ def estimate_memory(
         rows: completions sampled at once.
         tokens: longest prompt and response together.
         beside: models that signals hold, each "frozen" (they share one copy; with LoRA it is the base) or "trained".
+        ranks: processes that train together; adapters are whole on each, and other weights spread over them.
     Returns:
         weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
-        other_models (those of signals), sampler_weights, kv_cache.
+        other_models (those of signals), sampler_weights, kv_cache; with ranks or `offload` also gathered (two layers,
+        embedding and head while they compute) and offloaded (what waits in the processor's memory instead).
     """
     half = 2 if settings.dtype == "bfloat16" else 4
     rank = settings.lora.r if settings.lora else 0
@@ -98,17 +106,26 @@ def estimate_memory(
     positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE // shape.vocabulary))
     kept = 1 if settings.gradient_checkpointing else shape.layers
     inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
-    return {
-        "weights": 4 * trained + (half * shape.parameters if rank else 0),
-        "gradients": 4 * trained,
-        "optimizer": moments * trained,
+    shards = ranks if settings.shard == "full" else 1
+    base, states = (half * shape.parameters // shards, 1) if rank else (0, shards)
+    sizes = {
+        "weights": 4 * trained // states + base,
+        "gradients": 4 * trained // states,
+        "optimizer": moments * trained // states,
         "activations": cells * (inputs + kept * _activations(shape, half)),
         "logits": 3 * 4 * positions * shape.vocabulary,
-        "other_models": 16 * trained * list(beside).count("trained")
-        + (4 * shape.parameters if "frozen" in beside and not rank else 0),
+        "other_models": 16 * trained // states * list(beside).count("trained")
+        + (4 * shape.parameters // shards if "frozen" in beside and not rank else 0),
         "sampler_weights": half * shape.parameters,
-        "kv_cache": 2 * shape.layers * shape.key_heads * shape.head_width * half * rows * tokens,
+        "kv_cache": 2 * shape.layers * shape.key_heads * shape.head_width * half * -(-rows // ranks) * tokens,
     }
+    if shards > 1:
+        layer = sum(inputs * outputs for inputs, outputs in shape.matrices)
+        sizes["gathered"] = half * (shape.parameters - (shape.layers - min(2, shape.layers)) * layer)
+    away = {"none": (), "optimizer": ("optimizer",), "all": ("weights", "gradients", "optimizer") if shards > 1 else ()}
+    if waits := away[settings.offload]:
+        sizes["offloaded"] = sum(sizes.pop(name) for name in waits)
+    return sizes
 
 
 def _activations(shape: ModelShape, half: int) -> int:

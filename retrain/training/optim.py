@@ -65,8 +65,23 @@ class Optimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            optimizer.step()
+            self._one_by_one(optimizer) if self.settings.offload == "optimizer" else optimizer.step()
         return lr
+
+    def _one_by_one(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update parameter by parameter: the moments of one are on its device, the others in the processor's memory."""
+        every = [(group, group["params"]) for group in optimizer.param_groups]
+        for group, _ in every:
+            group["params"] = []
+        for group, parameters in every:
+            for p in parameters:
+                group["params"] = [p]
+                optimizer.state[p] = {key: value.to(p.device) for key, value in optimizer.state[p].items()}
+                optimizer.step()
+                optimizer.state[p] = {key: value.cpu() for key, value in optimizer.state[p].items()}
+            group["params"] = []
+        for group, parameters in every:
+            group["params"] = parameters
 
     def state_dict(self) -> State:
         """{parameter name: {"exp_avg": tensor, ...}}; the tensors are the optimizer's own."""

@@ -47,7 +47,7 @@ class PolicySettings:
         logprob_chunk: positions whose logits exist at once; 0 chooses by vocabulary (128 MB of float32).
         lora: train adapters on frozen weights; None trains everything.
         shard: with several ranks, spread the weights over them, or hold all of them on each.
-        offload: "all" keeps what is sharded in the processor's memory while it is not in use.
+        offload: "optimizer" keeps the optimizer's moments in the processor's memory, "all" whatever is sharded.
     """
 
     temperature: float = 1.0
@@ -68,4 +68,4 @@ class PolicySettings:
     logprob_chunk: int = 0
     lora: LoraSettings | None = None
     shard: Literal["full", "none"] = "full"
-    offload: Literal["none", "all"] = "none"
+    offload: Literal["none", "optimizer", "all"] = "none"

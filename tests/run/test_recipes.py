@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 import tomli
 
+from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names
 from retrain.run.session import Resume, run
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.toml"))
-GPU = sorted((ROOT / "configs" / "gpu").glob("*.toml"))
+GPU = sorted((ROOT / "configs" / "gpu").glob("[!8]*.toml"))
+RANKS = sorted((ROOT / "configs" / "gpu").glob("8b_*.toml"))
+QWEN3_8B = {
+    "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
 SPELLED_OUT = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp")
 SURROUNDINGS = ("model", "task", "hub", "reward_pool", "training", "eval", "checkpoint")
 CREDIT = ("advantage", "transform", "algorithm", "uncertainty", "filter", "loss", "reduction")
@@ -95,6 +101,21 @@ def test_a_gpu_recipe_is_the_same_algorithm(file):
 
 def test_every_recipe_of_an_algorithm_has_a_twin_for_a_gpu():
     assert {file.stem for file in RECIPES} - EXAMPLES == {file.stem for file in GPU}
+
+
+@pytest.mark.parametrize(("file", "needed"), zip(RANKS, (8, 1), strict=True), ids=["full", "lora"])
+def test_a_recipe_for_ranks_fits_gpus_of_80_gb_by_the_estimate(file, needed, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    loaded = load(file, ["task.name=addition", f'model.path="{tmp_path}"'])
+    assert loaded.warnings == ()
+
+    def gigabytes(ranks):
+        facts = explain(loaded, ranks)["model"]
+        return sum(facts["memory_mb_without_prompts_about"].values()) / 1000
+
+    assert gigabytes(needed) < 60
+    assert (gigabytes(1) > 80) == (needed > 1)
+    assert gigabytes(16) < gigabytes(8)
 
 
 def test_the_length_penalty_fits_the_budget():

@@ -50,6 +50,26 @@ def test_training_state_is_what_the_policy_holds():
     assert small["gradients"] == 4 * sum(p.numel() for p in adapters.values())
 
 
+def test_ranks_share_what_is_sharded_and_hold_adapters_whole():
+    shape = ModelShape.of(make_model().config.to_dict())
+
+    def of(ranks, **changes):
+        return estimate_memory(
+            shape, PolicySettings(**changes), rows=4, tokens=10, beside=["trained", "frozen"], ranks=ranks
+        )
+
+    one, four = of(1), of(4)
+    assert all(four[name] == one[name] // 4 for name in ("weights", "gradients", "optimizer", "other_models"))
+    assert (four["activations"], four["sampler_weights"]) == (one["activations"], one["sampler_weights"])
+    assert four["gathered"] == 4 * shape.parameters  # of two layers all are gathered
+    assert of(4, shard="none") == {**one, "kv_cache": one["kv_cache"] // 4}
+    assert of(4, lora=LoraSettings(r=4))["gradients"] == of(1, lora=LoraSettings(r=4))["gradients"]
+    away = of(4, offload="optimizer")
+    assert away["offloaded"] == four["optimizer"]
+    assert of(4, offload="all")["offloaded"] == sum(four[name] for name in ("weights", "gradients", "optimizer"))
+    assert "offloaded" not in of(1, offload="all")
+
+
 def test_options_that_save_memory_do():
     shape = ModelShape.of(make_model().config.to_dict())
 
