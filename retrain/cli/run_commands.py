@@ -37,6 +37,9 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
     ranks: Annotated[int, typer.Option(min=1, help="Processes on this machine that train together, one per GPU.")] = 1,
+    slurm: Annotated[
+        int | None, typer.Option(min=1, help="Print a SLURM script for so many machines of `ranks` GPUs, and end.")
+    ] = None,
 ) -> None:
     """Train a model as a TOML file says; everything is written to runs/NAME.
 
@@ -48,6 +51,11 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
     how = _resume(resume, loaded.config.checkpoint.resume, fresh)
+    if slurm is not None:
+        from retrain.run.launch import slurm_script
+
+        print(slurm_script(loaded.directory, file, overrides or (), ranks, slurm))
+        return
     if ranks > 1 and not launched():
         from retrain.run.launch import launch
 

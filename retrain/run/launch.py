@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,34 @@ from retrain.system.process import SignalHandler, follower
 from retrain.system.terminal import say
 from retrain.training.ranks import RENDEZVOUS
 
+_SLURM = """\
+#!/bin/bash
+# {name} on {nodes} machines with {ranks} GPUs each; all of them see this folder. Adapt the limits.
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={ranks}
+#SBATCH --gres=gpu:{ranks}
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@300
+#SBATCH --output={name}-%j.log
+
+cd {folder}
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+# One task per rank, not torchrun: its agent would turn every exit code into 1 and end the ranks within a step.
+export WORLD_SIZE=$SLURM_NTASKS
+srun --kill-on-bad-exit=1 bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$0" "$@"' \\
+    {command} &
+step=$!
+trap 'kill -TERM $step' TERM
+wait $step  # ended by the signal that the trap passes on
+wait $step
+code=$?
+# 75: stopped in time and saved. The job goes back into the queue.
+if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code
+"""
 _GRACE_S = 4.0
 """After one rank has failed, how long the others have to end by themselves: they cannot go on."""
 _TAIL = 4000
@@ -111,6 +140,14 @@ class Launcher(SignalHandler):
             error=True,
         )
         return EngineError.exit_code
+
+
+def slurm_script(run: Path, file: Path, overrides: Sequence[str], ranks: int, nodes: int) -> str:
+    """A script for `sbatch` that trains one run on several machines, and continues it where it was stopped."""
+    command = [sys.executable, "-m", "retrain.cli.main", "train", str(file), "--resume", "auto", "--plain"]
+    command += [part for flag in overrides for part in ("--set", flag)]
+    facts = {"name": run.name, "nodes": nodes, "ranks": ranks}
+    return _SLURM.format(**facts, folder=shlex.quote(str(Path.cwd())), command=shlex.join(command))
 
 
 def launch(arguments: Sequence[str], ranks: int) -> int:

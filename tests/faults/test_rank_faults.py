@@ -15,7 +15,7 @@ from tests.waiting import alive, ends, until
 
 pytestmark = pytest.mark.faults
 STEPS = 12
-KILLS = 6
+KILLS = 10
 TIMEOUT_S = 8
 HANGS = """
 import os, time
@@ -33,12 +33,15 @@ def hangs(rewards):
 
 
 def start(folder: Path, name: str, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "retrain", "train", "run.toml", "--resume", "auto", "--plain", "--ranks", "2"]
-    options = [f"logging.name={name}", f"training.max_steps={STEPS}", "checkpoint.every=1", "eval.every=6", *more]
-    flags = [part for option in options for part in ("--set", option)]
+    command = [sys.executable, "-m", "retrain", *arguments(name, *more), "--resume", "auto", "--ranks", "2"]
     environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     with (folder / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(command + flags, cwd=folder, stdout=log, stderr=log, env=environment)
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
+
+
+def arguments(name: str, *more: str) -> list[str]:
+    options = [f"logging.name={name}", f"training.max_steps={STEPS}", "checkpoint.every=1", "eval.every=6", *more]
+    return ["train", "run.toml", "--plain", *(part for option in options for part in ("--set", option))]
 
 
 def steps_of(folder: Path, name: str) -> int:
@@ -133,3 +136,46 @@ def test_what_rank_1_alone_raises_is_shown_and_decides_the_exit_code(folder):
     (folder / "failing.py").write_text(f"{code}    return rewards\n")
     assert ends(start(folder, "failing", 'algorithm.advantage_mode="failing.fails"')) == 1
     assert "only rank 0 can do this" in log(folder, "failing")
+
+
+def test_torchs_own_launcher_runs_the_command(folder):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    command += ["-m", "retrain.cli.main", *arguments("torchrun")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    check_whole(folder, "torchrun")
+
+
+SRUN = """#!/bin/bash
+for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank "${@:2}" &
+    tasks="$tasks $!"
+done
+trap 'kill -TERM $tasks' TERM
+code=0
+for task in $tasks; do wait $task || code=$?; wait $task || code=$?; done
+exit $code
+"""
+
+
+def test_the_slurm_script_runs_a_task_per_rank_and_requeues_what_was_stopped(folder):
+    """With stand-ins for SLURM's commands: two tasks on this machine."""
+    shims = {"srun": SRUN, "scontrol": '#!/bin/bash\n[ $1 = show ] && echo localhost || echo "$@" >> scontrol.log\n'}
+    (folder / "bin").mkdir()
+    for name, text in shims.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    given = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2"}
+    environment = os.environ | given | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    ask = [sys.executable, "-m", "retrain", *arguments("slurm"), "--ranks", "2", "--slurm", "1"]
+    script = subprocess.run(ask, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+    (folder / "job.sh").write_text(script)
+    for stopped in (True, False):
+        job = subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment)
+        if stopped:
+            until(lambda: steps_of(folder, "slurm") >= 2, job)
+            job.send_signal(signal.SIGTERM)
+        assert ends(job) == (75 if stopped else 0)
+    assert (folder / "scontrol.log").read_text() == f"requeue {os.getpid()}\n"
+    check_whole(folder, "slurm")
