@@ -15,7 +15,7 @@ ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_
 QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-vllm test-ray faults mutants check format docs bench clean
+.PHONY: help demo test coverage matrix quick test-vllm test-ray faults mutants check format docs bench gpu-check clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
@@ -30,6 +30,7 @@ help:
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   time one training step against TRL"
+	@echo "make gpu-check  check and measure what needs a GPU, in ten minutes; says so where there is none"
 	@echo "make clean   remove the .venvs, caches and site/ (never runs/)"
 
 demo: $(VENV)/.core
@@ -86,6 +87,9 @@ docs: $(VENV)/.docs
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
+
+gpu-check: $(VENV)/.core
+	PYTHONPATH=. $(BIN)/python benchmarks/gpu_check.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -261,6 +261,54 @@ MUTANTS = [
           "turns = response.long()")],
         ["algorithms/planning/test_planning_mask.py"],
     ),
+    Mutant(
+        "gradients averaged over the ranks",
+        "training/shards.py",
+        [("module.set_gradient_divide_factor(1.0)", "module.set_gradient_divide_factor(2.0)")],
+        ["training/test_ranks.py"],
+    ),
+    Mutant(
+        "weights left unsharded after a forward",
+        "training/shards.py",
+        [('"reshard_after_forward": True', '"reshard_after_forward": False')],
+        ["training/test_ranks.py"],
+    ),
+    Mutant(
+        "repeated micro-batches of idle ranks counted",
+        "training/policy.py",
+        [("[index, :width] * counts", "[index, :width]")],
+        ["training/test_ranks.py"],
+    ),
+    Mutant(
+        "repeated micro-batches of idle ranks in the metrics",
+        "training/policy.py",
+        [("                if counts:\n", "                if True:\n")],
+        ["training/test_ranks.py"],
+    ),
+    Mutant(
+        "adapters' gradients left to each rank",
+        "training/policy.py",
+        [("        self._shards.sum_gradients(list(self.optimizer.parameters.values()))\n", "")],
+        ["training/test_ranks.py"],
+    ),
+    Mutant(
+        "layers left unsharded by a probe that raised",
+        "training/model/forward.py",
+        [("            self.shards.recover()\n", "")],
+        ["training/test_ranks.py"],
+    ),
+    Mutant(
+        "the same dropout on every rank",
+        "training/model/lora.py",
+        [('derive_seed(seed, "rank", ranks.rank)', 'derive_seed(seed, "rank", 0)')],
+        ["training/test_ranks.py"],
+    ),
+    Mutant(
+        "the rows of another rank read from a checkpoint",
+        "training/shards.py",
+        [("(mesh.get_rank(), mesh.get_rank() + 1)", "(0, 1)")],
+        ["run/test_rank_runs.py"],
+    ),
 ]  # fmt: skip
 
 
