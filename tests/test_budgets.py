@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 17_860,
-    "what retrain train imports": 9_960,
-    "with all that a run may name": 11_910,
+    "package": 18_820,
+    "what retrain train imports": 10_760,
+    "with all that a run may name": 12_710,
     "campaign": 2_345,
     "tools": 1_300,
     "report": 500,
