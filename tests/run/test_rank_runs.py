@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,26 @@ training.max_steps=2 training.batch_size=2 training.group_size=4 training.max_to
 warmup.steps=12 warmup.batch_size=8 warmup.warmup_steps=2 warmup.problems=96
 eval.problems=0 checkpoint.every=0 reward_pool.workers=0 optimizer.eps=1e-4
 """.split()  # noqa: SIM905
+
+
+ALONE_RUN = """
+import sys
+from pathlib import Path
+
+import torch
+from transformers import Qwen3ForCausalLM  # with it comes all that transformers imports
+
+def parts():
+    return {name for name in sys.modules if name.startswith("torch.distributed")}
+
+before = parts()
+from retrain.config.load import load
+from retrain.run.session import Resume, run
+
+run(load(Path("run.toml"), ["training.max_steps=1"]), Resume(), lambda *_: None)
+assert not torch.distributed.is_initialized()
+assert parts() <= before, parts() - before
+"""
 
 
 @pytest.fixture
@@ -155,3 +177,12 @@ def test_an_error_on_rank_0_alone_ends_every_rank(ask, tmp_path):
     found = ask("taken", "training.max_steps=1")  # rank 0 alone looks at the directory
     assert [code for _, _, code in found["errors"]] == [2, 2]
     assert all("holds a finished run" in text for _, text, _ in found["errors"])
+
+
+def test_a_run_without_ranks_imports_no_more_of_torch_distributed_than_transformers_does(tmp_path):
+    (tmp_path / "run.toml").write_text(TOML)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE_RUN], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
