@@ -15,13 +15,14 @@ ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_
 QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-vllm test-ray faults mutants check format docs bench gpu-check clean
+.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray faults mutants check format docs bench gpu-check clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
 	@echo "make test    run the tests"
 	@echo "make coverage  run the tests and count the lines and branches that they reach"
 	@echo "make matrix  run the quick tests with every Python of 3.11, 3.12 and 3.13 that is installed"
+	@echo "make test-ranks  train every recipe, and every way to update, on two and three ranks"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
 	@echo "make faults  inject forty numbered faults into real runs and print what became of each"
@@ -55,6 +56,9 @@ matrix:
 
 quick: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest $(QUICK)
+
+test-ranks: $(VENV)/.test
+	$(ENV) $(BIN)/python -m pytest -m ranks -n 2 --dist loadfile
 
 test-vllm: $(VLLM)/.ready
 	$(ENV) $(VLLM)/bin/python -m pytest -m vllm tests/vllm

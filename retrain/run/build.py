@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any, Literal
 
@@ -70,7 +71,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         chat=model.chat,
         layout=Layout(model.pad_id, trained.policy.device, max_tokens, config.rollout.mask_truncated),
         prompts=prompts,
-        world=build_world(loaded, model),
+        world=build_world(loaded, model, ranks),
         experts=experts,
         trackers=_trackers(() if ranks.rank else components.all("tracker"), trained.resources, observe),
     )
@@ -182,22 +183,22 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
     if config.warmup.steps:
         warmup = config.warmup
         dtype = _dtype(config, device)
-        settings = WarmupSettings(**warmup.model_dump(exclude={"problems", "cache"}), dtype=dtype)
+        settings = WarmupSettings(**warmup.model_dump(exclude={"problems"}), dtype=dtype)
         problems = [teacher.problem(i) for i in range(min(warmup.problems, warmup.steps * warmup.batch_size))]
         observe("phase", {"name": "warm start"})
         rows: list[ExpertRow] = []
-        if (world := build_world(loaded, model)) is not None:
+        if (world := build_world(loaded, model, ranks)) is not None:
             from retrain.run.demonstrations import played
 
-            rows = played(model.chat, world, problems, warmup.seed)
+            rows = ranks.rollouts.first(partial(played, model.chat, world, problems, warmup.seed))
             world.close()
-        if warm_start(model, problems, settings, observe, cache=warmup.cache, rows=rows, ranks=ranks):
+        if warm_start(model, problems, settings, observe, rows=rows, ranks=ranks):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
     return model
 
 
-def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
-    """The environment, with its processes; None without one."""
+def build_world(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> World | None:
+    """The environment, with its processes, which rank 0 alone has; None without one."""
     config = loaded.config
     if not labels(config):
         return None
@@ -207,12 +208,16 @@ def build_world(loaded: LoadedConfig, model: Loaded) -> World | None:
 
     start = launch(config, loaded.components)
     pools: list[WorldPool] = []
-    try:
-        pools += (WorldPool(start) for _ in range(max(1, config.environment.workers)))
-    except BaseException:
-        for pool in pools:
-            pool.close()
-        raise
+
+    def start_pools() -> None:
+        try:
+            pools.extend(WorldPool(start) for _ in range(max(1, config.environment.workers)))
+        except BaseException:
+            for pool in pools:
+                pool.close()
+            raise
+
+    ranks.first(start_pools)
     engine = loaded.components.optional("engine")
     turn = nullcontext() if engine and engine.component.traits.get("elsewhere") else Lock()
     limits = Limits(*next(iter(start.hellos.values())).limits)

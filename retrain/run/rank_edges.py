@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import Gathering, Sampler, shapes_of
+from retrain.run.episodes import Player, Posed, Speaker, roll
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.training.ranks import Ranks
-from retrain.types import BASE_COLUMNS, Adapted, Batch, Completion, Metrics, Observer, Request, Sampling, Score, State
+from retrain.types import (
+    BASE_COLUMNS,
+    Adapted,
+    Batch,
+    Completion,
+    Metrics,
+    Observer,
+    Request,
+    Rollout,
+    Sampling,
+    Score,
+    State,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +38,8 @@ if TYPE_CHECKING:
     from retrain.config.schema import Checkpoint
     from retrain.registry import Bound
     from retrain.rewards.pool import RewardPool
+
+T = TypeVar("T")
 
 
 class SharedDirectory(RunDirectory):
@@ -75,7 +93,15 @@ class SharedDirectory(RunDirectory):
         self.ranks.first(done)
 
 
-class SharedSampler(Sampler):
+class Led(Sampler):
+    """An engine of several ranks."""
+
+    @abstractmethod
+    def lead(self, play: Callable[[Speaker], T]) -> T:
+        """What `play` returns on rank 0, which alone calls it, with a sampler; on every rank."""
+
+
+class SharedSampler(Led):
     """An engine in every rank's process, each of which samples its share of the requests.
 
     What a request draws does not depend on the others of a call, so the completions are those of one rank.
@@ -83,13 +109,27 @@ class SharedSampler(Sampler):
 
     def __init__(self, engine: Sampler, ranks: Ranks) -> None:
         self._engine, self._ranks = engine, ranks.rollouts
-        self.tolerance, self.takes_adapters = engine.tolerance, engine.takes_adapters
+        self.tolerance, self.room, self.takes_adapters = engine.tolerance, engine.room, engine.takes_adapters
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         rank, size = self._ranks.rank, self._ranks.size
         share = requests[rank::size]
         found = self._ranks.each(lambda: self._engine.sample(share, sampling) if share else [])
         return [found[index % size][index // size] for index in range(len(requests))]
+
+    def lead(self, play: Callable[[Speaker], T]) -> T:
+        if self._ranks.rank:
+            while (call := self._ranks.same(cast("tuple[Sequence[Request], Sampling] | None", None))) is not None:
+                with suppress(Exception):  # rank 0 has the same error, and shares what becomes of it
+                    self.sample(*call)
+
+        def playing() -> T:
+            try:
+                return play(_Leader(self, self._ranks))
+            finally:
+                self._ranks.same(None)
+
+        return self._ranks.first(playing)
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         self._ranks.each(lambda: self._engine.load_weights(weights, version))
@@ -110,7 +150,32 @@ class SharedSampler(Sampler):
         self._engine.close()
 
 
-class RemoteSampler(Sampler):
+@dataclass(frozen=True)
+class _Leader:
+    """A shared sampler on rank 0, which tells the other ranks what to sample."""
+
+    sampler: SharedSampler
+    ranks: Ranks
+
+    @property
+    def room(self) -> float:
+        return self.sampler.room
+
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        self.ranks.same((requests, sampling))
+        return self.sampler.sample(requests, sampling)
+
+
+def roll_for_all(
+    player: Player, posed: Sequence[Posed], requests: Sequence[Request], sampling: Sampling, first: int = 0
+) -> list[Rollout]:
+    """`roll`, on every rank: an environment is rank 0's, and the others sample their share whenever it asks."""
+    if player.world is None or not isinstance(player.sampler, Led):
+        return roll(player, posed, requests, sampling, first)
+    return player.sampler.lead(lambda speaker: roll(replace(player, sampler=speaker), posed, requests, sampling, first))
+
+
+class RemoteSampler(Led):
     """An engine elsewhere, which rank 0 talks to.
 
     Args:
@@ -130,6 +195,9 @@ class RemoteSampler(Sampler):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         return self._ranks.first(lambda: self._engines[0].sample(requests, sampling))
+
+    def lead(self, play: Callable[[Speaker], T]) -> T:
+        return self._ranks.first(lambda: play(self._engines[0]))
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Whatever rank 0's engine reads of the weights, the other ranks read as well: each has only its shards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -37,6 +37,7 @@ class WarmupSettings:
         lr: peak learning rate, reached after warmup_steps, then decayed to 0 by a half cosine.
         dtype: of the matrix products.
         seed: of what is random in the policy's update (dropout); not the run's.
+        cache: keep the weights for, or take them from, runs with the same model, problems and settings.
     """
 
     steps: int = 1000
@@ -45,6 +46,7 @@ class WarmupSettings:
     warmup_steps: int = 50
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
+    cache: bool = True
 
 
 def warm_start(
@@ -53,7 +55,6 @@ def warm_start(
     settings: WarmupSettings,
     observe: Observer,
     *,
-    cache: bool = True,
     rows: Sequence[ExpertRow] = (),
     ranks: Ranks = ALONE,
 ) -> bool:
@@ -66,7 +67,6 @@ def warm_start(
             runs with different seeds start from the same weights (and find them in the cache).
         observe: called with `warmup` events: step, steps, loss and seconds left.
         rows: conversations to imitate instead of the problems' solutions, one per problem.
-        cache: keep the weights for, or take them from, runs with the same model, problems and settings.
         ranks: rank 0 trains or reads the cache, and the others get its weights.
     Returns:
         Whether the weights came from the cache.
@@ -81,7 +81,7 @@ def warm_start(
         return _train(loaded, rows or demonstrations(loaded.chat, used), settings, observe)
 
     def made() -> tuple[dict[str, Tensor], bool]:
-        if not cache:
+        if not settings.cache:
             return build(), False
         facts = _facts(loaded, used, settings)
         facts |= {"rows": content_key({"rows": [asdict(row) for row in rows]})} if rows else {}
@@ -139,5 +139,5 @@ def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings
         "weights": fingerprint(distinct(loaded.model.state_dict())),
         "tokenizer": content_key({"vocabulary": loaded.tokenizer.get_vocab(), "chat": loaded.tokenizer.chat_template}),
         "problems": content_key({"texts": texts}),
-        "settings": asdict(settings) | {"chat": loaded.mode},
+        "settings": asdict(replace(settings, cache=True)) | {"chat": loaded.mode},
     }

@@ -34,6 +34,7 @@ def _case(inject: str, must: str, *tests: str) -> Case:
 
 
 SIGKILL, CHECKPOINT, DIRECTORY = "faults/test_sigkill.py", "storage/test_checkpoint.py", "storage/test_run_directory.py"
+RANKS = "faults/test_rank_faults.py"
 POOL, LOOP, SERVERS = "rewards/test_pool.py", "run/test_loop.py", "engines/vllm/test_servers.py"
 COMMANDS, TRAIN, FILES = "cli/test_config_commands.py", "cli/test_run_commands.py", "tasks/test_problem_files.py"
 RESULTS, WORKER, CAMPAIGN = (
@@ -73,6 +74,15 @@ CASES: dict[int, Case] = {
               f"{LOOP}::test_resuming_with_another_configuration_is_refused_unless_allowed",
               "run/test_resume.py::test_other_code_of_a_plugin_is_refused_unless_allowed",
               "run/test_resume.py::test_other_problems_under_the_same_path_are_refused_unless_allowed"),
+    13: _case("another number of ranks; a rank that is killed, stopped or hangs", "resumes; exit 5 or 75",
+              "run/test_rank_runs.py::test_a_run_goes_from_world_to_world",
+              f"{RANKS}::test_any_rank_killed_at_any_moment_leaves_a_run_that_resumes",
+              f"{RANKS}::test_sigterm_to_the_launcher_ends_all_ranks_after_their_step",
+              f"{RANKS}::test_a_launcher_that_is_killed_takes_its_ranks_with_it",
+              f"{RANKS}::test_a_rank_that_hangs_is_named_with_its_phase_soon_after_the_timeout",
+              f"{RANKS}::test_what_rank_1_alone_raises_is_shown_and_decides_the_exit_code",
+              f"{RANKS}::test_torchs_own_launcher_runs_the_command",
+              f"{RANKS}::test_the_slurm_script_runs_a_task_per_rank_and_requeues_what_was_stopped"),
     14: _case("second process on a run directory", "owner named; a dead owner is replaced; readers harm nothing",
               "faults/test_readers.py::test_no_reader_harms_a_run_that_replaces_its_checkpoints",
               f"{DIRECTORY}::test_a_second_process_is_refused_by_name_and_a_dead_one_is_replaced",
@@ -161,9 +171,6 @@ CASES: dict[int, Case] = {
               f"{WORKER}::test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on"),
 }  # fmt: skip
 
-NOT_YET = {13: "another number of ranks: a run is one process"}
-"""Cases that the program does not meet, and why."""
-
 
 def main(wanted: list[int]) -> int:
     """Run the tests of these cases, print a row per case; 1 if any of them failed."""
@@ -185,8 +192,6 @@ def main(wanted: list[int]) -> int:
         print(
             f"{number:>4}  {worst:<7} {len(found):>5} {seconds:>8.1f}  {CASES[number].inject} -> {CASES[number].must}"
         )
-    for number, reason in NOT_YET.items():
-        print(f"{number:>4}  not yet                  {reason}")
     print(f"{len(wanted) - bad} passed, {bad} failed")
     return int(bad > 0)
 

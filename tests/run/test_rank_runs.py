@@ -15,6 +15,7 @@ from retrain.rewards.pool import RewardPool
 from retrain.run.rank_edges import RemoteSampler, SharedDirectory, SharedPool, SharedSampler
 from retrain.storage.run_directory import RunDirectory
 from retrain.training.ranks import ALONE
+from tests.run.test_environment_runs import GAME, PLUGINS
 from tests.small_runs import TOML, rows
 from tests.training.rank_cases import whole_run
 
@@ -22,6 +23,8 @@ pytest_plugins = ["tests.training.rank_pair"]
 ROOT = Path(__file__).parents[2]
 EXACT = ("model.dtype=float32", "torch.dtype=float32")
 RECIPES = sorted((ROOT / "configs").glob("*.toml"))
+AHEAD = ("rollout.overlap=1", "reward_pool.workers=1")
+LANES = ("rollout.overlap=1", "environment.workers=2")
 TINY = """
 training.max_steps=2 training.batch_size=2 training.group_size=4 training.max_tokens=12 training.threads=1
 warmup.steps=12 warmup.batch_size=8 warmup.warmup_steps=2 warmup.problems=96
@@ -88,7 +91,10 @@ def _completions(file: Path):
         return [json.loads(line)["completion_ids"] for line in lines]
 
 
-@pytest.mark.parametrize("overrides", [(), ("rollout.overlap=1", "reward_pool.workers=1")], ids=["in turn", "overlap"])
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param((), id="in turn"), pytest.param(AHEAD, id="overlap", marks=pytest.mark.ranks)],
+)
 def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
     assert ask("two", *overrides)["errors"] == [None, None]
     assert ask("one", *overrides, ranks=1)["errors"] == [None]
@@ -104,6 +110,27 @@ def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
     assert {"policy.rank-00000.safetensors", "policy.rank-00001.safetensors"} <= shards
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param((), id="in turn", marks=pytest.mark.ranks), pytest.param(LANES, id="overlap")],
+)
+def test_two_ranks_play_the_episodes_of_one_process(ask, tmp_path, overrides):
+    toml = tmp_path / "game.toml"
+    toml.write_text(GAME)
+    assert ask("two", *overrides, file=toml)["errors"] == [None, None]
+    assert ask("one", *overrides, file=toml, ranks=1)["errors"] == [None]
+    assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one") <= 1e-5
+
+
+def test_an_environment_that_fails_ends_every_rank(ask, tmp_path):
+    toml, breaks = tmp_path / "game.toml", 'environment.name="talking_worlds.breaks"'
+    toml.write_text(GAME)
+    errors = ask("broken", PLUGINS, "guess={}", "warmup.steps=0", breaks, file=toml)["errors"]
+    assert [error[2] for error in errors] == [1, 1]
+    assert all("episodes failed" in error[1] for error in errors)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_two_ranks_train_every_recipe_as_one_process_does(ask, tmp_path, monkeypatch, file):
     monkeypatch.chdir(ROOT)
@@ -112,6 +139,7 @@ def test_two_ranks_train_every_recipe_as_one_process_does(ask, tmp_path, monkeyp
     assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one", tolerance=2e-5) <= 1e-5
 
 
+@pytest.mark.ranks
 def test_a_run_goes_from_world_to_world(ask, tmp_path):
     runs, worlds = tmp_path / "runs", (2, 1, 3, 2)
     for place, size in enumerate(worlds):
@@ -125,6 +153,7 @@ def test_a_run_goes_from_world_to_world(ask, tmp_path):
     assert same(runs / "moving", runs / "one") <= 1e-5
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("file", [file for file in RECIPES if file.stem in ("mix", "prime", "prime_lora")])
 def test_three_ranks_train_as_one_process_does(ask, tmp_path, monkeypatch, file):
     monkeypatch.chdir(ROOT)

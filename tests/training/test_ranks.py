@@ -16,6 +16,9 @@ from tests.training.small_models import make_model
 
 pytest_plugins = ["tests.training.rank_pair"]
 FLOAT32 = [name for name in TABLE if "bf16" not in name]
+SHORT = ("plain", "uneven rows", "fewer live rows than ranks", "LoRA", "prime")
+"""What every run of the tests goes through on two ranks; `make test-ranks` goes through all."""
+ALL = [pytest.param(name, marks=() if name in SHORT else pytest.mark.ranks) for name in FLOAT32]
 MUON = {"weight": 3e-5, "metric": 1e-3}
 """Newton and Schulz's iteration multiplies in bfloat16: an update of 1e-4 differs by a few hundredths."""
 BFLOAT16 = [name for name in TABLE if "bf16" in name]
@@ -51,16 +54,18 @@ def compare(found, expected, gradient=1e-6, weight=1e-5, metric=1e-5):
         assert mine == pytest.approx(theirs, rel=metric, abs=metric)
 
 
-@pytest.mark.parametrize("name", FLOAT32)
+@pytest.mark.parametrize("name", ALL)
 def test_two_ranks_are_one_process(pair, name):
     compare(pair.run("train", name), train(ALONE, name), **MUON if name == "muon" else {})
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", FLOAT32)
 def test_three_ranks_are_one_process(trio, name):
     compare(trio.run("train", name), train(ALONE, name), **MUON if name == "muon" else {})
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", BFLOAT16)
 def test_two_ranks_are_one_process_within_the_rounding_of_bfloat16(pair, single, name):
     found = pair.run("train", name)
@@ -71,7 +76,7 @@ def test_two_ranks_are_one_process_within_the_rounding_of_bfloat16(pair, single,
         assert mine == pytest.approx(theirs, rel=0.05, abs=0.05)
 
 
-@pytest.mark.parametrize("name", FLOAT32)
+@pytest.mark.parametrize("name", ALL)
 def test_a_group_of_one_has_the_bits_of_a_process_alone(single, name):
     found, expected = train(single, name), train(ALONE, name)
     assert found["metrics"] == expected["metrics"]
@@ -84,6 +89,7 @@ def test_the_same_ranks_give_the_same_bits_twice(pair):
     assert all(torch.equal(again["weights"][name], value) for name, value in first["weights"].items())
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", ["plain", "muon", "LoRA"])
 def test_state_that_one_world_saves_another_continues(pair, tmp_path, name):
     by_pair, by_one = str(tmp_path / "pair.pt"), str(tmp_path / "one.pt")
@@ -110,7 +116,7 @@ def test_every_rank_drops_other_units_and_leaves_the_global_generator_as_the_oth
     assert all(torch.equal(again["weights"][name], value) for name, value in found["weights"].items())
 
 
-@pytest.mark.parametrize("size", ["pair", "trio"])
+@pytest.mark.parametrize("size", ["pair", pytest.param("trio", marks=pytest.mark.ranks)])
 def test_a_rank_holds_its_share_of_all_models_and_moments(request, size):
     ranks = request.getfixturevalue(size)
     shares = ranks.run("held")["shares"]
@@ -139,6 +145,7 @@ def folder(tmp_path_factory):
     return str(place)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
 def test_ranks_read_their_shards_of_a_model_and_never_hold_all_of_it(pair, folder, lora):
     found, expected = pair.run("from_files", folder, lora), rank_cases.from_files(ALONE, folder, lora)
@@ -157,6 +164,7 @@ def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path):
     assert not any(p.is_meta for p in loaded.model.parameters())
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", ["plain", "muon", "LoRA"])
 def test_moments_that_wait_in_the_processors_memory_change_nothing(pair, name):
     for alone in (True, False):

@@ -90,7 +90,7 @@ def test_without_the_cache_the_result_is_the_same_and_the_global_generator_untou
     settings = dataclasses.replace(SETTINGS, steps=2)
     again = load_model("builtin:tiny", problems=PROBLEMS)
     before = torch.random.get_rng_state()
-    assert not warm_start(loaded, PROBLEMS, settings, Watch(), cache=False)
+    assert not warm_start(loaded, PROBLEMS, dataclasses.replace(settings, cache=False), Watch())
     assert torch.equal(before, torch.random.get_rng_state())
     assert not warm_start(again, PROBLEMS, settings, Watch())
     assert same(weights(loaded), weights(again))
