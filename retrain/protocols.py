@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from retrain.errors import ComponentError, EngineError
 from retrain.types import Adapted, Batch, Completion, Metrics, Observer, Problem, Request, Rollout, Sampling, State
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, device
+
+T = TypeVar("T")
 
 
 class Sampler(Protocol):
@@ -49,6 +51,10 @@ class Sampler(Protocol):
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample with these weights from now on: a full `state_dict()`, tied entries included; with LoRA, `Adapted`."""
+
+    def lead(self, play: Callable[[Sampler], T]) -> T:
+        """What `play` returns; of several ranks rank 0 alone calls it, with a sampler, and every rank returns it."""
+        return play(self)
 
     def load_adapter(self, folder: Path, version: int) -> None:
         """Sample with the base and the adapter in this folder, in peft's format, instead of the last adapter.

@@ -219,7 +219,7 @@ def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str,
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
-        shard="none" if loaded.config.distributed.shard == "none" else "full",
+        shard=shard if (shard := loaded.config.distributed.shard) != "auto" else "full",
         offload=loaded.config.distributed.offload,
     )
     sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=beside, ranks=ranks)

@@ -1,7 +1,6 @@
 """One frozen model per TOML section. Bounds, defaults and descriptions here are the documentation.
 
-Tables that are not sections (`[gtpo]`, `[sepa]`, `[planning]` ...) belong to components; their schema is
-the component's own signature.
+Tables that are not sections (`[gtpo]`, `[sepa]` ...) belong to components; their schema is the component's signature.
 """
 
 from __future__ import annotations
@@ -185,8 +184,7 @@ class Algorithm(Section):
     transform_mode: str | Annotated[tuple[str, ...], Array] = "none"
     """Token transforms: "none", one name, a documented chain such as "gtpo_sepa", or a list of names."""
     algorithm_mode: str | None = None
-    """A preset, whose keys are laid under those of this file; or, in place of advantage and transforms together,
-    a registered algorithm or the dotted path of one."""
+    """A preset, laid under this file's keys; or, for advantage and transforms, a registered or dotted algorithm."""
     uncertainty_kind: Annotated[str, Field(min_length=1)] = "surprisal"
     """The uncertainty of a token that transforms read."""
     advantage_params: Params = {}

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -33,7 +33,7 @@ from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.ranks import ALONE, Ranks
-from retrain.training.settings import LoraSettings, PolicySettings
+from retrain.training.settings import LoraSettings, PolicySettings, Shard
 from retrain.training.warmup import WarmupSettings, warm_start
 from retrain.types import ExpertRow, Observer, Problem
 
@@ -259,7 +259,7 @@ def _policy_settings(config: Config, device: torch.device, model: Any) -> Policy
     )
 
 
-def _shard(config: Config, device: torch.device, model: Any) -> Literal["full", "none"]:
+def _shard(config: Config, device: torch.device, model: Any) -> Shard:
     """What `[distributed] shard` means here: LoRA's frozen base stays whole where it takes half a GPU at most."""
     chosen = config.distributed.shard
     if chosen != "auto":

@@ -13,7 +13,6 @@ from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, Task
 from retrain.run.episodes import FAILED, Posed, rewarded, roll
-from retrain.run.rank_edges import roll_for_all
 from retrain.run.run_parts import Parts
 from retrain.training.chat import Chat, Prompt
 from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State
@@ -133,7 +132,7 @@ def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, fir
     posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
     requests = ask(posed, training.group_size, training.max_tokens)
     sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
-    rollouts = score(parts, posed, roll_for_all(parts.player, posed, requests, sampling, first), training.max_tokens)
+    rollouts = score(parts, posed, parts.roll(posed, requests, sampling, first), training.max_tokens)
     found = _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts)
     if found.kept and (parts.config.rollout.resamples or pipeline.judges_rollouts):
         batch = parts.layout.batch(found.kept, step)

@@ -11,7 +11,6 @@ from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import ask, score
 from retrain.run.episodes import Posed
-from retrain.run.rank_edges import roll_for_all
 from retrain.run.run_parts import Parts
 from retrain.types import Rollout, Sampling
 
@@ -84,7 +83,5 @@ def _sample(parts: Parts, posed: list[Posed], samples: int, temperature: float) 
         seed=derive_seed(settings.seed, "evaluation"),
     )
     max_tokens = settings.max_tokens or parts.config.training.max_tokens
-    rollouts = score(
-        parts, posed, roll_for_all(parts.player, posed, ask(posed, samples, max_tokens), sampling), max_tokens
-    )
+    rollouts = score(parts, posed, parts.roll(posed, ask(posed, samples, max_tokens), sampling), max_tokens)
     return [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]

@@ -78,10 +78,16 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
             if due(done, parts.config.eval.every, settings.max_steps):
                 with _saving(parts, collector, stop, start, done):
                     evaluate_and_record(parts, done)
-            if stop.agree(parts.ranks) or due(done, parts.config.checkpoint.every, settings.max_steps):
+            if _agreed(parts, stop) or due(done, parts.config.checkpoint.every, settings.max_steps):
                 parts.directory.save_checkpoint(done, collector.state_dict(done))
             if stop.requested and done < settings.max_steps:
                 raise Preempted(f"stopped by {stop.requested} after step {done}; --resume auto goes on from there")
+
+
+def _agreed(parts: Parts, stop: Stop) -> str:
+    """`stop.requested`; a signal that reached one rank counts on all: they leave the loop after the same step."""
+    stop.requested = next(filter(None, parts.ranks.every(stop.requested)), "")
+    return stop.requested
 
 
 @contextmanager
@@ -152,7 +158,8 @@ def update(
         else:  # what the filter drops is no part of the batch
             credit, keep, counts = collection.credit, ~batch.is_expert, Metrics()
         share = len(batch.group_ids[keep & ~batch.is_expert].unique()) / parts.prompts
-        check_credit(parts.ranks, parts.pipeline, batch)
+        if parts.ranks.size > 1:
+            check_credit(parts.ranks, parts.pipeline, batch)
         metrics |= credit | {"groups/informative": share} | added((collection.dropped, counts))
     with clock("update"), parts.ranks.during(f"the update of step {collection.step}"):
         metrics |= parts.policy.update(batch, parts.objective)

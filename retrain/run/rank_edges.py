@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import Gathering, Sampler, shapes_of
-from retrain.run.episodes import Player, Posed, Speaker, roll
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.training.ranks import Ranks
@@ -25,7 +22,6 @@ from retrain.types import (
     Metrics,
     Observer,
     Request,
-    Rollout,
     Sampling,
     Score,
     State,
@@ -93,15 +89,7 @@ class SharedDirectory(RunDirectory):
         self.ranks.first(done)
 
 
-class Led(Sampler):
-    """An engine of several ranks."""
-
-    @abstractmethod
-    def lead(self, play: Callable[[Speaker], T]) -> T:
-        """What `play` returns on rank 0, which alone calls it, with a sampler; on every rank."""
-
-
-class SharedSampler(Led):
+class SharedSampler(Sampler):
     """An engine in every rank's process, each of which samples its share of the requests.
 
     What a request draws does not depend on the others of a call, so the completions are those of one rank.
@@ -117,7 +105,7 @@ class SharedSampler(Led):
         found = self._ranks.each(lambda: self._engine.sample(share, sampling) if share else [])
         return [found[index % size][index // size] for index in range(len(requests))]
 
-    def lead(self, play: Callable[[Speaker], T]) -> T:
+    def lead(self, play: Callable[[Sampler], T]) -> T:
         if self._ranks.rank:
             while (call := self._ranks.same(cast("tuple[Sequence[Request], Sampling] | None", None))) is not None:
                 with suppress(Exception):  # rank 0 has the same error, and shares what becomes of it
@@ -125,7 +113,7 @@ class SharedSampler(Led):
 
         def playing() -> T:
             try:
-                return play(_Leader(self, self._ranks))
+                return play(_Leading(self._engine, self._ranks))
             finally:
                 self._ranks.same(None)
 
@@ -150,32 +138,15 @@ class SharedSampler(Led):
         self._engine.close()
 
 
-@dataclass(frozen=True)
-class _Leader:
-    """A shared sampler on rank 0, which tells the other ranks what to sample."""
-
-    sampler: SharedSampler
-    ranks: Ranks
-
-    @property
-    def room(self) -> float:
-        return self.sampler.room
+class _Leading(SharedSampler):
+    """The shared engine on rank 0, which tells the other ranks what to sample."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        self.ranks.same((requests, sampling))
-        return self.sampler.sample(requests, sampling)
+        self._ranks.same((requests, sampling))
+        return super().sample(requests, sampling)
 
 
-def roll_for_all(
-    player: Player, posed: Sequence[Posed], requests: Sequence[Request], sampling: Sampling, first: int = 0
-) -> list[Rollout]:
-    """`roll`, on every rank: an environment is rank 0's, and the others sample their share whenever it asks."""
-    if player.world is None or not isinstance(player.sampler, Led):
-        return roll(player, posed, requests, sampling, first)
-    return player.sampler.lead(lambda speaker: roll(replace(player, sampler=speaker), posed, requests, sampling, first))
-
-
-class RemoteSampler(Led):
+class RemoteSampler(Sampler):
     """An engine elsewhere, which rank 0 talks to.
 
     Args:
@@ -196,7 +167,7 @@ class RemoteSampler(Led):
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         return self._ranks.first(lambda: self._engines[0].sample(requests, sampling))
 
-    def lead(self, play: Callable[[Speaker], T]) -> T:
+    def lead(self, play: Callable[[Sampler], T]) -> T:
         return self._ranks.first(lambda: play(self._engines[0]))
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -277,9 +248,9 @@ def build_sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> 
     """
     if ranks.mesh is None:
         return engine.build(resources)
-    if engine.name == "vllm":
+    if engine.component.traits.get("alone", False):
         raise ComponentError(
-            'engine "vllm" needs torch.distributed for itself, and this run has ranks',
+            f'engine "{engine.name}" needs torch.distributed for itself, and this run has ranks',
             'set engine = "vllm-server" and start servers with retrain serve',
         )
     if engine.component.traits.get("elsewhere", False):
@@ -321,8 +292,6 @@ def check_credit(ranks: Ranks, pipeline: Pipeline, batch: Batch) -> None:
 
     It names the first column that differs, in the order of computation, and what computes it.
     """
-    if ranks.size == 1:
-        return
     columns = [*sorted(BASE_COLUMNS - {"advantages"}), *batch.extra, "advantages"]
     every = ranks.every([(name, _digest(batch.column(name))) for name in columns])
     differs = next((one for one in zip(*every, strict=True) if len(set(one)) > 1), None)

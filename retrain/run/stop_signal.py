@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from retrain.errors import Preempted
 from retrain.system.process import SignalHandler
-from retrain.training.ranks import Ranks
 
 
 class Stop(SignalHandler):
@@ -35,11 +34,6 @@ class Stop(SignalHandler):
     def defer(self, tell: Callable[[], None]) -> None:
         """From now on a step may be under way, which SIGTERM lets end; when it arrives, `tell` is called."""
         self._tell, self.deferred = tell, True
-
-    def agree(self, ranks: Ranks) -> str:
-        """`requested`, once a signal that reached one rank counts on all: they leave the loop after the same step."""
-        self.requested = next(filter(None, ranks.every(self.requested)), "")
-        return self.requested
 
     def receive(self, number: int) -> None:
         """Remember the signal, and stop at once if nothing is under way or it came before."""

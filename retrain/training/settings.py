@@ -9,6 +9,10 @@ LOGITS_AT_ONCE = 1 << 25
 """Logits that exist at once unless `logprob_chunk` says otherwise: 128 MB of float32."""
 
 
+Shard = Literal["full", "none"]
+"""With several ranks: weights are spread over them, or each holds all."""
+
+
 @dataclass(frozen=True)
 class LoraSettings:
     """Low-rank adapters instead of full training (Hu et al., arXiv:2106.09685): W + (alpha / r) B A.
@@ -67,5 +71,5 @@ class PolicySettings:
     minibatches: int = 1
     logprob_chunk: int = 0
     lora: LoraSettings | None = None
-    shard: Literal["full", "none"] = "full"
+    shard: Shard = "full"
     offload: Literal["none", "optimizer", "all"] = "none"

@@ -34,7 +34,7 @@ _ADVICE = (
 )
 
 
-@engine("vllm", extra=("vllm", "vllm"), check=options.check_table, adapters=options.ADAPTERS)
+@engine("vllm", alone=True, extra=("vllm", "vllm"), check=options.check_table, adapters=options.ADAPTERS)
 class VllmEngine(Sampler):
     """Samples with vLLM, in this process, from weights that are replaced in place after every step.
 
