@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from math import ceil
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
@@ -34,6 +35,14 @@ def check_credit(
     for index, why in idle_rewards(resolved, objective, graph).items():
         fix = "give it weight = 0 to record it alone, or choose an advantage_mode that reads rewards"
         document.warn(("rewards", index, "name"), why, fix)
+
+
+def division(config: Config, *, expert: bool) -> tuple[int, int]:
+    """(prompts, expert rows) of a step; without an expert it is all prompts."""
+    rows = config.training.batch_size * config.training.group_size
+    # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
+    written = ceil(config.expert.ratio * rows - 1e-9) if expert else 0
+    return (rows - written) // config.training.group_size, written
 
 
 def idle_rewards(resolved: Resolved, objective: Objective, graph: Sequence[Stage]) -> dict[int, str]:
@@ -140,7 +149,7 @@ def _check_file(config: Config, document: Document, term: str, index: int) -> No
 def _check_room(config: Config, document: Document) -> None:
     """Group-relative advantages need at least one prompt beside the expert's rows."""
     batch, group = config.training.batch_size, config.training.group_size
-    prompts, rows = config.division(expert=True)
+    prompts, rows = division(config, expert=True)
     if prompts < 1:
         most = int((1 - 1 / batch) * 1000) / 1000
         document.refuse(

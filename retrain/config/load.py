@@ -23,7 +23,7 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.binder import Binder
 from retrain.config.checks import check
-from retrain.config.credit_checks import check_credit, check_expert, check_overlap
+from retrain.config.credit_checks import check_credit, check_expert, check_overlap, division
 from retrain.config.document import Document, Place, read
 from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
@@ -85,7 +85,7 @@ class LoadedConfig:
     @property
     def division(self) -> tuple[int, int]:
         """(prompts, expert rows) of a step."""
-        return self.config.division(expert="expert" in self.objective.sources)
+        return division(self.config, expert="expert" in self.objective.sources)
 
     def task(self, seed: int) -> Task:
         """The task of this seed; with `[[environments]]` the mixture of theirs."""

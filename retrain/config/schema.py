@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -387,23 +386,13 @@ class Config(Section):
     logging: Logging = Logging()
     plugins: Plugins = Plugins()
 
-    def division(self, *, expert: bool) -> tuple[int, int]:
-        """(prompts, expert rows) of a step; without an expert it is all prompts."""
-        rows = self.training.batch_size * self.training.group_size
-        # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
-        written = ceil(self.expert.ratio * rows - 1e-9) if expert else 0
-        return (rows - written) // self.training.group_size, written
-
     @model_validator(mode="before")
     @classmethod
     def _real_model_defaults(cls, data: Any) -> Any:
         """Defaults that depend on whether the model starts from random weights."""
         match data:
             case {"model": {"path": str(path)}} if not path.startswith(BUILTIN):
-                return dict(data) | {
-                    section: {**defaults, **data.get(section, {})}
-                    for section, defaults in REAL_MODEL_DEFAULTS.items()
-                    if isinstance(data.get(section, {}), Mapping)
-                }
+                given = [name for name in REAL_MODEL_DEFAULTS if isinstance(data.get(name, {}), Mapping)]
+                return {**data, **{name: REAL_MODEL_DEFAULTS[name] | dict(data.get(name, {})) for name in given}}
             case _:
                 return data

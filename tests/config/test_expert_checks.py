@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from retrain.config.credit_checks import division
 from retrain.config.explain import explain
 from retrain.config.load import load
 from retrain.config.schema import Config
@@ -84,13 +85,13 @@ def test_published_division_of_a_batch(case):
             "expert": {"ratio": case["ratio"]},
         }
     )
-    assert config.division(expert=True) == (case["usual"], case["expert"])
-    assert config.division(expert=False) == (case["train_batch_size"], 0)
+    assert division(config, expert=True) == (case["usual"], case["expert"])
+    assert division(config, expert=False) == (case["train_batch_size"], 0)
 
 
 def test_a_share_that_binary_fractions_overshoot():
     config = Config.model_validate({"training": {"batch_size": 10, "group_size": 10}, "expert": {"ratio": 0.07}})
-    assert config.division(expert=True) == (9, 7)
+    assert division(config, expert=True) == (9, 7)
     assert Config().expert.ratio == 0.5
 
 
