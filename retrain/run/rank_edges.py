@@ -14,18 +14,7 @@ from retrain.protocols import Gathering, Sampler, shapes_of
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.training.ranks import Ranks
-from retrain.types import (
-    BASE_COLUMNS,
-    Adapted,
-    Batch,
-    Completion,
-    Metrics,
-    Observer,
-    Request,
-    Sampling,
-    Score,
-    State,
-)
+from retrain.types import BASE_COLUMNS, Adapted, Batch, Completion, Metrics, Observer, Request, Sampling, Score, State
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -68,10 +68,6 @@ class Ranks:
         """The values of all ranks, in their order."""
         return [value]
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on some rank."""
-        return any(self.every(flag))
-
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         return tensor

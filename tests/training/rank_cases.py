@@ -268,7 +268,6 @@ def talk(ranks: Ranks) -> dict[str, Any]:
     found: dict[str, Any] = {
         "same": ranks.same(f"of {ranks.rank}"),
         "every": ranks.every(ranks.rank),
-        "any": [ranks.any(ranks.rank == 1), ranks.any(False)],
         "sum": ranks.sum(torch.full((2,), float(ranks.rank + 1))).tolist(),
         "first": ranks.first(lambda: ranks.rank),
         "each": ranks.each(lambda: ranks.rank * 10),
