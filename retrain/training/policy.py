@@ -66,16 +66,16 @@ class TorchPolicy:
             beside: a policy with LoRA whose model and wrapper this one shares, and the adapter to train.
         """
         self.settings, self.ranks, self.step = settings, ranks, 0
-        if beside is None:
+        other, self._name = beside or (None, lora.POLICY)
+        if other is None:
             self.adapter: Any = lora.inject(model, settings.lora) if settings.lora else None
             self.model: Any = model if settings.lora else model.float()
-            self.model.eval()
-            if settings.gradient_checkpointing:
-                _checkpoint_layers(self.model)
-            self._shards, self._name = shard(self.model, settings, ranks, source), lora.POLICY
         else:
-            other, self._name = beside
-            self.adapter, self.model, self._shards = other.adapter, other.model, other._shards
+            self.adapter, self.model = other.adapter, other.model
+        self.model.eval()  # also the modules of an adapter that was added for this policy
+        if settings.gradient_checkpointing:
+            _checkpoint_layers(self.model)
+        self._shards = other._shards if other else shard(self.model, settings, ranks, source)
         # Before any forward: while one runs, the model has other parameters than those that are sharded.
         with lora.active(self.adapter, self._name):  # what is trained is what has gradients in this block
             self.optimizer = Optimizer(self.model, settings)

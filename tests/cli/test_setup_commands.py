@@ -46,7 +46,7 @@ def test_init_into_a_missing_directory_is_a_storage_error(tmp_path):
 def test_plugins_lists_names_reads_parameters_and_summaries():
     rows = {(row["kind"], row["name"]): row for row in json.loads(run("plugins", "--json").stdout)}
     gtpo = rows["transform", "gtpo"]
-    assert gtpo["params"] == {"beta": 0.1}
+    assert gtpo["params"] == {"beta": 0.1, "per": "episode"}
     assert "uncertainty" in gtpo["reads"]
     assert gtpo["source"] == "built-in"
     built_in = {key: row for key, row in rows.items() if row["source"] == "built-in"}  # other tests register theirs
