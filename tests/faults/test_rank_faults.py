@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tests.waiting import alive, ends, until
 
 pytestmark = pytest.mark.faults
 STEPS, KILLS = 20, 10
-TIMEOUT_S = 8
+TIMEOUT_S = 15
 HANGS = """
 import os, time
 
@@ -125,7 +126,7 @@ def test_a_rank_that_hangs_is_named_with_its_phase_soon_after_the_timeout(folder
     assert ends(process) == 5
     assert time.monotonic() - began < TIMEOUT_S + 10
     text = log(folder, "hanging")
-    assert "rank 1 does not answer: rank 0 waited 8 s in the credit of step 3" in text
+    assert re.search(r"rank 1 does not answer: rank 0 waited 1\d s in the credit of step 3", text)
 
 
 def test_what_rank_1_alone_raises_is_shown_and_decides_the_exit_code(folder):

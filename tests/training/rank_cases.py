@@ -317,7 +317,7 @@ CASES = {
 def main() -> None:
     """Join the ranks and run the cases that arrive as JSON lines; rank 0 writes what came of each to a file."""
     torch.set_num_threads(1)
-    ranks = join("cpu", 60)
+    ranks = join("cpu", 300)
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -53,7 +53,7 @@ class Group:
         for process in self.processes:
             process.stdin.close()
         for process in self.processes:
-            process.wait(30)
+            process.wait(300)
 
 
 @pytest.fixture(scope="session")
