@@ -81,7 +81,12 @@ class MissingExtraError(ComponentError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed", f'pip install "retrain[{extra}]"')
+        super().__init__(f"{package} is not installed", install(extra))
+
+
+def install(extra: str) -> str:
+    """The command that brings an extra to an installed `retrain`, from a clone or not."""
+    return f'pip install "retrain-rl[{extra}]"'
 
 
 def did_you_mean(word: str, known: Sequence[str], otherwise: str = "", cutoff: float = 0.6) -> str:

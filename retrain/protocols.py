@@ -223,6 +223,10 @@ class Task(Protocol):
     def heldout(self, count: int) -> list[Problem]:
         """The first `count` held-out problems, the same for every seed; fewer if the data has fewer."""
 
+    def pose(self, text: str) -> Any:
+        """The prompt that a question becomes which somebody types: text, or messages."""
+        return text
+
     def fingerprint(self) -> str | None:
         """Hash of the data and its settings: a run is not resumed on other data. None: it is not known."""
         return None

@@ -32,7 +32,7 @@ class Problem:
         prompt: text, or chat messages `[{"role": ..., "content": ...}]` for a chat template.
         answer: what a reward compares with.
         solution: a worked solution to imitate in warm-up; None if the task has none.
-        extra: the other fields of the data row, for rewards.
+        extra: the columns of the data's row but the prompt, as they are, for rewards.
         replies: of an episode to imitate in warm-up, where an environment answers the model.
         environment: the label of the one of `[[environments]]` that answers the model.
     """

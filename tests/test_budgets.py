@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 18_820,
-    "what retrain train imports": 10_760,
-    "with all that a run may name": 12_710,
+    "package": 19_310,
+    "what retrain train imports": 11_070,
+    "with all that a run may name": 13_190,
     "campaign": 2_345,
     "tools": 1_300,
     "report": 500,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from retrain.algorithms.graph.plain_functions import call_lists
 from retrain.errors import ComponentError
 from retrain.registry import Bound, bind, components
-from retrain.rewards.pool import RewardPool, fields_read
+from retrain.rewards.pool import RewardPool
+from retrain.rewards.signatures import fields_read
 from retrain.types import Score
 
 if TYPE_CHECKING:

@@ -47,7 +47,8 @@ def sample(
 ) -> None:
     """Talk to a trained model: print its completions of prompts, one after the other.
 
-    A prompt is completed as the task writes it: \\n in it is a line end.
+    A prompt is put into the task's template and behind its system prompt: \\n in it is a line end. A JSON list of
+    messages is taken as it is.
     """
     from retrain.run.reopen import reopen
 

@@ -13,7 +13,7 @@ from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved, is_correction
 from retrain.config.schema import Config
-from retrain.errors import ComponentError, DataError
+from retrain.errors import ComponentError, DataError, install
 from retrain.registry import Bound, Component
 from retrain.system.files import NO_FILE_FIX, no_file
 from retrain.types import POLICY_COLUMNS
@@ -143,7 +143,7 @@ def _check_file(config: Config, document: Document, term: str, index: int) -> No
     elif not path.endswith((".jsonl", ".parquet")):
         document.refuse(("expert", "path"), f'"{path}" is neither .jsonl nor .parquet', "convert or rename it")
     elif path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
-        document.refuse(("expert", "path"), "pyarrow is not installed", 'pip install "retrain[parquet]"')
+        document.refuse(("expert", "path"), "pyarrow is not installed", install("parquet"))
 
 
 def _check_room(config: Config, document: Document) -> None:

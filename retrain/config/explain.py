@@ -16,6 +16,7 @@ from retrain.config.load import LoadedConfig
 from retrain.config.resolve import AUTO, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
+from retrain.rewards.signatures import form_of
 from retrain.system.secret_names import masked
 from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory
 from retrain.training.settings import LoraSettings, PolicySettings
@@ -99,6 +100,7 @@ def _components(loaded: LoadedConfig, bound: Sequence[tuple[str, Bound]]) -> lis
             "key": keys[kind, one.name],
             "reads": list(one.reads),
             "params": masked(dict(one.params)),
+            "called": form_of(one.component).described() if kind == "reward" else None,
         }
         for kind, one in bound
     ]

@@ -35,7 +35,9 @@ from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.rewards.pool import fields_read
+from retrain.registry import Bound
+from retrain.rewards.pool import Entry
+from retrain.rewards.signatures import form_of
 
 Known = Callable[[], Catalog]
 """Gives the keys of all tables: they take the import of every component, and a valid file needs none of it."""
@@ -76,6 +78,15 @@ class LoadedConfig:
     def directory(self) -> FilePath:
         """The run directory."""
         return FilePath(self.config.logging.dir).expanduser() / (self.config.logging.name or self.name)
+
+    @property
+    def rewards(self) -> list[Entry]:
+        """The rewards with their settings in the pool."""
+        pairs = zip(self.config.rewards, self.components.all("reward"), strict=True)
+        return [
+            Entry(bound, float(bound.params["weight"]), one.timeout_s, one.concurrency, one.network)
+            for one, bound in pairs
+        ]
 
     @property
     def objective(self) -> Objective:
@@ -251,7 +262,7 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> Sequence[St
     try:
         for index, reward in enumerate(resolved.all("reward")):
             path = ("rewards", index, "name")
-            fields_read(reward)
+            _check_reward(document, path, reward, resolved.all("task"))
         path = ("environment", "name")
         check_environment(config, document, resolved)
         path = ("loss",)
@@ -267,6 +278,15 @@ def _plan(document: Document, config: Config, resolved: Resolved) -> Sequence[St
     except ComponentError as error:
         document.refuse(path, error.problem, error.fix)
         return ()
+
+
+def _check_reward(document: Document, path: Path, reward: Bound, tasks: Sequence[Bound]) -> None:
+    """A reward must fit a form, and find what it compares with."""
+    form = form_of(reward.component)
+    for task in tasks:
+        if "answer" in form.required and task.params.get("answer_field") == "":
+            problem = f'reward "{reward.name}" reads the answer, and [{task.name}] answer_field = "" says there is none'
+            document.refuse(path, problem, "name the column, or choose a reward that needs none")
 
 
 def _stop(document: Document, binder: Binder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ import torch
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.load import LoadedConfig
 from retrain.errors import ComponentError, RetrainError
-from retrain.rewards.pool import FIELDS, RewardPool
-from retrain.types import POLICY_COLUMNS, Batch
+from retrain.rewards.pool import RewardPool
+from retrain.types import POLICY_COLUMNS, Batch, Problem
 
 _GROUPS, _PROMPT = 4, 3
 _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths")
@@ -19,8 +20,11 @@ _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature"
 def probe(loaded: LoadedConfig) -> dict[str, str]:
     """What each part said to a synthetic input: "ok ..." or "failed: ..."."""
     problem = _attempt(lambda: loaded.task(loaded.config.training.seed).problem(0))
-    results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}" if not isinstance(problem, str) else problem}
-    results["rewards"] = _said(_attempt(lambda: _rewards(loaded)))
+    if isinstance(problem, str):
+        results = {"task": problem, "rewards": "not tried: there is no problem to answer"}
+    else:
+        results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}"}
+        results["rewards"] = _said(_attempt(lambda: _rewards(loaded, problem)))
     results["credit and loss"] = _said(_attempt(lambda: _credit_and_loss(loaded)))
     return results
 
@@ -82,16 +86,26 @@ def _stand_in(name: str, batch: Batch) -> Any:
     return batch.sampler_logprobs
 
 
-def _rewards(loaded: LoadedConfig) -> str:
-    item = dict.fromkeys(FIELDS, "1") | {"length": 1, "max_tokens": loaded.config.training.max_tokens}
-    item |= {"problem": {"id": "0", "prompt": "1", "answer": "1", "extra": {}}, "finish_reason": "stop"}
-    pairs = [(bound, float(bound.params["weight"])) for bound in loaded.components.all("reward")]
+def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
+    """What the rewards say of the problem's worked solution, or else of its bare answer."""
+    completion = problem.solution or problem.answer or "1"
+    item = {
+        "completion": completion,
+        "answer": problem.answer,
+        "prompt": str(problem.prompt),
+        "problem": problem.facts,
+        "length": 1,
+        "max_tokens": loaded.config.training.max_tokens,
+        "finish_reason": "stop",
+        "completion_ids": (0,),
+    }
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "workers": 1, "max_failed": 1.0}
-    with RewardPool(pairs, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
+    with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
         score = pool.score([item])[0]
     parts = ", ".join(f"{name} = {value}" for name, value in score.parts.items())
     if score.status != "ok":
-        raise ComponentError(f"{score.status}: {score.detail}", 'see what it makes of the completion "1"')
+        shown = reprlib.repr(completion)
+        raise ComponentError(f"{score.status}: {score.detail}", f"see what it makes of the completion {shown}")
     return parts
 
 

@@ -124,6 +124,12 @@ class Reward(Section):
     """A registered reward or the dotted path of a function."""
     weight: float = 1.0
     """Factor of this part in the sum; 0 records the part without training on it."""
+    timeout_s: Positive | None = None
+    """Seconds for one of its calls, for a whole batch if it scores one; unset: those of [reward_pool]."""
+    concurrency: Count = 16
+    """Completions that an async reward scores at once."""
+    network: bool = False
+    """It runs outside the sandbox, which has no network; the other rewards stay inside."""
     params: Params = {}
     """Parameters of the reward."""
 
@@ -256,6 +262,8 @@ class Training(Section):
     """Completions per prompt."""
     max_tokens: Count = 64
     """Response budget in tokens, end-of-sequence included."""
+    max_prompt_tokens: Count | None = None
+    """Prompts that are longer are left out of training; unset: only those that the model has no room for."""
     temperature: Positive = 1.0
     """Sampling temperature; the trainer's log-probs are taken at the same."""
     epochs: Count = 1

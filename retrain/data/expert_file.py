@@ -8,8 +8,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
-from retrain.data.rows import digest_of, epoch_order
-from retrain.functional.seeds import derive_seed
+from retrain.functional.seeds import derive_seed, digest_of, epoch_order
 from retrain.system.records import BadRow, Message, Prompt, checked, read_records
 from retrain.types import Problem, State
 

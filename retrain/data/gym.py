@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, cast, get_args
 
-from retrain.data.rows import digest_of
 from retrain.errors import ComponentError
-from retrain.functional.seeds import derive_seed
+from retrain.functional.seeds import derive_seed, digest_of
 from retrain.protocols import Task
 from retrain.registry import reward, task
 from retrain.system.extras import library

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from random import Random
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
 
 from retrain.errors import DataError
-from retrain.functional.seeds import derive_seed
+from retrain.functional.seeds import digest_of, epoch_order
 from retrain.protocols import Task
 from retrain.registry import Finding, task
 from retrain.system import records
@@ -24,23 +24,32 @@ from retrain.system.files import NO_FILE_FIX, no_file, sha256
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+"""A column in a template. Empty braces are none."""
 _BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
 _FILE = {**_BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
 """Trait `when` of a task that reads a file."""
+
+_TRIED = 20
+"""Rows at the start of a file that `validate` reads."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class Reading:
-    """How rows are read.
+    """How rows are read. A column inside another is named with a dot, as in `reward_model.ground_truth`.
 
     Args:
         prompt_field: column with the prompt, as text or as a list of chat messages (role, content); where rows
-            have no `prompt`, `messages` is read instead.
-        answer_field: column with the answer, text.
-        solution_field: column with a worked solution; a row may lack it.
+            have no `prompt`, `messages` is read instead, whose last turn may be the assistant's: a solution.
+        answer_field: column with the answer: text, or a number or other value, which becomes its JSON; where rows
+            have no `answer`, verl's `reward_model.ground_truth` is read. "" if rows have none and rewards need none.
+        solution_field: column with a worked solution; a row may lack it. Without it a `completion` is one.
         id_field: column with a unique text or integer; a row that lacks it is named by its place.
+        prompt_template: text with the columns of a row, as in "{question} Put the answer in \\boxed{}."; unset: the
+            prompt column alone.
+        system_prompt: message before the prompt, which becomes a chat; a prompt with its own keeps that.
         on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction.
         max_bad_fraction: largest share of bad rows that "skip" accepts.
     """
@@ -49,9 +58,22 @@ class Reading:
     answer_field: str = "answer"
     solution_field: str = "solution"
     id_field: str = "id"
+    prompt_template: str | None = None
+    system_prompt: str = ""
     on_bad_row: Literal["error", "skip"] = "error"
     max_bad_fraction: Fraction = 0.01
     fix: ClassVar[str] = "mend or remove them"
+
+    def posed(self, prompt: str | list[Any]) -> str | list[Any]:
+        """The prompt with the system's message before it."""
+        if not self.system_prompt or (isinstance(prompt, list) and prompt[0]["role"] == "system"):
+            return prompt
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return [{"role": "system", "content": self.system_prompt}, *asked]
+
+    def pose(self, text: str) -> str | list[Any]:
+        """The prompt that a question becomes: it stands for every column of the template."""
+        return self.posed(_PLACE.sub(lambda _: text, self.prompt_template) if self.prompt_template else text)
 
 
 @dataclass
@@ -92,7 +114,8 @@ class RowTask(Reading, Task):
 
     def sign(self, kind: str, contents: Sequence[Any]) -> None:
         """Set the digest: of the task's kind, of how rows are read, and of what identifies their contents."""
-        reading = {one.name: getattr(self, one.name) for one in fields(Reading)}
+        # Unset keys are left out, so that a new one does not make another data set of an old run's.
+        reading = {one.name: value for one in fields(Reading) if (value := getattr(self, one.name)) not in (None, "")}
         self.digest = digest_of(kind, reading, self.shuffle, contents)
 
     def problem(self, index: int) -> Problem:
@@ -135,14 +158,25 @@ class FileTask(RowTask):
         self.sign(self.kind, [sha256(Path(self.path)), other])
 
 
-def _check_files(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Files that are not there."""
-    for key in ("path", "heldout_path"):
-        if params[key] is not None and (problem := no_file(params[key])):
-            yield Finding((key,), problem, NO_FILE_FIX, exit_code=DataError.exit_code)
+def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], Any], Iterator[Finding]]:
+    """A check: files that are not there, and files whose first rows do not have the columns that are named."""
+
+    def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+        reading = Reading(**{one.name: params[one.name] for one in fields(Reading)})
+        for key in (key for key in ("path", "heldout_path") if params[key] is not None):
+            problem, fix = no_file(params[key]), NO_FILE_FIX
+            if not problem:
+                first = islice(rows(params[key]), _TRIED)
+                found, bad = records.parsed_rows(first, lambda place, row: _problem(row, place, reading))
+                tolerated = reading.on_bad_row == "skip" and found
+                problem, fix = "" if tolerated or not bad else f"bad row {bad[0]}", RowTask.fix
+            if problem:
+                yield Finding((key,), problem, fix, exit_code=DataError.exit_code)
+
+    return check
 
 
-@task("jsonl", when=_FILE, check_files=_check_files)
+@task("jsonl", when=_FILE, check_files=_files(records.jsonl_rows))
 class Jsonl(FileTask):
     """One JSON object per line, UTF-8, at most 1,000,000 bytes; blank lines are ignored."""
 
@@ -150,7 +184,7 @@ class Jsonl(FileTask):
     rows = staticmethod(records.jsonl_rows)
 
 
-@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, check_files=_check_files)
+@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, check_files=_files(records.parquet_rows))
 class Parquet(FileTask):
     """Rows of a parquet file (extra `parquet`); places count rows from 1."""
 
@@ -204,14 +238,6 @@ class Hub(RowTask):
 
     def _rows(self, data: Any, split: str) -> records.Rows:
         return ((f"{self.name}/{split}:{number}", row) for number, row in enumerate(data, start=1))
-
-
-@lru_cache(maxsize=4)
-def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
-    """The numbers below `count`, shuffled anew for every epoch."""
-    order = list(range(count))
-    Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
-    return order
 
 
 def read_problems(
@@ -271,30 +297,95 @@ def prompt_hash(problem: Problem) -> str:
     return digest_of(problem.prompt)
 
 
-def digest_of(*parts: Any) -> str:
-    """sha256 of JSON values, in hex."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def _problem(row: Any, place: str, reading: Reading) -> Problem:
-    prompt = reading.prompt_field
-    if isinstance(row, dict) and prompt == "prompt" and "prompt" not in row and "messages" in row:
-        prompt = "messages"
-    found = records.checked(_schema(prompt, reading.answer_field, reading.solution_field, reading.id_field), row)
+    names = {"answer": reading.answer_field, "solution": reading.solution_field, "id": reading.id_field}
+    names["prompt"] = "messages" if _is_chat(row, reading) else reading.prompt_field
+    full = _filled(cast("dict[str, Any]", row), names, reading) if isinstance(row, dict) else row
+    try:
+        found = records.checked(_schema(**names), full)
+    except records.BadRow as reason:
+        if str(reason).startswith(f'no field "{reading.answer_field}"'):
+            raise records.BadRow(f'{reason} (answer_field names another; "" if rewards need none)') from None
+        raise
     id_ = place if found.id is None else str(found.id)
-    return Problem(id_, found.prompt, found.answer, found.solution, extra=found.model_extra)
+    columns = {name: value for name, value in row.items() if name != names["prompt"]}
+    return Problem(id_, reading.posed(found.prompt), found.answer, found.solution, extra=columns)
+
+
+def _is_chat(row: Any, reading: Reading) -> bool:
+    """Whether `messages` stands for the prompt."""
+    return isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row
+
+
+def _filled(row: dict[str, Any], names: Mapping[str, str], reading: Reading) -> dict[str, Any]:
+    """The row with the columns that its own ones hold or make: dotted names, a template, other trainers' names."""
+    row = dict(row)
+    if names["answer"] == "answer" and "answer" not in row and (truth := _inside(row, "reward_model.ground_truth")):
+        row["answer"] = truth[0]
+    messages: Any = row.get(names["prompt"])
+    said: Any = _last(row.get("completion"))
+    if names["prompt"] == "messages" and (answer := _last(messages, "assistant")) is not None:
+        said, row["messages"] = answer, messages[:-1]
+    if said and row.get(names["solution"]) is None:
+        row[names["solution"]] = said
+    for name in names.values():
+        if name not in row and (value := _inside(row, name)):
+            row[name] = value[0]
+    if reading.prompt_template is not None:
+        row[names["prompt"]] = _PLACE.sub(lambda place: _shown(row, place[1]), reading.prompt_template)
+    return row
+
+
+def _last(said: Any, role: str = "") -> Any:
+    """What the last message says, if that is of this role; a text is said as it is."""
+    if not isinstance(said, list):
+        return None if role else said
+    last: Any = cast("list[Any]", said)[-1] if said else None
+    return last.get("content") if isinstance(last, dict) and role in ("", last.get("role")) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _inside(row: dict[str, Any], name: str) -> list[Any]:
+    """The value at a dotted name, alone in a list; empty if there is none."""
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return []
+        value = cast("dict[str, Any]", value)[part]
+    return [value]
+
+
+def _shown(row: dict[str, Any], name: str) -> str:
+    """A column as a template shows it."""
+    if not (value := _inside(row, name)):
+        raise records.BadRow(f'no field "{name}", which prompt_template shows; it has {", ".join(row)}')
+    return value[0] if isinstance(value[0], str) else json.dumps(value[0], ensure_ascii=False)
+
+
+def _as_text(value: Any) -> Any:
+    """An answer that is a number, a list or an object as JSON; what is no answer as it is."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return value
 
 
 @lru_cache(maxsize=16)
-def _schema(prompt: str, answer: str, solution: str, id_: str) -> TypeAdapter[Any]:
+def _schema(prompt: str, answer: str, solution: str, id: str) -> TypeAdapter[Any]:
     """A row with columns of these names; it keeps whatever else it holds."""
+    answers: Any = (
+        (Annotated[str, BeforeValidator(_as_text)], Field(alias=answer))
+        if answer
+        else (Literal[""], Field("", alias="\0"))
+    )
     row: Any = create_model(
         "Row",
         __config__=ConfigDict(strict=True, extra="allow"),
         prompt=(Annotated[records.Prompt, AfterValidator(_answerable)], Field(alias=prompt)),
-        answer=(str, Field(alias=answer)),
+        answer=answers,
         solution=(str | None, Field(None, alias=solution)),
-        id=(str | int | None, Field(None, alias=id_)),
+        id=(str | int | None, Field(None, alias=id)),
     )
     return TypeAdapter(row)
 

@@ -1,8 +1,12 @@
-"""One seed, many independent streams."""
+"""One seed, many independent streams; and hashes that name data."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from functools import lru_cache
+from random import Random
+from typing import Any
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -13,3 +17,16 @@ def derive_seed(seed: int, *names: str | int) -> int:
     """
     text = "/".join(str(part) for part in (seed, *names))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@lru_cache(maxsize=4)
+def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
+    """The numbers below `count`, shuffled anew for every epoch."""
+    order = list(range(count))
+    Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+    return order
+
+
+def digest_of(*parts: Any) -> str:
+    """sha256 of JSON values, in hex."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -226,7 +226,7 @@ class Kind:
         taken: names that no component may have, since the run reports its own figures as `kind/name`.
         must_read: whether a component without any column can do nothing.
         traits: traits that every component of the kind has unless its decorator says otherwise.
-        talks: its components are generators.
+        talks: its components are generators. later: they may be coroutine functions.
     """
 
     name: str
@@ -241,6 +241,7 @@ class Kind:
     must_read: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     talks: bool = False
+    later: bool = False
 
     def __post_init__(self) -> None:
         KINDS[self.name] = self
@@ -266,7 +267,7 @@ class Kind:
         """
 
         def decorate(target: F) -> F:
-            check_signature(target, self.talks)
+            check_signature(target, self.talks, self.later)
             known = REGISTERED.get((self.name, name))
             if known is not None and _place(known.target) != _place(target):
                 raise ComponentError(
@@ -282,13 +283,19 @@ class Kind:
         return decorate
 
 
-def check_signature(target: Callable[..., Any], talks: bool = False) -> None:
-    """ComponentError if the target takes `*args`, for a column needs a name, or is a generator unless it `talks`."""
+def check_signature(target: Callable[..., Any], talks: bool = False, later: bool = False) -> None:
+    """ComponentError if the target takes `*args`, for a column needs a name, or is not what its kind calls.
+
+    Args:
+        talks, later: of its kind.
+    """
     called: Any = vars(target).get("__call__") if inspect.isclass(target) else target
     if talks and not inspect.isgeneratorfunction(called):
         raise ComponentError(f"{_place(target)} is no generator", "`reply = yield text` asks the model")
     if not talks and (
-        inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+        (inspect.iscoroutinefunction(called) and not later)
+        or inspect.isgeneratorfunction(called)
+        or inspect.isasyncgenfunction(called)
     ):
         raise ComponentError(f"{_place(target)} is async or a generator", "write a function that returns its result")
     for parameter in _signature(target).parameters.values():

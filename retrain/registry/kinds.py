@@ -28,6 +28,7 @@ reward = _Kind(
     ("rewards", "name"),
     "params",
     taken=("mean", "std", "accuracy", "failed"),
+    later=True,
 )
 environment = _Kind(
     "environment",

@@ -158,7 +158,7 @@ def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
         return Component(kind, name, target, mark.table, mark.contract, mark.traits, source)
     if not callable(target):
         raise ComponentError(f'"{name}" is a {type(target).__name__}, not a function', "point to a function")
-    check_signature(target, KINDS[kind].talks)
+    check_signature(target, KINDS[kind].talks, KINDS[kind].later)
     contract: Contract = "columns" if inspect.isclass(target) else KINDS[kind].plain
     if contract != "columns":
         _check_plain(name, contract, target)

@@ -76,7 +76,7 @@ def state(call: Call, found: Any, *arguments: Any) -> None:
 
 TASK: Mapping[str, Check] = {
     **{"problem": problem, "heldout": problems, "fingerprint": fingerprint},
-    **{"figures": anything, "spans": anything},
+    **{"pose": anything, "figures": anything, "spans": anything},
 }
 ENGINE: Mapping[str, Check] = {"sample": completions} | dict.fromkeys(
     ("load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-import math
 import sys
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound
-from retrain.rewards.worker import Reply, Settings, evaluate, invalid, load
+from retrain.rewards.crew import LOOSEN, Call, Crew
+from retrain.rewards.signatures import form_of
+from retrain.rewards.worker import Reply, Settings
 from retrain.system.sandbox import missing
-from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
+from retrain.system.worker_process import Containment
 from retrain.types import Score
-
-FIELDS: tuple[str, ...] = ("completion", "answer", "prompt", "problem", "length", "max_tokens", "finish_reason")
-"""What a reward may read by naming it: completion and answer are text; prompt is the rendered text; problem
-is a dict with id, prompt, answer and extra; length and max_tokens are counts of tokens; finish_reason is
-"stop" or "length"."""
-
-_LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
-_CHUNK = 32
-_LONGEST = 4000
-"""Characters of a worker's message."""
 
 _logger = logging.getLogger(__name__)
 
-Call = tuple[int, dict[str, Any]]
-"""(number of the reward, its arguments)."""
+
+class Entry(NamedTuple):
+    """A reward of the pool.
+
+    Attributes:
+        bound, weight: the reward, and its weight in the sum; weight 0 records a part only.
+        timeout_s: seconds of one of its calls, of a whole batch if it scores one; unset: those of the pool.
+        concurrency: completions that a coroutine function scores at once.
+        network: it runs outside the sandbox.
+    """
+
+    bound: Bound
+    weight: float
+    timeout_s: float | None = None
+    concurrency: int = 16
+    network: bool = False
+
+    @property
+    def outside(self) -> bool:
+        """Whether it has the network, by its entry or by its trait `network`."""
+        return self.network or bool(self.bound.component.traits.get("network"))
+
+    def seconds(self, pool: float) -> float:
+        """Its deadline: the entry's, its trait `timeout_s`, or else that of the pool."""
+        return self.timeout_s or float(self.bound.component.traits.get("timeout_s", pool))
 
 
 class RewardPool:
@@ -45,9 +55,9 @@ class RewardPool:
     runs. What a worker had still to do when it is killed goes to another.
 
     Args:
-        rewards: bound rewards with their weights in the sum; weight 0 records a part only.
+        rewards: as fields of an `Entry`. Those with one deadline, and with the network or without, share workers.
         workers: processes; 0 calls the rewards right here, unprotected.
-        timeout_s: wall-clock seconds for one call.
+        timeout_s: wall-clock seconds for one call, where the entry says no other.
         memory_mb: what a worker may allocate; 0 for no limit.
         max_failed: share of a `score` call's completions above which failing is an error.
         sandbox: "auto" takes the sandbox where this machine has one; "require" refuses where it has none.
@@ -63,7 +73,7 @@ class RewardPool:
 
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
         self,
-        rewards: Sequence[tuple[Bound, float]],
+        rewards: Sequence[tuple[Any, ...]],
         *,
         workers: int = 1,
         timeout_s: float = 10.0,
@@ -74,25 +84,28 @@ class RewardPool:
         readable: Sequence[str] = (),
         search_paths: Sequence[str | Path] = (),
     ) -> None:
-        self._reads = [fields_read(bound) for bound, _ in rewards]
-        self._weights = [weight for _, weight in rewards]
-        self._judges = [bool(bound.component.traits.get("correctness", True)) for bound, _ in rewards]
-        self.names = _unique([bound.name for bound, _ in rewards])
-        targets = tuple(
-            (name, _target(bound), bound.arguments) for name, (bound, _) in zip(self.names, rewards, strict=True)
-        )
-        self._settings = Settings(targets, tuple(str(path) for path in search_paths), timeout_s)
-        shown = [*readable, *self._settings.search_paths, *_homes(rewards)]
-        sandboxed = workers > 0 and _sandboxed(sandbox)
-        self._containment = Containment(memory_mb, sandboxed, tuple(str(Path(path).expanduser()) for path in shown))
-        self._env = [
-            *env,
-            *(str(bound.params[key]) for bound, _ in rewards for key in bound.params if key.endswith("_env")),
-        ]
-        self._size, self._max_failed = workers, max_failed
+        entries = [Entry(*one) for one in rewards]
+        self._forms = [form_of(one.bound.component) for one in entries]
+        self._weights = [one.weight for one in entries]
+        self._judges = [bool(one.bound.component.traits.get("correctness", True)) for one in entries]
+        self.names = _unique([one.bound.name for one in entries])
+        self._widths = [one.concurrency if form.later else 1 for one, form in zip(entries, self._forms, strict=True)]
+        self._max_failed = max_failed
         self._told: set[str] = set()
-        self._local = [(n, load(n, t, p, self._settings.search_paths)) for n, t, p in targets] if workers == 0 else []
-        self._workers: list[_Worker] = []
+        paths = tuple(str(path) for path in search_paths)
+        self._sandboxed = workers > 0 and _sandboxed(sandbox)
+        shared: dict[tuple[float, bool, bool], list[int]] = {}
+        for number, (one, form) in enumerate(zip(entries, self._forms, strict=True)):
+            shared.setdefault((one.seconds(timeout_s), one.outside, form.later), []).append(number)
+        self._crews: list[tuple[list[int], Crew]] = []
+        for (seconds, outside, later), numbers in shared.items():
+            some = [entries[number].bound for number in numbers]
+            targets = tuple((self.names[k], _target(entries[k].bound), entries[k].bound.arguments) for k in numbers)
+            shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_homes(some)))
+            containment = Containment(memory_mb, self._sandboxed and not outside, shown)
+            size = min(workers, 1) if later else workers  # coroutines share one loop, and a judge its rate limit
+            crew = Crew(Settings(targets, paths, seconds, later), containment, [*env, *_variables(some)], size)
+            self._crews.append((numbers, crew))
         self._call_all([])  # what cannot be loaded is refused now, not at the first step
 
     def __enter__(self) -> RewardPool:
@@ -103,9 +116,8 @@ class RewardPool:
 
     def close(self) -> None:
         """Kill the workers. A later `score` starts new ones."""
-        for worker in self._workers:
-            worker.kill()
-        self._workers = []
+        for _, crew in self._crews:
+            crew.close()
 
     def score(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
         """One score per item, in order. An item maps names of FIELDS to their values.
@@ -115,64 +127,34 @@ class RewardPool:
         """
         if not items:
             return []
-        calls = [(k, {n: item[n] for n in reads}) for item in items for k, reads in enumerate(self._reads)]
-        replies = self._call_all(calls)
-        width = len(self.names)
-        scores = [self._combine(replies[i : i + width]) for i in range(0, len(replies), width)]
+        replies = self._call_all(items)
+        scores = [self._combine(some) for some in replies]
         self._report(items, replies, scores)
         return scores
 
-    def _call_all(self, calls: list[Call]) -> list[Reply]:
-        """The replies of workers, which are all alive and have loaded the rewards before the first call."""
-        if self._size == 0:
-            return [evaluate(*self._local[index], arguments) for index, arguments in calls]
+    def _call_all(self, items: Sequence[Mapping[str, Any]]) -> list[list[Reply]]:
+        """For every item the replies of all rewards."""
+        by_reward: list[list[Reply]] = [[] for _ in self.names]
         try:
-            for worker in [worker for worker in self._workers if worker.gone()]:
-                worker.kill()
-                self._workers.remove(worker)
-            self._workers += [self._worker() for _ in range(self._size - len(self._workers))]
-            while not all(worker.ready for worker in self._workers):
-                self._receive([], [], deque())
-            return self._dispatch(calls)
+            for numbers, crew in self._crews:
+                calls = [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
+                for (place, _), found in zip(calls, crew.call_all(calls), strict=True):
+                    by_reward[numbers[place]] += found
         except BaseException:
-            self.close()  # replies under way must not reach the next call of `score`
+            self.close()
             raise
+        return [list(some) for some in zip(*by_reward, strict=True)]
 
-    def _worker(self) -> _Worker:
-        return _Worker(self._settings, self._containment, self._env)
-
-    def _dispatch(self, calls: list[Call]) -> list[Reply]:
-        replies: list[Reply | None] = [None] * len(calls)
-        queue = deque(range(len(calls)))
-        while queue or any(worker.pending for worker in self._workers):
-            for worker in self._workers:
-                if worker.ready and not worker.pending and queue:
-                    count = max(1, min(_CHUNK, len(queue) // (2 * self._size)))
-                    worker.give([(index, calls[index]) for index in (queue.popleft() for _ in range(count))])
-            self._receive(calls, replies, queue)
-        return cast("list[Reply]", replies)
-
-    def _receive(self, calls: list[Call], replies: list[Reply | None], queue: deque[int]) -> None:
-        """Wait for one message or deadline, and act on it."""
-        soonest = min(worker.deadline for worker in self._workers)
-        heard = wait([worker.fileno() for worker in self._workers], max(0.0, soonest - time.monotonic()))
-        for position, worker in enumerate(self._workers):
-            failure: Reply | None = None
-            if worker.fileno() in heard:
-                failure = worker.take(calls, replies, self.names)
-            elif time.monotonic() >= worker.deadline and not worker.has_answered():  # it may just have done so
-                failure = Reply("timeout", None, worker.overdue())
-            if failure is None:
-                continue
-            worker.kill()
-            if worker.pending and failure.status != "retired":
-                index = worker.pending.popleft()
-                replies[index] = failure._replace(detail=f"{self.names[calls[index][0]]} {failure.detail}")
-            queue.extendleft(reversed(worker.pending))
-            self._workers[position] = self._worker()
+    def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[Call]:
+        """The calls of a reward: each with one completion, with as many as it scores at once, or with all."""
+        width = max(1, len(items)) if self._forms[number].batch else self._widths[number]
+        given = [{name: item[name] for name in self._forms[number].reads} for item in items]
+        return [(place, given[first : first + width]) for first in range(0, len(given), width)]
 
     def _combine(self, replies: Sequence[Reply]) -> Score:
         parts = {name: reply.value for name, reply in zip(self.names, replies, strict=True)}
+        for name, reply in zip(self.names, replies, strict=True):
+            parts |= {f"{name}/{key}": value for key, value in reply.parts.items()}
         failed = next((reply for reply in replies if reply.status != "ok"), None)
         if failed is not None:
             return Score(None, parts, None, cast("Any", failed.status), failed.detail)
@@ -183,9 +165,11 @@ class RewardPool:
         verdict = next((value for k, value in opinions if self._judges[k]), opinions[0][1])
         return Score(total, parts, verdict > 0.5)
 
-    def _report(self, items: Sequence[Mapping[str, Any]], replies: Sequence[Reply], scores: Sequence[Score]) -> None:
+    def _report(
+        self, items: Sequence[Mapping[str, Any]], replies: Sequence[Sequence[Reply]], scores: Sequence[Score]
+    ) -> None:
         """Log each kind of failure once; raise when too many failed."""
-        for reply in replies:
+        for reply in (reply for some in replies for reply in some):
             kind = reply.detail.partition(":")[0]
             if reply.status != "ok" and kind not in self._told:
                 self._told.add(kind)
@@ -194,9 +178,8 @@ class RewardPool:
         if len(failed) <= self._max_failed * len(items):
             return
         first = failed[0]
-        width = len(self.names)
-        trace = next((r.trace for r in replies[first * width : (first + 1) * width] if r.trace), "")
-        hint = f" ({_LOOSEN})" if self._containment.sandboxed else ""
+        trace = next((reply.trace for reply in replies[first] if reply.trace), "")
+        hint = f" ({LOOSEN})" if self._sandboxed else ""
         sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
         raise UserCodeError(
             f"{len(failed)} of {len(items)} completions could not be scored, more than [reward_pool] max_failed = "
@@ -204,43 +187,6 @@ class RewardPool:
             f"{hint}\n"
             f"sample: completion {sample['completion']!r}, answer {sample['answer']!r}\n{trace}"
         )
-
-
-class _Worker(TimedWorker):
-    """One worker; its calls are named by their index."""
-
-    def __init__(self, settings: Settings, containment: Containment, variables: Sequence[str]) -> None:
-        seconds = settings.timeout_s
-        super().__init__("a reward", "retrain.rewards.worker", tuple(settings), containment, variables, seconds)
-        self._hint = f" ({_LOOSEN})" if containment.sandboxed else ""
-
-    def take(self, calls: list[Call], replies: list[Reply | None], names: Sequence[str]) -> Reply | None:
-        """Take its answers; a failure to pass on if it is gone or must go."""
-        try:
-            for answer in self.receive():
-                if not self.ready:
-                    self.started(answer, self._hint)
-                    continue
-                index: int = self.pending[0]
-                reply = _reply(answer, names[calls[index][0]])
-                replies[self.answered()] = reply
-                if reply.status == "error" and "MemoryError" in reply.detail:
-                    return Reply("retired")  # what fills its memory may be its own garbage
-        except WorkerLost as lost:
-            # A second answer is the fault of a call that has been answered, not of the one that it is busy with.
-            return Reply("retired" if lost.answered else "crashed", None, self.ended(lost))
-        return None
-
-
-def _reply(answer: Any, name: str) -> Reply:
-    """A worker's answer as a reply; WorkerLost if it is not one. What runs in the worker may have written it."""
-    match answer:
-        case ["ok", None | float() as value, "", ""]:
-            return Reply("ok", value) if value is None or math.isfinite(value) else invalid(name, value)
-        case [("error" | "invalid") as status, None, str(detail), str(trace)]:
-            return Reply(status, None, detail[:_LONGEST], trace[-_LONGEST:])
-        case _:
-            raise WorkerLost("it sent what is no reply")
 
 
 def _sandboxed(wanted: Literal["auto", "require", "off"]) -> bool:
@@ -258,31 +204,15 @@ def _warn_unprotected(reason: str) -> None:
     _logger.warning("rewards run without a sandbox, which this machine does not have: %s", reason)
 
 
-def _homes(rewards: Sequence[tuple[Bound, float]]) -> list[str]:
+def _variables(rewards: Sequence[Bound]) -> list[str]:
+    """The environment variables that parameters of the rewards name."""
+    return [str(bound.params[key]) for bound in rewards for key in bound.params if key.endswith("_env")]
+
+
+def _homes(rewards: Sequence[Bound]) -> list[str]:
     """The folders of the rewards' modules, which need not be on the search path."""
-    modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound, _ in rewards]
+    modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound in rewards]
     return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]
-
-
-def fields_read(bound: Bound) -> tuple[str, ...]:
-    """The FIELDS that a reward names; ComponentError if it wants something else."""
-    target: Any = bound.component.target
-    parameters = inspect.signature(target.__call__ if bound.component.stateful else target).parameters
-    names = [name for name in bound.reads if name in FIELDS]
-    unknown = [n for n in bound.reads if n not in FIELDS and parameters[n].default is inspect.Parameter.empty]
-    if unknown:
-        raise ComponentError(
-            f'reward "{bound.name}" reads {", ".join(unknown)}, which no completion has',
-            f"name its parameters among: {', '.join(FIELDS)}",
-        )
-    if not names and any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        raise ComponentError(
-            f'reward "{bound.name}" takes only **keywords, and would be called with nothing',
-            f"name its parameters among: {', '.join(FIELDS)}",
-        )
-    if any(parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in names):
-        raise ComponentError(f'reward "{bound.name}" takes positional-only parameters', "drop the / of its signature")
-    return tuple(names)
 
 
 def _target(bound: Bound) -> str:

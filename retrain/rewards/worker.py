@@ -1,94 +1,167 @@
-"""What runs in a reward worker: it loads rewards, calls them, and turns whatever comes of it into a reply."""
+"""What runs in a reward worker: it loads rewards, calls them, and turns whatever comes of it into replies."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import reprlib
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from retrain.errors import ComponentError
 from retrain.registry.call import described, own_frames
 from retrain.registry.component import Component
 from retrain.registry.lookup import load_object
+from retrain.rewards.signatures import Form, form_of
 from retrain.system.worker_process import limit, serve
 
 
 class Reply(NamedTuple):
-    """What came of one call: `status` as in `Score`; `value` None without an opinion or on failure."""
+    """What came of one completion: `status` as in `Score`; `value` None without an opinion or on failure."""
 
     status: str
     value: float | None = None
+    parts: Mapping[str, float] = {}
     detail: str = ""
     trace: str = ""
 
 
 class Settings(NamedTuple):
-    """The first call to a worker. `rewards` holds (name, dotted path of the target, parameters)."""
+    """The first call to a worker.
+
+    Attributes:
+        rewards: (name, dotted path of the target, parameters) of each.
+        search_paths: where dotted paths are looked up.
+        timeout_s: of a call, and of each coroutine in it.
+        later: the rewards are coroutine functions.
+    """
 
     rewards: tuple[tuple[str, str, Mapping[str, Any]], ...]
     search_paths: tuple[str, ...]
     timeout_s: float
+    later: bool = False
+
+
+class Loaded(NamedTuple):
+    """A reward that can be called. A coroutine finds the same event loop at every call."""
+
+    name: str
+    function: Callable[..., Any]
+    form: Form
+    timeout_s: float
+    runner: asyncio.Runner
 
 
 def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Load the rewards. A call is (number of the reward, its arguments); its answer is a `Reply`."""
+    """Load the rewards. A call is (number of the reward, completions); its answer is a list of `Reply`."""
     settings = Settings(*hello)
     try:
-        rewards = [(name, load(name, path, params, settings.search_paths)) for name, path, params in settings.rewards]
+        rewards = [load(*reward, settings) for reward in settings.rewards]
     except BaseException as error:
         if isinstance(error, ComponentError):
             return ["refused", error.problem, error.fix, error.trace], None
         return ["raised", described(error), "", own_frames(error)], None
 
-    def call(body: tuple[int, Mapping[str, Any]]) -> Reply:
+    def call(body: tuple[int, Sequence[Mapping[str, Any]]]) -> list[Reply]:
         # If the parent cannot kill the worker, its limit of CPU time does.
         limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * settings.timeout_s) + 10)
-        return evaluate(*rewards[body[0]], body[1])
+        return evaluate(rewards[body[0]], body[1])
 
     return ["ready"], call
 
 
-def load(name: str, target: str, params: Mapping[str, Any], search_paths: tuple[str, ...]) -> Callable[..., Any]:
+def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) -> Loaded:
     """The reward at the dotted path `target`, its parameters filled in; a class is built here, once."""
-    component = Component("reward", name, load_object(target, search_paths), name)
+    component = Component("reward", name, load_object(target, settings.search_paths), name)
     bound = component.bind(params)
-    if component.stateful:
-        return bound.build({})
-    return partial(component.target, **bound.arguments)
+    function = bound.build({}) if component.stateful else partial(component.target, **bound.arguments)
+    return Loaded(name, function, form_of(component), settings.timeout_s, asyncio.Runner())
 
 
-def evaluate(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Reply:
-    """Call a reward; whatever it raises or returns becomes a reply."""
+def evaluate(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[Reply]:
+    """Score completions; what the reward raises or returns becomes replies, one alone if the whole call fails."""
+    if reward.form.later:
+        return reward.runner.run(_gathered(reward, items))
     try:
-        return _checked(name, function(**arguments))
+        return _checked(reward, reward.function(**reward.form.arguments(items)), len(items))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        with suppress(MemoryError):
-            return Reply("error", None, f"{name} raised {described(error)}", own_frames(error))
-        return Reply("error", None, f"{name} raised {type(error).__name__}")
+        return [_raised(reward, error)]
 
 
-def _checked(name: str, value: Any) -> Reply:
+async def _gathered(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[Reply]:
+    """The replies of coroutines that run together, each of one completion, or of all if it takes a batch."""
+    together = [items] if reward.form.batch else [[item] for item in items]
+    return [reply for found in await asyncio.gather(*(_awaited(reward, some) for some in together)) for reply in found]
+
+
+async def _awaited(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[Reply]:
+    limit_ = asyncio.timeout(reward.timeout_s)
+    try:
+        async with limit_:
+            return _checked(reward, await reward.function(**reward.form.arguments(items)), len(items))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        late = f"{reward.name} took longer than {reward.timeout_s:g} s"
+        return [Reply("timeout", detail=late) if limit_.expired() else _raised(reward, error)]
+
+
+def _raised(reward: Loaded, error: BaseException) -> Reply:
+    with suppress(MemoryError):
+        return Reply("error", detail=f"{reward.name} raised {described(error)}", trace=own_frames(error))
+    return Reply("error", detail=f"{reward.name} raised {type(error).__name__}")
+
+
+def _checked(reward: Loaded, found: Any, count: int) -> list[Reply]:
+    """What a reward returned as replies."""
+    if not reward.form.batch:
+        return [_score(reward.name, found)]
+    values: Any = found.tolist() if hasattr(type(found), "tolist") else found
+    if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != count:
+        expected = f"expected a list of {count}, one for each completion"
+        return [Reply("invalid", detail=f"{reward.name} returned {_shown(found)}; {expected}")]
+    return [_score(reward.name, value) for value in cast("list[Any]", values)]
+
+
+def _score(name: str, value: Any) -> Reply:
+    """A score, or a dict with one: its other numbers are parts that are recorded."""
     if value is None:
         return Reply("ok")
-    try:
-        number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:
-        number = math.inf
-    return Reply("ok", number) if math.isfinite(number) else invalid(name, value)
+    if isinstance(value, Mapping):
+        named = {
+            str(key): number
+            for key, one in cast("Mapping[Any, Any]", value).items()
+            if (number := _number(one)) is not None
+        }
+        score = named.pop("score", None)
+        return invalid(name, value) if score is None else Reply("ok", score, named)
+    number = _number(value)
+    return invalid(name, value) if number is None else Reply("ok", number)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number as a float, else None."""
+    with suppress(OverflowError):
+        if isinstance(value, Real) and math.isfinite(number := float(value)):
+            return number
+    return None
+
+
+def _shown(value: Any) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
 def invalid(name: str, value: Any) -> Reply:
     """The reply for a result that is not a score."""
-    shown = f"{reprlib.repr(value)} ({type(value).__name__})"
-    return Reply("invalid", None, f"{name} returned {shown}; expected one finite number or None")
+    wanted = 'a "score" that is a finite number' if isinstance(value, Mapping) else "one finite number or None"
+    return Reply("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
 
 
 if __name__ == "__main__":

@@ -272,6 +272,5 @@ def _shard(config: Config, device: torch.device, model: Any) -> Shard:
 
 def reward_pool(loaded: LoadedConfig) -> RewardPool:
     """The processes that score completions."""
-    rewards = [(bound, float(bound.params["weight"])) for bound in loaded.components.all("reward")]
     settings = loaded.config.reward_pool.model_dump()
-    return RewardPool(rewards, search_paths=loaded.config.plugins.search_paths, **settings)
+    return RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings)

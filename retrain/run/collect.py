@@ -128,7 +128,7 @@ class _Round:
 def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
     """Sample and score the groups of the next `prompts` problems, the first of which is group number `first`."""
     training, pipeline = parts.config.training, parts.pipeline
-    room = positions(parts.loaded.model) - training.max_tokens
+    room = min(positions(parts.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf"))
     posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
     requests = ask(posed, training.group_size, training.max_tokens)
     sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
@@ -178,7 +178,7 @@ def draw(task: Task, chat: Chat, room: float, cursor: int, count: int) -> tuple[
         if cursor - first - len(found) >= _MOST_TOO_LONG:
             raise DataError(
                 f"{_MOST_TOO_LONG} prompts in one step are longer than the {room:g} tokens that max_tokens "
-                "leaves of the model's positions; lower [training] max_tokens, or leave them out of the data"
+                "leaves of the model's positions, or [training] max_prompt_tokens allows; change these, or the data"
             )
         problem = task.problem(cursor)
         prompt = chat.prompt(problem.prompt)
@@ -218,6 +218,7 @@ def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max
                 "length": rollout.length,
                 "max_tokens": max_tokens,
                 "finish_reason": rollout.finish_reason,
+                "completion_ids": rollout.completion_ids,
             }
         )
     scored = list(rollouts)

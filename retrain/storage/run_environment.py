@@ -10,7 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("retrain", "torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "peft")
+import retrain
+
+_PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "vllm", "peft")
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
@@ -18,7 +20,7 @@ def environment() -> dict[str, Any]:
     """What environment.json holds; loads torch to ask for devices and threads."""
     import torch
 
-    packages: dict[str, str] = {}
+    packages = {"retrain": retrain.__version__}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)

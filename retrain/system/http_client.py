@@ -50,13 +50,19 @@ class Calls:
         self._under_way: set[socket.socket] = set()
         self._lock = threading.Lock()
 
-    def __call__(self, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None) -> Any:
+    def __call__(
+        self,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """GET, or POST of a JSON body; the answer's JSON, or its text where its type is not JSON.
 
         Asks no proxy of the environment and follows no redirect.
 
         Args:
-            seconds: instead of the deadline of all calls.
+            seconds: instead of the deadline of all calls. headers: of a POST, besides its type.
         Raises:
             HttpError: the status is not 200. Any other of FAILURES: there is no answer, or broken JSON in it.
         """
@@ -69,7 +75,9 @@ class Calls:
             if body is None:
                 connection.request("GET", path)
             else:
-                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+                connection.request(
+                    "POST", path, json.dumps(body), {**(headers or {}), "Content-Type": "application/json"}
+                )
             response = connection.getresponse()
             content, answer = response.getheader("Content-Type", ""), response.read()
         if response.status != 200:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
 from retrain.run.run_parts import Parts
+from retrain.system.records import Message
 from retrain.types import Request, Sampling
+
+_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
 def completions(parts: Parts, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
@@ -14,6 +21,7 @@ def completions(parts: Parts, prompts: Iterable[str], count: int, temperature: f
 
     Args:
         parts: of the reopened run.
+        prompts: as the task poses them; a JSON list of messages as it is.
         temperature: 0 is greedy.
     """
     config = parts.config
@@ -26,5 +34,15 @@ def completions(parts: Parts, prompts: Iterable[str], count: int, temperature: f
             seed=derive_seed(config.eval.seed, "conversation", turn),
         )
         most = config.eval.max_tokens or config.training.max_tokens
-        [group] = parts.sampler.sample([Request(parts.chat.prompt(prompt).ids, count, most, stream=0)], sampling)
+        [group] = parts.sampler.sample(
+            [Request(parts.chat.prompt(_asked(parts.task, prompt)).ids, count, most, stream=0)], sampling
+        )
         yield from (parts.chat.decode(completion.ids) for completion in group)
+
+
+def _asked(task: Task, typed: str) -> Any:
+    """The prompt that was typed: messages, or a question in the task's template and with its system prompt."""
+    try:
+        return _MESSAGES.validate_json(typed)
+    except ValidationError:
+        return task.pose(typed)

@@ -88,6 +88,7 @@ def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]
             "length": 0,  # in tokens of a model that is not known here
             "max_tokens": loaded.config.training.max_tokens,
             "finish_reason": "stop",
+            "completion_ids": (),
         }
         for problem in problems
     ]

@@ -132,6 +132,8 @@ def test_sample_completes_prompts_from_the_command_line_or_the_input(run, cli):
     assert first == second, "greedy completions of one prompt are equal"
     typed = cli("sample", str(run), "--temperature", "0", input="12+34?\n")
     assert typed.stdout.split("\n\n")[0] == first
+    chat = cli("sample", str(run), '[{"role": "user", "content": "12+34?"}]')
+    assert (chat.exit_code, "there is no chat template" in chat.output) == (3, True), "JSON is taken as messages"
 
 
 def test_export_report_and_status(run, cli, folder):

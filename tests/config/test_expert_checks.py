@@ -54,7 +54,7 @@ def test_parquet_needs_its_extra(loaded, tmp_path, monkeypatch):
     (tmp_path / "expert.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert problem(loaded, TERMS, 'expert.path="expert.parquet"').fix == 'pip install "retrain[parquet]"'
+    assert problem(loaded, TERMS, 'expert.path="expert.parquet"').fix == 'pip install "retrain-rl[parquet]"'
 
 
 def test_a_table_that_no_term_reads_is_warned_about(loaded):

@@ -52,7 +52,7 @@ def test_configurations_are_valid(block, tmp_path):
     if 'executor = "ray"' in block and importlib.util.find_spec("ray") is None:
         overrides.append("campaign.executor=local")
     if "[jsonl]" in block:  # its files are the reader's
-        (tmp_path / "rows.jsonl").write_text("{}")
+        (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "question": "1+1=", "answer": "2"}')
         overrides += [
             f'jsonl.{key}="{tmp_path}/rows.jsonl"' for key in re.findall(r"(?m)^((?:heldout_)?path) =", block)
         ]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from plugins.borrowed_rewards import accuracy, compute_score
 from plugins.decorated import fading, progress
 from plugins.my_reward import brevity
 from plugins.stateful import RunningBaseline
@@ -65,6 +66,11 @@ def test_reward():
     assert brevity("so 12", "12") == 1.0
     assert brevity("so 12" + " " * 35, "12") == 0.5
     assert brevity("so 13", "12") is None
+
+
+def test_borrowed_rewards_keep_the_signatures_of_other_trainers():
+    assert accuracy(completions=["so 12", "so 12\nso 3", ""], answer=["12", "12", "1"], prompts=[]) == [1.0, 0.0, 0.0]
+    assert compute_score("addition", "so 12", "12") == {"score": 1.0, "characters": 5.0}
 
 
 def test_stateful_advantage_remembers_earlier_steps_and_checkpoints():

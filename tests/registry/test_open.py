@@ -299,10 +299,8 @@ def test_every_kind_is_a_public_decorator():
 
 UNUSABLE = {
     "reward": {
-        "async def fn(completion):\n    return 1.0": "is async or a generator",
         "def fn(completion):\n    yield 1.0": "is async or a generator",
         "async def fn(completion):\n    yield 1.0": "is async or a generator",
-        "class fn:\n    async def __call__(self, completion):\n        return 1.0": "is async or a generator",
         "def fn(**anything):\n    return 1.0": "takes only \\*\\*keywords",
         "class fn:\n    def __init__(self, gpu):\n        pass\n    def __call__(self, answer): ...": "built with gpu",
         "import os\nos._exit(0)": "raised SystemExit: os._exit\\(0\\)",
@@ -313,6 +311,8 @@ UNUSABLE = {
         "class Odd(BaseException):\n    def __str__(self):\n        raise ValueError\nraise Odd": "cannot be read",
     },
     "transform": {
+        "async def fn(ctx):\n    return ctx": "is async or a generator",
+        "class fn:\n    async def __call__(self, rewards):\n        return rewards": "is async or a generator",
         "from retrain import transform\n@transform('no_column_of_mine')\ndef fn():\n    return 1": "reads no column",
         "class fn:\n    def state_dict(self): ...\n    def __call__(self, rewards): ...": "has only one of state_dict",
         "class fn:\n    def __init__(self, nonsense): ...\n    def __call__(self, rewards): ...": "built with nonsense",

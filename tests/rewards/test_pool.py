@@ -56,7 +56,7 @@ def pool(*rewards, **settings):
 
 def innermost(scorer):
     """The process in which the first worker's rewards run: that of the sandbox, as it is known out here."""
-    pid = scorer._workers[0].process.pid
+    pid = scorer._crews[0][1].workers[0].process.pid
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[0])
     return pid
@@ -158,11 +158,11 @@ def test_workers_outlive_the_thread_that_first_asked():
     asking.start()
     asking.join()
     with made[0] as scoring:
-        first = [worker.process.pid for worker in scoring._workers]
+        first = [worker.process.pid for worker in scoring._crews[0][1].workers]
         for _ in range(20):  # the system would tell them within a moment
             time.sleep(0.01)
             assert scoring.score(items("right"))[0].value == 1.0
-        assert [worker.process.pid for worker in scoring._workers] == first
+        assert [worker.process.pid for worker in scoring._crews[0][1].workers] == first
 
 
 def test_close_ends_the_workers_and_score_starts_new_ones():
@@ -336,6 +336,9 @@ def test_a_sandboxed_reward_reaches_nothing_outside(monkeypatch, tmp_path):
             assert {n: s.value for n, s in zip(attempts, scorer.score(items(*attempts)), strict=True)} == dict.fromkeys(
                 attempts, 1.0
             )
+        with pool(bound("by_text"), (bound("by_text"), 1.0, None, 1, True), env=["PORT"]) as scorer:
+            inside, outside = scorer.score(items("network"))[0].parts.values()
+            assert (inside, outside) == (1.0, 0.0), "network = true lets one reward out, and no other"
         with pool(bound("by_text"), sandbox="off", env=["PORT"]) as scorer:
             real = [score.value for score in scorer.score(items("network", "home", "parent"))]
             assert real == [0.0, 0.0, 0.0], "the attempts are real ones"

@@ -7,6 +7,7 @@ import pytest
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.errors import DataError
 from retrain.run.collect import added, rollout_metrics, valid_rows
+from retrain.system.records import jsonl_rows
 from retrain.types import Rollout, Turn
 from tests.make_checkpoint import make_checkpoint
 from tests.small_runs import rows
@@ -54,8 +55,12 @@ def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path
     steps = rows(run / "metrics.jsonl")
     assert sum(row["rollout/too_long"] for row in steps) > 0
     assert {row["rollout/completions"] for row in steps} == {12.0}
+    run = train(*options, f'jsonl.path="{tmp_path}/mixed.jsonl"', "training.max_prompt_tokens=3", name="short")
+    seen = [rollout for file in sorted((run / "rollouts").iterdir()) for _, rollout in jsonl_rows(file)]
+    assert seen
+    assert all(len(rollout["prompt_ids"]) <= 3 for rollout in seen)
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[::3]))
-    with pytest.raises(DataError, match=r"lower \[training\] max_tokens"):
+    with pytest.raises(DataError, match=r"or \[training\] max_prompt_tokens allows"):
         train(*options, f'jsonl.path="{tmp_path}/long.jsonl"', name="long")
 
 

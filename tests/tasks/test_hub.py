@@ -32,7 +32,7 @@ def test_a_fraction_or_a_split_is_held_out(directory):
     by_split = Hub(0, name=directory, heldout_split="test")
     assert {p.prompt for p in by_split.heldout(99)} == {f"q{i}" for i in range(100, 140)}
     assert by_split.problem(0).id.startswith(f"{directory}/train:")
-    assert by_split.problem(0).extra.keys() == {"level"}
+    assert by_split.problem(0).extra.keys() == {"answer", "level"}
     assert by_split.fingerprint() != by_fraction.fingerprint()
     assert by_split.fingerprint() == Hub(5, name=directory, heldout_split="test").fingerprint()
 

@@ -35,7 +35,7 @@ BAD = {
     b'{"prompt": "q"}\n': 'no field "answer"; it has prompt',
     b'{"answer": "a", "text": "q"}\n': 'no field "prompt"; it has answer, text',
     b'{"prompt": 3, "answer": "a"}\n': "prompt: expected text, got int",
-    b'{"prompt": "q", "answer": 3}\n': "answer: expected text, got int",
+    b'{"prompt": "q", "completion": ["a"]}\n': 'no field "answer"; it has prompt, completion (answer_field names',
     b'{"prompt": "q", "answer": null}\n': "answer: expected text, got NoneType",
     b'{"prompt": "q", "answer": "a", "solution": ["s"]}\n': "solution: expected text, got list",
     b'{"prompt": " ", "answer": "a"}\n': "prompt: empty",
@@ -112,7 +112,12 @@ def test_rows_become_problems(tmp_path):
     task = Jsonl(0, path=path, heldout_fraction=0.0, shuffle=False)
     first, second, third, wrapped = (task.problem(i) for i in range(4))
     assert (first.id, first.prompt, first.solution) == (f"{path}:1", "first", None)
-    assert (second.id, second.prompt, second.solution, second.extra) == ("3", messages, "s", {"level": 2})
+    assert (second.id, second.prompt, second.solution, second.extra) == (
+        "3",
+        messages,
+        "s",
+        {k: v for k, v in rows[1].items() if k != "prompt"},
+    )
     assert (third.prompt, third.answer) == ("no newline", "")
     assert wrapped == first
     assert task.heldout(5) == []

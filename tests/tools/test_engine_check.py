@@ -44,7 +44,7 @@ def test_what_keeps_an_engine_from_working_is_said(broken, monkeypatch):
     assert prove("broken") == 'broken: engine "broken": raised OSError: no such device'
     assert prove("elsewhere") == "needs [elsewhere] urls"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    assert prove("vllm") == 'vllm is not installed; pip install "retrain[vllm]"'
+    assert prove("vllm") == 'vllm is not installed; pip install "retrain-rl[vllm]"'
 
 
 def test_an_installation_of_vllm_that_cannot_be_imported_is_broken(monkeypatch):

@@ -19,7 +19,7 @@ from retrain.algorithms.planning.embedding import EXTRA, package_of
 from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.algorithms.planning.semantic import SemanticDetector, read_execution
 from retrain.algorithms.planning.token_text import TokenText
-from retrain.errors import ComponentError, did_you_mean
+from retrain.errors import ComponentError, did_you_mean, install
 from retrain.registry import Finding, is_dotted, signal
 from retrain.types import Batch, Metrics
 
@@ -53,7 +53,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("embedder",), f'there is no directory "{directory}"', fix)
     elif detector == "semantic" and importlib.util.find_spec(package := package_of(directory)) is None:
         key = "detector" if directory is None else "embedder"
-        yield Finding((key,), f"{package} is not installed", f'pip install "retrain[{EXTRA}]"')
+        yield Finding((key,), f"{package} is not installed", install(EXTRA))
 
 
 def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:

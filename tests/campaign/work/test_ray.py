@@ -55,7 +55,7 @@ def test_a_node_that_does_not_see_the_campaign_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("table", "installed", "message"),
     [
-        ("", False, 'ray is not installed; pip install "retrain[ray]"'),
+        ("", False, 'ray is not installed; pip install "retrain-rl[ray]"'),
         ('address = "ray://head:10001"', True, "[ray] address"),
         ("gpus_per_run = -1", True, "[ray] gpus_per_run"),
         ("cpus = 1", True, "[ray] cpus"),

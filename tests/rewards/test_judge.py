@@ -1,0 +1,113 @@
+"""The judge against a server that answers, fails, stalls and talks nonsense."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from retrain.errors import ComponentError
+from retrain.registry import find
+from retrain.rewards.pool import RewardPool
+
+
+class Server(ThreadingHTTPServer):
+    """An OpenAI-compatible endpoint. `plan` maps words of the question to the statuses and answers it gives in turn."""
+
+    def __init__(self, plan):
+        self.plan, self.seen, self.keys = plan, [], set()
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        question = body["messages"][0]["content"]
+        self.server.seen.append(body)
+        self.server.keys.add(self.headers["Authorization"])
+        said = next(answers for word, answers in self.server.plan.items() if word in question)
+        said = said.pop(0) if len(said) > 1 else said[0]
+        if isinstance(said, int):
+            self.send_error(said)
+            return
+        data = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def judge(server, workers=0, **params):
+    params = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "retries": 1} | params
+    return RewardPool([(find("reward", "judge").bind(params), 1.0)], workers=workers, max_failed=1.0)
+
+
+def items(*completions):
+    problem = {"id": "p", "prompt": [{"role": "user", "content": "why?"}], "answer": "a", "extra": {}}
+    return [{"completion": text, "answer": "a", "problem": problem} for text in completions]
+
+
+def test_scores_retries_and_failures(monkeypatch):
+    monkeypatch.setattr("asyncio.sleep", _at_once)
+    plan = {"good": ["Score: 3, no.\nScore: 8"], "late": [503, "score = 5"], "dead": [500], "mute": ["I refuse"]}
+    with Server(plan | {"wild": ["Score: 11"], "barred": [401]}) as server, judge(server) as scorer:
+        scores = scorer.score(items("good", "late", "dead", "mute", "wild", "barred", "good"))
+        asked = sum("barred" in body["messages"][0]["content"] for body in server.seen)
+        twice = sum("good" in body["messages"][0]["content"] for body in server.seen)
+    assert [score.value for score in scores] == [0.8, 0.5, None, None, None, None, 0.8]
+    assert [score.status for score in scores[2:6]] == ["error"] * 4
+    assert "HTTP 500" in scores[2].detail
+    assert "holds no score: 'I refuse'" in scores[3].detail
+    assert "11 is not between 0 and 10" in scores[4].detail
+    assert (asked, twice) == (1, 1), "a refusal is final, and an equal question is asked once"
+
+
+async def _at_once(seconds):
+    """No back-off."""
+
+
+def test_the_worker_has_the_network_and_the_key_that_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_JUDGE_KEY", "secret")
+    settings = {"api_key_env": "MY_JUDGE_KEY", "cache": str(tmp_path / "cache"), "json_key": "grade", "highest": 1.0}
+    with Server({"": ['so {"grade": 0.25} it is']}) as server:
+        for _ in range(2):
+            with judge(server, workers=1, **settings) as scorer:
+                assert scorer.score(items("x"))[0].value == 0.25
+        assert server.keys == {"Bearer secret"}
+        assert len(server.seen) == 1, "the second run finds the answer in the cache"
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert "secret" not in kept.read_text()
+
+
+def test_what_a_completion_says_is_not_taken_for_a_place_of_the_template():
+    with Server({"": ["Score: 1"]}) as server, judge(server, prompt="[{completion}|{answer}|{prompt}]") as scorer:
+        scorer.score(items("{answer}"))
+        assert server.seen[0]["messages"][0]["content"] == "[{answer}|a|user: why?]"
+
+
+def test_a_rate_limit_spaces_the_requests(monkeypatch):
+    waited = []
+
+    async def note(seconds):
+        waited.append(seconds)
+
+    monkeypatch.setattr("asyncio.sleep", note)
+    with Server({"": ["Score: 1"]}) as server, judge(server, per_minute=60.0) as scorer:
+        scorer.score(items("a", "b", "c"))
+    assert [round(seconds) for seconds in sorted(waited)] == [0, 1, 2]
+
+
+def test_a_pattern_must_capture():
+    with pytest.raises(ComponentError, match="captures nothing"):
+        find("reward", "judge").bind({"base_url": "http://h/v1", "model": "m", "pattern": "x"})
