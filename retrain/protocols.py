@@ -168,6 +168,10 @@ class Policy(Protocol):
         """The optimizer steps of one training step, on the objective over the whole batch."""
         ...
 
+    def gradient(self, batch: Batch, weights: Tensor) -> Tensor:
+        """[D] gradient of sum_{n,t} weights[n, t] * logprobs[n, t] in everything that is trained; changes nothing."""
+        ...
+
     def weights(self) -> Mapping[str, Tensor]:
         """Full weights by the base model's names, tied entries included; with LoRA, `Adapted`."""
         ...

@@ -251,6 +251,7 @@ class Batch:
         turn_ids: [N, T] int64, which of the row's turns sampled the token, from 0; 0 where none did.
         turn_rewards: [N, T] float32, on the last token of each turn what the turn earned; a row's sum is its reward.
             Unset, a row is one turn, which earned all of the reward.
+        problems: the problem and the rendered prompt of every group; empty where no run has sampled the batch.
         extra: columns computed later by signals and the policy, by name (old_logprobs, entropy, ...).
     """
 
@@ -268,6 +269,7 @@ class Batch:
     max_tokens: int = 0
     turn_ids: Tensor = None  # pyright: ignore[reportAssignmentType] - __post_init__ fills them in
     turn_rewards: Tensor = None  # pyright: ignore[reportAssignmentType]
+    problems: Mapping[int, Any] = field(default_factory=dict[int, Any])
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

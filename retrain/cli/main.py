@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "verify": ("retrain.cli.formula_commands:verify", "Check properties of the formulas on random inputs."),
     "credit": ("retrain.cli.formula_commands:credit", "Compare advantages on a file of rewards and lengths."),
+    "audit": (
+        "retrain.cli.audit_commands:audit",
+        "Judge credit assignment by true advantages, before training.",
+    ),
     "score": ("retrain.cli.score_commands:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),
     "grams extract": ("retrain.cli.data_commands:extract", "Extract strategic grams from successful solutions."),
     "task export": ("retrain.cli.data_commands:export", "Write a task's worked solutions as expert data."),

@@ -22,7 +22,7 @@ def evaluate(run: Run, overrides: Overrides = None, as_json: Json = False) -> No
     """
     from retrain.run.reopen import reopen
 
-    parts = reopen(run, overrides or (), _warnings)
+    parts = reopen(run, overrides or (), only_warnings)
     from retrain.run.evaluate import evaluate as measure
 
     try:
@@ -52,7 +52,7 @@ def sample(
     """
     from retrain.run.reopen import reopen
 
-    parts = reopen(run, overrides or (), _warnings)
+    parts = reopen(run, overrides or (), only_warnings)
     from retrain.tools.conversation import completions
 
     try:
@@ -83,7 +83,7 @@ def play(
     from retrain.run.play import by_model
     from retrain.run.reopen import reopen
 
-    parts = reopen(game, overrides or (), _warnings)
+    parts = reopen(game, overrides or (), only_warnings)
     try:
         for text in by_model(parts, problem):
             say(text)
@@ -117,7 +117,7 @@ def export(
     """
     from retrain.run.reopen import reopen_trained
 
-    trained = reopen_trained(run, _warnings)
+    trained = reopen_trained(run, only_warnings)
     from retrain.run.export import export as write
     from retrain.run.export import push
 
@@ -144,7 +144,7 @@ def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/N
     print(write_report(run))
 
 
-def _warnings(event: str, details: Any) -> None:
+def only_warnings(event: str, details: Any) -> None:
     """Only what the user should know of."""
     if event == "message" and details.get("level") == "warning":
         say(str(details["text"]), error=True)

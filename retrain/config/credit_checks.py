@@ -32,6 +32,7 @@ def check_credit(
     _check_mismatch(document, resolved)
     _check_filter(config, document, resolved)
     _check_terms(config, document, objective)
+    _check_continued(config, document, graph)
     for index, why in idle_rewards(resolved, objective, graph).items():
         fix = "give it weight = 0 to record it alone, or choose an advantage_mode that reads rewards"
         document.warn(("rewards", index, "name"), why, fix)
@@ -43,6 +44,19 @@ def division(config: Config, *, expert: bool) -> tuple[int, int]:
     # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
     written = ceil(config.expert.ratio * rows - 1e-9) if expert else 0
     return (rows - written) // config.training.group_size, written
+
+
+def _check_continued(config: Config, document: Document, graph: Sequence[Stage]) -> None:
+    """Record why completions of this run cannot be continued from their middle, where a stage does that."""
+    for stage in (one for one in graph if "problems" in one.reads):
+        path = ("algorithm", "algorithm_mode")
+        if config.environment.name is not None:
+            problem = f'"{stage.name}" continues completions from their middle, where an environment cannot be put back'
+            document.refuse(path, problem, "use other credit, such as turn_returns")
+        if config.rollout.overlap:
+            document.refuse(
+                path, f'"{stage.name}" needs the sampler, which is ahead of it', "use [rollout] overlap = 0"
+            )
 
 
 def idle_rewards(resolved: Resolved, objective: Objective, graph: Sequence[Stage]) -> dict[int, str]:

@@ -13,7 +13,7 @@ from retrain.registry.component import Kind as _Kind
 
 _RUN = (
     *("policy", "model", "model_path", "tokenizer", "device", "run_dir"),
-    *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths"),
+    *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths", "continue_from"),
 )
 """Parts of a run that its components may be built with, by name."""
 _part = _partial(_Kind, protocol=_protocols.Part, parts=_RUN, verbs=_verbs.PART)

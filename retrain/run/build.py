@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -24,6 +25,7 @@ from retrain.protocols import Task
 from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
+from retrain.run.continuations import Continuations
 from retrain.run.episodes import World
 from retrain.run.rank_edges import SharedPool, build_sampler
 from retrain.run.run_parts import Experts, Parts, Trained
@@ -63,7 +65,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
     max_tokens = config.training.max_tokens
-    return Parts(
+    parts = Parts(
         **vars(trained),
         sampler=sampler,
         task=task,
@@ -75,6 +77,8 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         experts=experts,
         trackers=_trackers(() if ranks.rank else components.all("tracker"), trained.resources, observe),
     )
+    trained.resources["continue_from"].parts = ref(parts)
+    return parts
 
 
 def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:
@@ -103,6 +107,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
         "tokenizer": model.tokenizer,
         "device": policy.device,
         "run_dir": directory.path,
+        "continue_from": Continuations(),
     } | loaded.resources
     pipeline.build(resources)
     return Trained(
@@ -110,6 +115,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
         loaded=model,
         policy=policy,
         engine=engine,
+        components=components,
         resources=resources,
         pipeline=pipeline,
         objective=objective,

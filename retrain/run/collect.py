@@ -97,7 +97,8 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
         prompts = {one.group: one.prompt_ids for one in rollouts}.values()
         experts = parts.experts.buffer.take(parts.experts.per_step, prompts)
         metrics["expert/epoch"] = float(parts.experts.buffer.epoch)
-    batch = parts.layout.batch(kept, step, experts) if kept or experts else None
+    problems = {group: posed for part in rounds for group, posed in part.problems.items()}
+    batch = parts.layout.batch(kept, step, experts).replace(problems=problems) if kept or experts else None
     credited = [part.batch for part in rounds if part.batch is not None and len(part.kept)]
     return Collection(
         step=step,
@@ -120,6 +121,7 @@ class _Round:
     kept: list[Rollout]
     cursor: int
     too_long: int
+    problems: dict[int, Posed]
     dropped: Metrics = field(default_factory=Metrics)
     batch: Batch | None = None
     credit: Metrics = field(default_factory=Metrics)
@@ -127,21 +129,29 @@ class _Round:
 
 def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
     """Sample and score the groups of the next `prompts` problems, the first of which is group number `first`."""
-    training, pipeline = parts.config.training, parts.pipeline
-    room = min(positions(parts.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf"))
-    posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
-    requests = ask(posed, training.group_size, training.max_tokens)
-    sampling = train_sampling(parts, derive_seed(training.seed, "sampling", step, attempt))
-    rollouts = score(parts, posed, parts.roll(posed, requests, sampling, first), training.max_tokens)
-    found = _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts)
+    pipeline, seed = parts.pipeline, derive_seed(parts.config.training.seed, "sampling", step, attempt)
+    rollouts, problems, after = sampled(parts, cursor, prompts, seed, first)
+    found = _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems)
     if found.kept and (parts.config.rollout.resamples or pipeline.judges_rollouts):
-        batch = parts.layout.batch(found.kept, step)
+        batch = parts.layout.batch(found.kept, step).replace(problems=problems)
         if not pipeline.judges_rollouts:
             batch, found.credit = assign_credit(pipeline, parts.policy, batch)
         keep, found.dropped = pipeline.informative(batch)
         found.kept = [one for one, passes in zip(found.kept, keep.tolist(), strict=True) if passes]
         found.batch = None if pipeline.judges_rollouts else batch.rows(keep.nonzero()[:, 0])
     return found
+
+
+def sampled(
+    parts: Parts, cursor: int, prompts: int, seed: int, first: int = 0
+) -> tuple[list[Rollout], dict[int, Posed], int]:
+    """Scored rollouts of the next `prompts` problems, what each group answers, and the cursor behind the problems."""
+    training = parts.config.training
+    room = min(positions(parts.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf"))
+    posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
+    requests = ask(posed, training.group_size, training.max_tokens)
+    rollouts = parts.roll(posed, requests, train_sampling(parts, seed), first)
+    return score(parts, posed, rollouts, training.max_tokens), dict(enumerate(posed, first)), after
 
 
 def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Batch, Metrics]:

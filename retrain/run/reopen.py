@@ -21,7 +21,7 @@ from retrain.system.records import read_json
 from retrain.types import Observer, State
 
 
-def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
+def reopen(target: Path, overrides: Sequence[str], observe: Observer, *, trained: bool = True) -> Parts:
     """The parts of a finished or interrupted run, with its trained weights in policy and sampler.
 
     Nothing is written to the run. What the engine hands over in files is in a temporary directory while the parts live.
@@ -29,21 +29,23 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer) -> Parts:
     Args:
         target: a run directory (its final model, or else its newest valid checkpoint) or a checkpoint in one.
         overrides: `key=value`, as after `--set`.
+        trained: take the trained weights; otherwise those that the run started from.
     Raises:
         ConfigError: there is no run at this path, or an override does not fit.
         StorageError: there is no valid checkpoint, or it cannot be trusted.
         EngineError: the run's engine cannot be used here.
     """
-    run, saved = _locate(target, observe)
+    run, saved = _locate(target, observe) if trained else (target, None)
     from retrain.run.build import build  # torch and transformers take seconds to import
     from retrain.run.collect import sync
 
-    loaded, parts = stored(run, overrides, final=saved is None), None
+    loaded, parts = stored(run, overrides, final=trained and saved is None), None
     folder = TemporaryDirectory(prefix="retrain-")  # what the engine writes is no part of the run, which may go on
     try:
         parts = build(loaded, RunDirectory(Path(folder.name), "auto", loaded.config.checkpoint, observe), observe)
         finalize(parts, folder.cleanup)
-        _restore(parts, run, saved)
+        if trained:
+            _restore(parts, run, saved)
         sync(parts, parts.policy.step)
     except BaseException as error:
         if parts is not None:

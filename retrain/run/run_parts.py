@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from retrain.algorithms.graph.objective import Objective
     from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.config.resolve import Resolved
     from retrain.config.schema import Config
     from retrain.data.expert_file import ExpertBuffer
     from retrain.registry import Bound
@@ -49,6 +50,7 @@ class Trained:
         loaded: model and tokenizer with the ids that end a completion.
         policy: what is trained.
         engine: what samples from it.
+        components: all that the configuration names, and those that it could.
         resources: the parts of the run that a component may ask for, by name.
         pipeline: credit, from rewards to advantages per token.
         objective: what the update minimizes.
@@ -62,6 +64,7 @@ class Trained:
     loaded: Loaded
     policy: Policy
     engine: Bound
+    components: Resolved
     resources: Mapping[str, Any]
     pipeline: Pipeline
     objective: Objective

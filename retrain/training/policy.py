@@ -178,6 +178,24 @@ class TorchPolicy:
         # Once the weights have moved, the distance to the sampler says nothing about the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 
+    def gradient(self, batch: Batch, weights: Tensor) -> Tensor:
+        """[D] gradient of sum_{n,t} weights[n, t] * logprobs[n, t] in the trained parameters, one behind the other.
+
+        Rows without weight are not forwarded. Adapters' dropout is off.
+        """
+        parameters = [*self.optimizer.parameters.values()]
+        live = (weights != 0).any(-1).nonzero()[:, 0].tolist()
+        with lora.active(self.adapter, self._name):
+            for index in self.forward.micro_batches(batch, live):
+                rows = batch.rows(index)
+                width = rows.input_ids.shape[1]
+                with self.forward.attention(width):
+                    (self.forward.columns(rows)["logprobs"] * weights[index, :width]).sum().backward()
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([one.flatten() for one in found])
+        self.model.zero_grad()
+        return flat
+
     def weights(self) -> Mapping[str, Tensor]:
         """Full weights by the base model's names, tied entries included, for a sampler; views where possible.
 

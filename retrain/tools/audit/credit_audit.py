@@ -1,0 +1,340 @@
+"""Credit against the truth: values by continuations, and the gradient that every method expects.
+
+On batches that the run would have trained on next, the value of every beginning of a completion is measured: it is
+continued. That gives the true advantage of every token, twice and independently, and with it the policy gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+from retrain.algorithms.graph.objective import source_of
+from retrain.algorithms.monte_carlo.prefixes import credit, prefixes, values_at
+from retrain.algorithms.planning.token_text import TokenText
+from retrain.errors import ComponentError, DataError
+from retrain.functional import gradient_quality as G
+from retrain.functional.seeds import derive_seed
+from retrain.report.samples import best_and_worst
+from retrain.run.collect import sampled, valid_rows
+from retrain.run.run_parts import Parts
+from retrain.tools.audit.methods import BASELINE, ORACLE, USUAL, Method, own_method
+from retrain.types import POLICY_COLUMNS, Batch, Rollout
+
+LEVEL = 0.05
+"""Intervals have the level 1 - LEVEL."""
+LOST = "where a wrong answer was lost"
+"""The token of a wrong completion whose true advantage is the least."""
+_SHOWN = 8
+"""Times as many continuations for the completions that are shown."""
+
+Credit = Callable[[Batch, int], Tensor]
+"""(batch, its number) -> advantages [N, T]."""
+
+
+class Figure(NamedTuple):
+    """An estimate with its interval; None for what the data cannot tell."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, numbers: Tensor, least: float = -math.inf, most: float = math.inf) -> Figure:
+        """From (value, low, high), cut to the range that is possible."""
+        value, low, high = numbers.tolist()
+        if not all(map(math.isfinite, (value, low, high))):
+            return cls(None, None, None)
+        return cls(*(min(max(one, least), most) for one in (value, low, high)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A batch with its truth.
+
+    Attributes:
+        batch: with the columns that methods share, and `token_values`.
+        first, second: [N, T], two independent estimates of every token's advantage.
+        classes: masks [N, T] of kinds of tokens, by name.
+    """
+
+    batch: Batch
+    first: Tensor
+    second: Tensor
+    classes: Mapping[str, Tensor]
+
+    @property
+    def truth(self) -> Tensor:
+        """[N, T], the better estimate."""
+        return (self.first + self.second) / 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a method. `where`: size of its credit by kind of token, in multiples of its size overall."""
+
+    effective_batch: Figure
+    bias: Figure
+    noise: Figure
+    correlation: Figure
+    where: Mapping[str, float]
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """By the names of `retrain audit --json`."""
+        names = ("effective_batch", "bias", "noise", "correlation")
+        return dict(zip(names, (self.effective_batch, self.bias, self.noise, self.correlation), strict=True))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A completion with the credit of its tokens: `truth`, and by method."""
+
+    rollout: Rollout
+    tokens: Sequence[str]
+    truth: Sequence[float]
+    credit: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The audit of a checkpoint.
+
+    Attributes:
+        reliability: share of the variance of the measured advantages that is no noise, in [0, 1].
+        methods: by name, the oracle among them. where: as in a verdict, of the true advantages.
+        tokens: sampled by continuations. batches, continuations: what it was made from.
+    """
+
+    run: str
+    step: int
+    reliability: float
+    methods: Mapping[str, Verdict]
+    where: Mapping[str, float]
+    shown: Sequence[Shown]
+    tokens: int
+    batches: int
+    continuations: int
+
+    def facts(self) -> dict[str, Any]:
+        """As `retrain audit --json` prints it."""
+        methods = {
+            name: {figure: found._asdict() for figure, found in one.figures.items()}
+            for name, one in self.methods.items()
+        }
+        return {"run": self.run, "step": self.step, "reliability": self.reliability, "methods": methods}
+
+
+def audit(parts: Parts, run: Path, names: Sequence[str], batches: int, continuations: int) -> Audit:
+    """Audit the credit of methods under the policy of a run that has been opened again.
+
+    Args:
+        names: of methods; without any, the usual ones and the run's own.
+        batches: at least 4. continuations: of every beginning, at least 2.
+    Raises:
+        ComponentError: a method that does not exist, or a run whose completions cannot be continued.
+        DataError: a batch of which nothing could be scored.
+    """
+    wanted = dict.fromkeys([BASELINE, *(names or (*USUAL, own_method(parts.components)))])
+    methods = {name: Method(parts, name) for name in wanted if name != ORACLE}
+    sampler, reduction = _Sampler(parts, continuations), _reduction(parts)
+    found = [sampler.batch(index) for index in range(batches)]
+    reliability, verdicts = judge(found, methods, parts.policy.gradient, reduction)
+    truth = _where([one.first for one in found], [one.second for one in found], found)
+    shown = sampler.shown(found[0], methods)
+    return Audit(str(run), parts.steps, reliability, verdicts, truth, shown, sampler.tokens, batches, continuations)
+
+
+def _reduction(parts: Parts) -> Callable[[Batch], Tensor]:
+    """How the run's loss weighs the policy's tokens."""
+    terms = [one.name for one in parts.objective.terms if source_of(one) == "policy"]
+    if not terms:
+        raise ComponentError("no loss term trains on what the policy samples, so that there is no credit", "add one")
+    return lambda batch: parts.objective.weights(batch)[terms[0]]
+
+
+class _Sampler:
+    """Batches with their truth, of the problems that the run would have come to next.
+
+    Attributes:
+        tokens: sampled in continuations so far.
+        rollouts: the rows of the first batch.
+    """
+
+    def __init__(self, parts: Parts, continuations: int) -> None:
+        self._parts, self._count = parts, continuations
+        self._text = TokenText(parts.loaded.tokenizer)
+        planning = parts.components.signal("planning_mask")
+        assert planning is not None, "it is a component of the package"
+        self._planning = planning.build(parts.resources)
+        self._cursor, self.tokens = parts.steps * parts.prompts, 0
+        self.rollouts: list[Rollout] = []
+
+    def batch(self, index: int) -> Measured:
+        """Batch number `index`; streams of its own, so that it is independent of others and of any training."""
+        parts = self._parts
+        seed = derive_seed(parts.config.training.seed, "audit", parts.steps, index)
+        rollouts, problems, self._cursor = sampled(parts, self._cursor, parts.prompts, seed)
+        kept = valid_rows(rollouts)
+        if not kept:
+            raise DataError("none of the completions of a batch could be scored; see retrain score, or the rewards")
+        self.rollouts = self.rollouts or kept
+        batch = parts.layout.batch(kept, parts.steps).replace(problems=problems)
+        columns = parts.policy.logprobs(batch, sorted(POLICY_COLUMNS))
+        planning, _ = self._planning(batch.input_ids, batch.response_mask)
+        first, second, values = self._truth(batch, self._count, seed)
+        batch = batch.replace(**columns, planning_mask=planning, token_values=values)
+        return Measured(batch, first, second, self._classes(batch))
+
+    def _truth(self, batch: Batch, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Two estimates of every token's advantage, each of half of the continuations; and the values."""
+        mask = batch.response_mask
+        found, numbers = prefixes(batch.input_ids, mask, batch.group_ids, mask)
+        seed = derive_seed(seed, "continuations")
+        rewards, tokens = self._parts.resources["continue_from"](batch.problems, found, count, seed)
+        self.tokens += tokens
+        halves = rewards[:, : count // 2], rewards[:, count // 2 :]
+        first, second = (credit(values_at(mask, part, numbers), mask, batch.rewards, mask) for part in halves)
+        return first, second, values_at(mask, rewards, numbers)
+
+    def _classes(self, batch: Batch) -> dict[str, Tensor]:
+        """Masks of kinds of tokens: by the planning signal, by text as the task knows it, by entropy."""
+        mask, planning = batch.response_mask, batch.column("planning_mask").bool()
+        found = {"planning": planning & mask, "execution": mask & ~planning, "answer": torch.zeros_like(mask)}
+        for row, (ids, own, group) in enumerate(zip(batch.input_ids, mask, batch.group_ids.tolist(), strict=True)):
+            texts = self._text.pieces(ids[own].tolist())
+            text, ends = "".join(texts), [*accumulate(map(len, texts))]
+            last = len(text.rstrip()) - len((text.split() or [""])[-1])
+            known = self._parts.task.spans(batch.problems[group][0], text)
+            for name, spans in {
+                "answer": [(last, len(text))],
+                **{f"task: {name}": known[name] for name in known},
+            }.items():
+                inside = [
+                    any(a < end and end - len(t) < b for a, b in spans) for t, end in zip(texts, ends, strict=True)
+                ]
+                found.setdefault(name, torch.zeros_like(mask))[row, own] = mask.new_tensor(inside)
+        entropy = batch.column("entropy")
+        edges = [-math.inf, *(float(entropy[mask].quantile(share)) for share in (0.25, 0.5, 0.75)), math.inf]
+        for quarter, (low, high) in enumerate(pairwise(edges), 1):
+            found[f"entropy, quarter {quarter}"] = mask & (entropy > low) & (entropy <= high)
+        return found
+
+    def shown(self, one: Measured, methods: Mapping[str, Credit]) -> list[Shown]:
+        """The best and the worst completions of a prompt, their truth by more continuations."""
+        places = best_and_worst([rollout.row() for rollout in self.rollouts])
+        rows, sharper = one.batch.rows(torch.tensor(places)), self._count * _SHOWN
+        first, second, _ = self._truth(rows, sharper, derive_seed(self._parts.config.training.seed, "shown"))
+        given = {name: method(one.batch, 0)[places] for name, method in methods.items()}
+        found: list[Shown] = []
+        for row, place in enumerate(places):
+            rollout = self.rollouts[place]
+            span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
+            tokens = [self._parts.chat.decode([token]) for token in rollout.completion_ids]
+            truth = ((first + second) / 2)[row, span].tolist()
+            found.append(
+                Shown(rollout, tokens, truth, {name: all_[row, span].tolist() for name, all_ in given.items()})
+            )
+        return found
+
+
+def judge(
+    batches: Sequence[Measured],
+    methods: Mapping[str, Credit],
+    gradient: Callable[[Batch, Tensor], Tensor],
+    reduction: Callable[[Batch], Tensor],
+) -> tuple[float, dict[str, Verdict]]:
+    """Reliability of the truth, and the verdicts of the oracle and of every method, the baseline among them.
+
+    The oracle's gradient has two independent estimates as well; their product is the square of the exact one's.
+
+    Args:
+        gradient: see `Policy.gradient`. reduction: weights [N, T] of a batch's tokens in the loss.
+    """
+    quantile = float(stdtrit(len(batches) - 1, 1 - LEVEL / 2))
+    weights = [reduction(one.batch) for one in batches]
+
+    def gradients(credits_: Sequence[Tensor]) -> Tensor:
+        pairs = zip(batches, weights, credits_, strict=True)
+        return torch.stack([gradient(one.batch, weight * given) for one, weight, given in pairs])
+
+    first, second = [one.first for one in batches], [one.second for one in batches]
+    halves = gradients(first), gradients(second)
+    # The true gradient weighs every completion alike, whatever the run's reduction does.
+    true = torch.stack([gradient(one.batch, one.truth / len(one.batch.rewards)) for one in batches])
+    quality = {ORACLE: G.quality((halves[0] + halves[1]) / 2, true, (halves[0] * halves[1]).sum(-1))}
+    others = {ORACLE: (Figure(1.0, 1.0, 1.0), _where(first, second, batches))}
+    del halves
+    for name, method in methods.items():
+        given = [method(one.batch, index) for index, one in enumerate(batches)]
+        x = gradients(given)
+        quality[name] = G.quality(x, true, x.square().sum(-1))
+        others[name] = _correlation(batches, given, quantile), _where(given, given, batches)
+    base = quality[BASELINE].worth
+    verdicts = {
+        name: Verdict(
+            Figure.of(G.ratio_interval(one.worth / base, quantile), least=0.0),
+            Figure.of(G.interval(one.bias, quantile), 0.0, 2.0),
+            Figure.of(G.interval(one.noise, quantile), least=0.0),
+            *others[name],
+        )
+        for name, one in quality.items()
+    }
+    return _reliability(batches), verdicts
+
+
+def _covariance(batches: Sequence[Measured], given: Sequence[Tensor]) -> Tensor:
+    """[1 + B, 3, 3] of credit, first and second truth over tokens."""
+    columns = [
+        torch.stack([values[one.batch.response_mask] for values in (x, one.first, one.second)], 1)
+        for one, x in zip(batches, given, strict=True)
+    ]
+    return G.covariance(torch.stack([G.moments(table) for table in columns]))
+
+
+def _reliability(batches: Sequence[Measured]) -> float:
+    """Of the mean of both halves, by Spearman and Brown's formula from the correlation of one with the other."""
+    found = _covariance(batches, [one.first for one in batches])[0]
+    half = max(0.0, float(found[1, 2] / (found[1, 1] * found[2, 2]).sqrt().clamp(min=1e-30)))
+    return 2 * half / (1 + half)
+
+
+def _correlation(batches: Sequence[Measured], given: Sequence[Tensor], quantile: float) -> Figure:
+    """Of credit with the true advantage over tokens; the noise of the measurement is taken out of the variance."""
+    found = _covariance(batches, given)
+    if float(G.interval(found[:, 1, 2], quantile)[1]) <= 0:  # nothing but noise may have been measured
+        return Figure(None, None, None)
+    along = (found[:, 0, 1] + found[:, 0, 2]) / 2
+    return Figure.of(G.interval(along / (found[:, 0, 0] * found[:, 1, 2]).sqrt(), quantile), -1.0, 1.0)
+
+
+def _where(first: Sequence[Tensor], second: Sequence[Tensor], batches: Sequence[Measured]) -> dict[str, float]:
+    """Size of credit by kind of token over its size on all tokens: roots of mean products of independent estimates.
+
+    LOST is a mean with its sign: the token is chosen by one half of the truth, and looked at in the other.
+    """
+
+    def size(masks: Sequence[Tensor]) -> float:
+        products = torch.cat([(a * b)[mask] for a, b, mask in zip(first, second, masks, strict=True)])
+        return math.sqrt(max(0.0, float(products.double().mean()))) if len(products) else math.nan
+
+    whole = size([one.batch.response_mask for one in batches]) or math.nan
+    names = dict.fromkeys(name for one in batches for name in one.classes)
+    masks = {name: [one.classes.get(name, ~one.batch.response_mask & False) for one in batches] for name in names}
+    found = {name: size(several) / whole for name, several in masks.items()}
+    lost: list[Tensor] = []
+    for one, a, b in zip(batches, first, second, strict=True):
+        mask = one.batch.response_mask
+        wrong = ~one.batch.correct & mask.any(-1)
+        for chosen_by, seen in ((one.first, b), (one.second, a)):
+            place = chosen_by.masked_fill(~mask, math.inf).argmin(-1, keepdim=True)
+            lost.append(seen.gather(-1, place)[wrong, 0])
+    return found | {LOST: float(torch.cat(lost).mean()) / whole}
