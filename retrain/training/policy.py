@@ -181,12 +181,12 @@ class TorchPolicy:
     def gradient(self, batch: Batch, weights: Tensor) -> Tensor:
         """[D] gradient of sum_{n,t} weights[n, t] * logprobs[n, t] in the trained parameters, one behind the other.
 
-        Rows without weight are not forwarded. Adapters' dropout is off.
+        On one rank. Rows without weight are not forwarded. Adapters' dropout is off.
         """
         parameters = [*self.optimizer.parameters.values()]
         live = (weights != 0).any(-1).nonzero()[:, 0].tolist()
         with lora.active(self.adapter, self._name):
-            for index in self.forward.micro_batches(batch, live):
+            for index, _ in self.forward.micro_batches(batch, live):
                 rows = batch.rows(index)
                 width = rows.input_ids.shape[1]
                 with self.forward.attention(width):
