@@ -70,7 +70,7 @@ def _whisker(figure: Figure, most: float) -> str:
         return 12 + 316 * min(value or 0.0, most) / most
 
     low, middle, high = (across(figure.low), 13.0), (across(figure.value), 13.0), (across(figure.high), 13.0)
-    better, worse = (figure.low or 0.0) > 1, figure.high is not None and figure.high < 1
+    better, worse = (figure.low or 0.0) > 1.005, figure.high is not None and figure.high < 0.995  # to two digits
     kind = "better" if better else "worse" if worse else "unclear"
     marks = line(f"{kind} whisker", low, high) + dot(kind, middle, 5) if figure.value is not None else ""
     zero = line("zero", (across(1.0), 0.0), (across(1.0), 26.0))
