@@ -14,11 +14,11 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 19_310,
-    "what retrain train imports": 10_860,
-    "with all that a run may name": 13_190,
+    "package": 20_000,
+    "what retrain train imports": 11_080,
+    "with all that a run may name": 13_400,
     "campaign": 2_345,
-    "tools": 1_300,
+    "tools": 1_660,
     "report": 500,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50
