@@ -42,7 +42,7 @@ def exact(method: Any):
     pairs = torch.cartesian_prod(torch.arange(27), torch.arange(27))
     chances = POLICY.probabilities[pairs].prod(-1)
     batch = POLICY.batch(pairs.flatten(), GROUP)
-    credit = method(batch, 0) if callable(method) else method[pairs.flatten()]
+    credit = method[pairs.flatten()] if isinstance(method, torch.Tensor) else method(batch, 0)
     rows = torch.einsum("nt,ntd->nd", credit[:, 1:].double(), POLICY.scores[pairs.flatten()])
     found = rows.view(-1, GROUP, rows.shape[-1]).mean(1)
     mean = chances @ found
