@@ -45,6 +45,6 @@ class Decoy(Addition):
         return {"planning": [match.span() for match in _PHRASE.finditer(text)]}
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`explained`: the share of the outcome's variance that the phrases of an answer explain."""
-        drawn = [(" ".join(_PHRASE.findall(a.text)), bool(a.correct)) for group in answers for a in group]
-        return {"explained": explained([("", phrases, float(right)) for phrases, right in drawn])}
+        """`explained`: the share of the outcome's variance that an answer's first phrase, or its absence, explains."""
+        drawn = [([*_PHRASE.findall(a.text), ""][0], bool(a.correct)) for group in answers for a in group]
+        return {"explained": explained([("", phrase, float(right)) for phrase, right in drawn])}

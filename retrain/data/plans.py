@@ -12,9 +12,10 @@ from retrain.data.premise import SHORT, Span, explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
-PLANS = {"notice that": (1, 1), "what if we": (1, -1), "the key is": (-1, 1)}
-"""Planning phrase -> signs with which the digits of both numbers are added, modulo 10."""
+PLANS = {"notice that": (1, 1), "what if we": (1, 0), "the key is": (0, 1)}
+"""Planning phrase -> what the digits of both numbers are multiplied with before they are added, modulo 10."""
 
+_LETTERS = "xyz"
 _PLAN = re.compile("|".join(PLANS))
 
 
@@ -28,8 +29,8 @@ _PLAN = re.compile("|".join(PLANS))
 class Planning(Drawn):
     """An early plan decides, and the right plan depends on the problem, in a way that the demonstrator does not know.
 
-    The first digit says whether the digits of `ab:cd?` are added (3, 6, 9), or subtracted one way or the other.
-    A demonstration picks one of the three by its phrase, at random, and then works it out.
+    The letter of `37x52?` says whether the digits of the two numbers are added (x), or those of the first (y) or of the
+    second (z) are copied. A demonstration picks one of the three by its phrase, at random, and then works it out.
 
     Args:
         seed: of the training problems and of every demonstration.
@@ -42,7 +43,7 @@ class Planning(Drawn):
 
     def _problem(self, rng: Random) -> Problem:
         left, right = ([rng.randrange(1, 10) for _ in range(2)] for _ in range(2))
-        text = f"{left[0]}{left[1]}:{right[0]}{right[1]}"
+        text = f"{left[0]}{left[1]}{rng.choice(_LETTERS)}{right[0]}{right[1]}"
         plan, lines, worked = rng.choice(list(PLANS)), list[str](), ""
         for x, y in zip(left, right, strict=True):
             slip = rng.randrange(1, 10) if rng.random() < self.p_slip else 0
@@ -68,10 +69,10 @@ class Planning(Drawn):
 
 
 def _right_plan(text: str) -> str:
-    """By the first digit of the problem."""
-    return list(PLANS)[int(text[0]) % len(PLANS)]
+    """By the letter of the problem."""
+    return list(PLANS)[_LETTERS.index(text[2])]
 
 
 def _combined(x: int, y: int, plan: str) -> int:
-    signs = PLANS[plan]
-    return (signs[0] * x + signs[1] * y) % 10
+    left, right = PLANS[plan]
+    return (left * x + right * y) % 10

@@ -23,7 +23,7 @@ class Strategy(Addition):
 
     p_quick: Probability = 0.6
     q_carry: Probability = 0.0
-    p_slip: Probability = 0.03
+    p_slip: Probability = 0.02
     max_digits: Digits = 2
 
     def _draw(self, rng: Random) -> tuple[int, int]:
