@@ -6,8 +6,8 @@ episodes of four turns.
 Slow tools: a tool sleeps 0 to 300 ms, 16 groups of one episode in 8 workers, and a sampling call takes 50 ms whatever
 it is asked for. Each worker's share goes on by itself, against waves in which every share waits for the slowest.
 
-Contexts that are computed again: a wave of 32 episodes prefills what its earlier turns have prefilled. Seconds of that
-prefill with its first token, and of a further token, by the length of the context.
+Contexts: the next turn of 32 episodes in the embedded engine, a reply of 8 tokens to 8 new ones, by the length of what
+the episodes have said before. CPU seconds if the engine keeps their keys and values, and if it computes them again.
 
     python benchmarks/episodes.py
 """
@@ -94,7 +94,7 @@ def best(function: Callable[[], float], repetitions: int = 5) -> str:
 
 
 def contexts() -> None:
-    """What a wave computes again, in the embedded engine."""
+    """What a turn costs in the embedded engine."""
     import torch
     import transformers as hf
 
@@ -107,16 +107,19 @@ def contexts() -> None:
     )  # fmt: skip
     engine = TorchEngine(hf.Qwen3ForCausalLM(config).eval(), dtype="float32")
     for length in (64, 256, 1024):
+        first = [Request(tuple([n + 1] * (length - 8)), 1, 8, n) for n in range(32)]
 
-        def seconds(most: int, length: int = length) -> float:
-            requests = [Request(tuple([n + 1] * length), 1, most, n) for n in range(32)]
+        def seconds(continued: bool, first: list[Request] = first) -> float:
+            sampling = Sampling(continued=continued)
+            rows = engine.sample(first, sampling)
+            said = [(*request.ids, *row.ids, *range(8)) for request, [row] in zip(first, rows, strict=True)]
+            requests = [Request(ids, 1, 8, 100 + n) for n, ids in enumerate(said)]
             began = time.process_time()
-            engine.sample(requests, Sampling())
+            engine.sample(requests, sampling)
             return time.process_time() - began
 
-        seconds(1)
-        first, more = (min(seconds(most) for _ in range(3)) for most in (1, 9))
-        print(f"context {length:>5}: prefill {first:.3f} CPU s, a further token {(more - first) / 8:.4f}")
+        kept, again = (min(seconds(continued) for _ in range(4)) for continued in (True, False))
+        print(f"context {length:>5}: kept {kept:.3f} CPU s, computed again {again:.3f}, ratio {again / kept:.1f}")
 
 
 def main() -> None:

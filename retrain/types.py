@@ -61,6 +61,8 @@ class Sampling:
         top_p, top_k: 1.0 and 0 switch them off.
         stop_ids: token ids that end a completion (kept as its last token).
         seed: with a request's stream, all that its random numbers derive from.
+        continued: later requests of this sampling extend what these sample, as the turns of an episode do: an engine
+            may keep what it computed.
     """
 
     temperature: float = 1.0
@@ -68,6 +70,7 @@ class Sampling:
     top_k: int = 0
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

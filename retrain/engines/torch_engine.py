@@ -37,6 +37,7 @@ class TorchEngine(Sampler):
             On a CPU everything but the matrix products, the head's included, is float32 in any case.
         fused: use the rewritten forward where there is one (Llama, Mistral, Qwen2, Qwen3).
         memory_mb: bound on keys, values, logits and prefill activations; more prompts than fit are sampled in turn.
+            With an environment, bound also on the keys and values that wait for the next turns of a worker's episodes.
 
     Attributes:
         version: of the weights in force; None until there are any (an adapter model's must be loaded merged).
@@ -53,6 +54,7 @@ class TorchEngine(Sampler):
     ) -> None:
         from retrain.engines.embedded.fused import FusedDecoder
         from retrain.engines.embedded.general import GeneralDecoder
+        from retrain.engines.embedded.kept import Kept
 
         if reason := unsupported(model):
             raise ComponentError(f"engine 'torch' cannot serve this model: {reason}", 'use engine = "transformers"')
@@ -62,6 +64,7 @@ class TorchEngine(Sampler):
         self._decoder: Decoder = kind(self._model, self._dtype)
         self._device = next(self._model.parameters()).device
         self._budget, self._limit = memory_mb << 20, positions(self._model)
+        self._kept = Kept(self._budget)
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         if self._model is model:  # else its adapters are not in the state dict by the base model's names
@@ -74,19 +77,32 @@ class TorchEngine(Sampler):
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
         self._decoder.load(weights)
+        self._kept.begin(None)
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """The completions of every request, in the requests' order."""
-        from retrain.engines.embedded import decoder
+        """The completions of every request, in the requests' order.
+
+        Requests that extend contexts of the calls before, in a continued sampling, compute what is new of them.
+        """
+        from retrain.engines.embedded import decoder, kept
 
         fix = "lower [training] max_tokens or drop long prompts"
         version = check_requests(requests, self.version, self._limit, "the model", fix)
         results: dict[int, list[Completion]] = {}
-        for chunk in decoder.chunks(requests, self._budget, self._bytes):
-            some = [requests[index] for index in chunk]
-            rows = decoder.sample_chunk(self._decoder, some, sampling, self._device)
-            results.update(zip(chunk, decoder.completions(*rows, some, sampling, version), strict=True))
+        self._kept.begin(sampling)
+        known = {index: one for index, request in enumerate(requests) if (one := self._kept.find(request)) is not None}
+        for fresh in (True, False):
+            ours = [index for index in range(len(requests)) if (index not in known) == fresh]
+            for chunk in decoder.chunks([requests[index] for index in ours], self._budget, self._bytes):
+                places = [ours[index] for index in chunk]
+                some = [requests[index] for index in places]
+                start = None if fresh else kept.start([known[index] for index in places], some)
+                ids, logprobs, parts = decoder.sample_chunk(self._decoder, some, sampling, self._device, start)
+                rows = decoder.completions(ids, logprobs, some, sampling, version)
+                self._kept.add(parts, some, rows)
+                results.update(zip(places, rows, strict=True))
+        self._kept.end(one for one, _ in known.values())
         return [results[index] for index in range(len(requests))]
 
     def _bytes(self, prompts: int, rows: int, length: int, max_tokens: int) -> int:

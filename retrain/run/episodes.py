@@ -207,7 +207,8 @@ class _Game:
     """
 
     def __init__(self, player: Player, sampling: Sampling, counts: Mapping[int, int], pool: WorldPool | None) -> None:
-        self._player, self._world, self._sampling, self._pool = player, player.world, sampling, pool
+        self._player, self._world, self._pool = player, player.world, pool
+        self._sampling = replace(sampling, continued=player.world is not None)
         self._bridge = Bridge(player.chat) if player.world else None
         self._counts = counts
 

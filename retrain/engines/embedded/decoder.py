@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ ATTENTION = "retrain_slots"
 
 _COMPACT_BELOW = 0.8
 
+Start = Callable[["Slots"], None]
+
 
 class Decoder(Protocol):
     """A model as the loop drives it: start rows from prompts, then one token per row and step."""
@@ -29,20 +31,22 @@ class Decoder(Protocol):
 
     def load(self, weights: Mapping[str, Tensor]) -> None: ...
 
-    def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor: ...
+    def prefill(self, ids: Tensor, slots: Slots) -> Tensor: ...
 
     def step(self, tokens: Tensor) -> Tensor: ...
 
 
 @torch.inference_mode()
 def sample_chunk(
-    decoder: Decoder, requests: Sequence[Request], sampling: Sampling, device: torch.device
-) -> tuple[Tensor, Tensor]:
+    decoder: Decoder, requests: Sequence[Request], sampling: Sampling, device: torch.device, start: Start | None = None
+) -> tuple[Tensor, Tensor, list[Part]]:
     """Sample the completions of every request; R in all, the longest budget S.
 
+    Args:
+        start: fills columns of new slots with what is known of the contexts, and says how many.
     Returns:
         ids [R, S] int64 and log-probs [R, S] float32. What follows a row's first stop id or its budget is without
-        meaning.
+        meaning. If the sampling is continued, also the keys and values of all but each row's last token.
     """
     ids, pad = left_padded([request.ids for request in requests], device)
     counts = torch.tensor([request.count for request in requests], device=device)
@@ -54,26 +58,28 @@ def sample_chunk(
     stops = torch.tensor(sampling.stop_ids, dtype=torch.long, device=device)
     out = torch.zeros(count, longest, dtype=torch.long, device=device)
     logprobs = torch.zeros(count, longest, device=device)
-    alive = torch.arange(count, device=device)
     done = torch.zeros(count, dtype=torch.bool, device=device)
-    logits = decoder.prefill(ids, pad, counts, ids.shape[1] + longest).repeat_interleave(counts, 0)
+    slots = Slots(pad, counts, ids.shape[1] + longest, sampling.continued)
+    if start is not None:
+        start(slots)
+    logits = decoder.prefill(ids[:, slots.used :], slots).repeat_interleave(counts, 0)
     for step in range(longest):
         tokens, chosen = draw(logits, uniform[step], sampling.temperature, sampling.top_k, sampling.top_p)
-        out[alive, step], logprobs[alive, step] = tokens, chosen
+        out[slots.rows, step], logprobs[slots.rows, step] = tokens, chosen
         if len(stops):
             done |= torch.isin(tokens, stops)
         if ragged:
-            done |= budget[alive] == step + 1
+            done |= budget[slots.rows] == step + 1
         running = len(done) - int(done.sum())
         if running == 0 or step + 1 == longest:
             break
         # Not after every finished row: moving keys and values costs time as well.
         if running <= _COMPACT_BELOW * len(done):
             rows = packed(done, running)
-            alive, tokens, done, uniform = alive[rows], tokens[rows], done[rows], uniform[:, rows]
-            decoder.slots.keep(rows)
+            tokens, done, uniform = tokens[rows], done[rows], uniform[:, rows]
+            slots.keep(rows)
         logits = decoder.step(tokens)
-    return out, logprobs
+    return out, logprobs, slots.left()
 
 
 def uniforms(requests: Sequence[Request], seed: int) -> Tensor:
@@ -157,46 +163,97 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
         yield chunk
 
 
+class Part(NamedTuple):
+    """Keys and values of some rows of `Slots`, in its layout, with the number and the padding columns of each row."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    rows: list[int]
+    pad: list[int]
+
+
 class Slots(Cache):
     """Cache of the completions of each prompt: prompts are computed once and their slots repeated.
 
     Keys lie transposed, [rows, kv_heads, head_dim, width], values [rows, kv_heads, width, head_dim], so that the
     attention of one new token is two plain matrix products. The first `used` columns are filled. A prompt shorter
-    than the longest is padded on its left; `bias` hides the padding.
+    than the longest is padded on its left; `bias` hides the padding. A prefill fills several columns at once: those
+    of the prompts, or, behind columns that are known, the rest of them.
 
     Args:
         counts: [B] completions of each prompt.
+        leaves: rows that are kept no more are copied for `left`.
 
     Attributes:
         used: columns filled so far; the next token is written there.
+        prefilling: several tokens of each row are being computed.
+        rows: [rows] int64, the number of each row, which it keeps when others are dropped.
         pad: [rows] int64, padding columns of each row.
         bias: [rows, 1, 1, width], -inf on padding and 0 elsewhere; None if no prompt is padded.
     """
 
-    def __init__(self, pad: Tensor, counts: Tensor, width: int) -> None:
+    def __init__(self, pad: Tensor, counts: Tensor, width: int, leaves: bool = False) -> None:
         super().__init__(layers=[])
         self.counts, self.width = counts, width
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.used = 0
-        self.pad = pad.repeat_interleave(counts)
+        self.used, self.prefilling = 0, True
+        self._prompt_pad, self.pad = pad, pad.repeat_interleave(counts)
+        self.rows = torch.arange(len(self.pad), device=pad.device)
+        self._parts, self._leaves = list[Part](), leaves
         self.bias: Tensor | None = None
         if bool(pad.any()):
             hidden = torch.arange(width, device=pad.device) < self.pad[:, None]
             self.bias = torch.zeros(hidden.shape, device=pad.device).masked_fill_(hidden, -torch.inf)[:, None, None]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        """Fill a layer from the prompts [B, kv_heads, P, head_dim], or append one token to every row."""
-        if self.used:
+        """Fill a layer from a prefill [B, kv_heads, t, head_dim], or append one token to every row.
+
+        A prefill gets back all that its tokens may attend to, in its own layout.
+        """
+        if not self.prefilling:
             return self.append(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
-        rows, (heads, length, size) = len(self.pad), key_states.shape[1:]
-        keys = key_states.new_empty(rows, heads, size, self.width)
-        values = value_states.new_empty(rows, heads, self.width, value_states.shape[-1])
-        keys[..., :length] = key_states.transpose(-1, -2).repeat_interleave(self.counts, 0)
-        values[:, :, :length] = value_states.repeat_interleave(self.counts, 0)
-        self.keys.append(keys)
-        self.values.append(values)
-        return key_states, value_states
+        if not self.used:
+            self.add_layer(key_states, value_states)
+        end = self.used + key_states.shape[2]
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        keys[..., self.used : end] = key_states.transpose(-1, -2).repeat_interleave(self.counts, 0)
+        values[:, :, self.used : end] = value_states.repeat_interleave(self.counts, 0)
+        return (keys[..., :end].transpose(-1, -2), values[:, :, :end]) if self.used else (key_states, value_states)
+
+    def add_layer(self, key: Tensor, value: Tensor) -> None:
+        """Room for a layer's keys and values, with heads, sizes and type of these [.., heads, t, size]."""
+        rows, heads = len(self.pad), key.shape[1]
+        self.keys.append(key.new_empty(rows, heads, key.shape[-1], self.width))
+        self.values.append(value.new_empty(rows, heads, self.width, value.shape[-1]))
+
+    def places(self, length: int) -> Tensor:
+        """Positions [B, length] of the tokens that a prefill computes."""
+        columns = torch.arange(self.used, self.used + length, device=self.pad.device)
+        return (columns - self._prompt_pad[:, None]).clamp_min(0)
+
+    def mask(self, length: int) -> Tensor | None:
+        """What each token that a prefill computes attends to, [B, 1, length, columns]; None: all before it."""
+        if self.bias is None and not self.used:
+            return None
+        columns = torch.arange(self.used + length, device=self.pad.device)
+        rows = columns[self.used :, None]
+        shown = (columns >= self._prompt_pad[:, None])[:, None] & (columns <= rows)
+        # Padding sees itself: a softmax over nothing is NaN in some kernels.
+        return (shown | (columns == rows))[:, None]
+
+    def left(self) -> list[Part]:
+        """The filled columns of all rows, if they are to be left."""
+        self._leave(torch.ones_like(self.rows, dtype=torch.bool))
+        return self._parts
+
+    def _leave(self, gone: Tensor) -> None:
+        if self._leaves:
+            keys, values = (
+                [one[gone, ..., : self.used] for one in self.keys],
+                [v[gone, :, : self.used] for v in self.values],
+            )
+            self._parts.append(Part(keys, values, self.rows[gone].tolist(), self.pad[gone].tolist()))
 
     def append(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Write one token's key and value [rows, kv_heads, head_dim]; return all filled columns."""
@@ -211,6 +268,7 @@ class Slots(Cache):
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows [n] (int64) only, as the first n; rows[i] >= i, so each moves down or stays."""
+        self._leave(torch.ones_like(self.rows, dtype=torch.bool).index_fill_(0, rows, False))
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
         sources = rows[moved]
         for keys, values in zip(self.keys, self.values, strict=True):
@@ -218,7 +276,7 @@ class Slots(Cache):
             values[moved, :, : self.used] = values[sources, :, : self.used]
         self.keys = [keys[: len(rows)] for keys in self.keys]
         self.values = [values[: len(rows)] for values in self.values]
-        self.pad = self.pad[rows]
+        self.pad, self.rows = self.pad[rows], self.rows[rows]
         self.bias = None if self.bias is None else self.bias[rows]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

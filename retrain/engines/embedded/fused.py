@@ -82,27 +82,21 @@ class FusedDecoder:
         self._norm = self._copy(weights["model.norm.weight"])
         self._layers = [self._layer(weights, f"model.layers.{index}.") for index in range(self._depth)]
 
-    def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor:
-        """Start `counts` [B] rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
-        length = ids.shape[1]
-        columns = torch.arange(length, device=ids.device)
-        slots = self.slots = Slots(pad, counts, width)
-        self._cos, self._sin = self._rotation(width)
-        mask: Tensor | None = None
-        if slots.bias is not None:
-            own = columns == columns[:, None]  # padding sees itself: a softmax over nothing is NaN in some kernels
-            mask = ((columns >= pad[:, None])[:, None] & (columns <= columns[:, None]) | own)[:, None]
+    def prefill(self, ids: Tensor, slots: Slots) -> Tensor:
+        """Compute the next columns of each prompt [B, t] for all its rows; logits [B, V] of the token after them."""
+        self.slots, length = slots, ids.shape[1]
+        self._cos, self._sin = self._rotation(slots.width)
+        mask = slots.mask(length)
 
         def attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
-            query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-            slots.update(key, value, layer)
+            key, value = slots.update(key.transpose(1, 2), value.transpose(1, 2), layer)
             mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+                query.transpose(1, 2), key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
             )
             return mixed.transpose(1, 2)
 
-        logits = self._forward(ids, (columns - pad[:, None]).clamp_min(0), attention)
-        slots.used = length
+        logits = self._forward(ids, slots.places(length), attention)
+        slots.used, slots.prefilling = slots.used + length, False
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -31,15 +31,13 @@ class GeneralDecoder:
     def load(self, weights: Mapping[str, Tensor]) -> None:
         copy_weights(self._model, weights)
 
-    def prefill(self, ids: Tensor, pad: Tensor, counts: Tensor, width: int) -> Tensor:
-        """Start `counts` [B] rows from each left-padded prompt [B, P]; logits [B, V] of the token that comes next."""
-        places = torch.arange(ids.shape[1], device=ids.device) - pad[:, None]
-        mask = (places >= 0).long() if bool(pad.any()) else None
-        self.slots = Slots(pad, counts, width)
+    def prefill(self, ids: Tensor, slots: Slots) -> Tensor:
+        """Compute the next columns of each prompt [B, t] for all its rows; logits [B, V] of the token after them."""
+        self.slots, length = slots, ids.shape[1]
         # Read by transformers at every forward: `attend` takes one new token per row, and a prompt has many.
         self._model.config._attn_implementation = "sdpa"
-        logits = self._forward(ids, position_ids=places.clamp_min(0), attention_mask=mask)
-        self.slots.used = ids.shape[1]
+        logits = self._forward(ids, position_ids=slots.places(length), attention_mask=slots.mask(length))
+        slots.used, slots.prefilling = slots.used + length, False
         self._model.config._attn_implementation = ATTENTION
         return logits
 
