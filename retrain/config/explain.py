@@ -26,8 +26,8 @@ TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, hea
 """The builtin model."""
 
 _OVERLAP = (
-    "while step t is trained, the batch of step t + 1 is sampled and scored with the weights that step t started from: "
-    "one step stale from the second step on"
+    "while step t is trained, the batch of step t + {0} is sampled and scored with the weights that step t started "
+    "from: {0} steps stale, and less before step {0}"
 )
 
 
@@ -48,7 +48,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "components": _components(loaded, bound),
         "imported": [f"{kind} {one.name}" for kind, one in bound if one.component.source != "built-in"],
         "engine": engine,
-        "overlap": _OVERLAP if config.rollout.overlap else None,
+        "overlap": _OVERLAP.format(config.rollout.overlap) if config.rollout.overlap else None,
         "pipeline": _pipeline(loaded, pipeline, exact),
         "loss": _loss(loaded),
         "batch": _batch(loaded),

@@ -67,8 +67,8 @@ class Rollout(Section):
     """Sample other prompts in place of groups that `[algorithm] filter` drops (default: no advantage at all)."""
     max_resample: Count = 4
     """Rounds of such resampling per step; after that the step trains on what there is."""
-    overlap: Literal[0, 1] = 0
-    """1 samples the next batch, with the weights before the update, while the trainer updates: one step stale."""
+    overlap: Natural = 0
+    """k samples the batch of k steps later while the trainer updates: k steps stale. 1 hides all that can be hidden."""
     mask_truncated: bool = False
     """Leave completions that ran into max_tokens out of the loss."""
     parity_every: Natural = 10

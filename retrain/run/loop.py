@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -275,10 +276,10 @@ class Collector:
     """The batches of consecutive steps; a context manager, which no thread outlives.
 
     Let version v be the weights after v steps. Step t turns version t into version t + 1. With `[rollout] overlap`
-    off its batch is sampled with version t. With it on, `begin` makes a thread sample and score the batch of
-    step t + 1 with version t, which the sampler holds, while the trainer is busy with step t; `sync` waits for it
-    before the sampler gets version t + 1. So every batch is one version old, but for the first after a start
-    without one: there was nothing to train meanwhile. The thread works between `begin` and `sync` only.
+    off its batch is sampled with version t. With `overlap = k`, `begin` makes a thread sample and score the batch of
+    step t + k with version t, which the sampler holds, while the trainer is busy with step t; `sync` waits for it
+    before the sampler gets version t + 1. So every batch is k versions old, but for the first k after a start
+    without any, which are all sampled before its first step. The thread works between `begin` and `sync` only.
     Evaluations and checkpoints find it idle, and what it returns depends on no timing.
 
     The thread has its own tokenizer. It shares sampler, task, reward pool and expert rows with the trainer,
@@ -286,18 +287,20 @@ class Collector:
 
     Args:
         cursor: the next unused problem.
-        saved: a checkpoint, in which a batch may be waiting.
+        saved: a checkpoint, in which batches may be waiting.
     """
 
     def __init__(self, parts: Parts, cursor: int, saved: State | None = None) -> None:
         self.cursor = cursor
         self._parts, self._mine = parts, parts
-        self._ahead: Collection | None = None
-        self._coming: Future[Collection] | None = None
+        self._ahead: deque[Collection] = deque()
+        self._coming: Future[list[Collection]] | None = None
         self._thread: ThreadPoolExecutor | None = None
         if parts.config.rollout.overlap:
             self._mine = replace(parts, chat=replace(parts.chat, tokenizer=copy.deepcopy(parts.chat.tokenizer)))
-            self._ahead = Collection.restored(parts, saved[_AHEAD]) if saved and _AHEAD in saved else None
+            waiting: Any = (saved or {}).get(_AHEAD, ())
+            # Where only one could wait it was no list.
+            self._ahead.extend(Collection.restored(parts, one) for one in ([waiting] if "step" in waiting else waiting))
             # A thread has its own number of threads in OpenMP; another number would sum in another order.
             threads = torch.get_num_threads()
             self._thread = ThreadPoolExecutor(1, "sampling", torch.set_num_threads, (threads,))
@@ -312,17 +315,20 @@ class Collector:
 
     def take(self, step: int, clock: Clock) -> Collection:
         """The batch of a step: the one that waits for it, or else collected now."""
-        if self._ahead is None:
+        if not self._ahead:
             self.begin(step, clock)
             self._wait(clock)
-        collection = self._ahead or self._collect(step, clock)
-        self._ahead, self.cursor = None, collection.cursor
+        collection = self._ahead.popleft() if self._ahead else self._collect(step, self.cursor, clock)
+        self.cursor = collection.cursor
         return collection
 
     def begin(self, step: int, clock: Clock) -> None:
-        """Have the thread collect the batch of this step, if the run has such a step; without a thread, nothing."""
-        if self._thread is not None and step < self._parts.config.training.max_steps:
-            self._coming = self._thread.submit(self._collect, step, clock)
+        """Have the thread collect what is missing of the batches from this step on; without a thread, nothing."""
+        end = min(step + self._parts.config.rollout.overlap, self._parts.config.training.max_steps)
+        missing = range(step + len(self._ahead), end)
+        if self._thread is not None and missing:
+            cursor = self._ahead[-1].cursor if self._ahead else self.cursor
+            self._coming = self._thread.submit(self._collect_all, missing, cursor, clock)
 
     def sync(self, version: int, clock: Clock) -> None:
         """Wait for the thread, then give the sampler the trainer's weights.
@@ -335,18 +341,25 @@ class Collector:
             sync(self._parts, version)
 
     def state_dict(self, done: int) -> State:
-        """The run's state after `done` steps, with the batch that waits."""
-        waiting = {} if self._ahead is None else {_AHEAD: self._ahead.state_dict()}
+        """The run's state after `done` steps, with the batches that wait."""
+        waiting = {_AHEAD: [one.state_dict() for one in self._ahead]} if self._ahead else {}
         return self._parts.state_dict(done, self.cursor) | waiting
 
     def _wait(self, clock: Clock) -> None:
         if self._coming is not None:
             coming, self._coming = self._coming, None
             with clock("wait"):
-                self._ahead = coming.result()
+                self._ahead.extend(coming.result())
 
-    def _collect(self, step: int, clock: Clock) -> Collection:
+    def _collect_all(self, steps: Sequence[int], cursor: int, clock: Clock) -> list[Collection]:
+        found: list[Collection] = []
+        for step in steps:
+            found.append(self._collect(step, cursor, clock))
+            cursor = found[-1].cursor
+        return found
+
+    def _collect(self, step: int, cursor: int, clock: Clock) -> Collection:
         with clock("rollout"), self._parts.ranks.rollouts.during(f"the rollouts of step {step}"):
-            collection = collect(self._mine, step, self.cursor)
+            collection = collect(self._mine, step, cursor)
         clock.tokens += collection.metrics["tokens/sampled"]
         return collection

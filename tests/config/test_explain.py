@@ -169,7 +169,7 @@ def test_render_writes_one_line_per_row():
 
 def test_sampling_ahead_is_said_with_its_correction_which_needs_no_scoring_pass(tmp_path):
     found = facts(tmp_path, "[rollout]\noverlap = 1\n")
-    assert "one step stale" in found["overlap"]
+    assert "the batch of step t + 1 is sampled" in found["overlap"]
     assert found["pipeline"]["correction_in_the_update"] == "tis"
     assert found["forwards_per_step"]["scoring"] == 0
     assert facts(tmp_path, "")["overlap"] is None

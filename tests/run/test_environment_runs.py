@@ -101,10 +101,10 @@ def test_its_report_shows_conversations(train):
 
 
 def test_the_next_batch_can_be_played_while_the_last_is_trained_on(train, stopped):
-    whole = train("rollout.overlap=1", name="whole")
-    stopped("rollout.overlap=1", name="cut", steps=2)
-    assert digest(train("rollout.overlap=1", name="cut", resume=Resume("auto"))) == digest(whole)
-    assert rows(whole / "metrics.jsonl")[-1]["rollout/staleness"] == 1
+    whole = train("rollout.overlap=2", name="whole")
+    stopped("rollout.overlap=2", name="cut", steps=2)
+    assert digest(train("rollout.overlap=2", name="cut", resume=Resume("auto"))) == digest(whole)
+    assert rows(whole / "metrics.jsonl")[-1]["rollout/staleness"] == 2
 
 
 def test_where_the_episodes_are_held_changes_nothing(train):
