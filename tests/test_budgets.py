@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 20_000,
-    "what retrain train imports": 11_080,
-    "with all that a run may name": 13_400,
+    "package": 20_130,
+    "what retrain train imports": 11_160,
+    "with all that a run may name": 13_535,
     "campaign": 2_345,
     "tools": 1_660,
     "report": 500,
