@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from retrain.engines.embedded.decoder import Decoder
+    from retrain.engines.embedded.kept import Kept
 
 
 @engine("torch", exact=True, concurrent=True, adapters=BESIDE_OR_MERGED)
@@ -54,7 +55,6 @@ class TorchEngine(Sampler):
     ) -> None:
         from retrain.engines.embedded.fused import FusedDecoder
         from retrain.engines.embedded.general import GeneralDecoder
-        from retrain.engines.embedded.kept import Kept
 
         if reason := unsupported(model):
             raise ComponentError(f"engine 'torch' cannot serve this model: {reason}", 'use engine = "transformers"')
@@ -64,7 +64,7 @@ class TorchEngine(Sampler):
         self._decoder: Decoder = kind(self._model, self._dtype)
         self._device = next(self._model.parameters()).device
         self._budget, self._limit = memory_mb << 20, positions(self._model)
-        self._kept = Kept(self._budget)
+        self._kept: Kept | None = None
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
         if self._model is model:  # else its adapters are not in the state dict by the base model's names
@@ -77,7 +77,7 @@ class TorchEngine(Sampler):
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
         self._decoder.load(weights)
-        self._kept.begin(None)
+        self._kept = None
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
@@ -85,25 +85,34 @@ class TorchEngine(Sampler):
 
         Requests that extend contexts of the calls before, in a continued sampling, compute what is new of them.
         """
-        from retrain.engines.embedded import decoder, kept
+        from retrain.engines.embedded import decoder
 
         fix = "lower [training] max_tokens or drop long prompts"
         version = check_requests(requests, self.version, self._limit, "the model", fix)
         results: dict[int, list[Completion]] = {}
-        self._kept.begin(sampling)
-        known = {index: one for index, request in enumerate(requests) if (one := self._kept.find(request)) is not None}
+        kept = self._kept = self._keeping(sampling) if sampling.continued else None
+        known = kept.known(requests) if kept else {}
         for fresh in (True, False):
             ours = [index for index in range(len(requests)) if (index not in known) == fresh]
             for chunk in decoder.chunks([requests[index] for index in ours], self._budget, self._bytes):
                 places = [ours[index] for index in chunk]
                 some = [requests[index] for index in places]
-                start = None if fresh else kept.start([known[index] for index in places], some)
+                start = kept.start([known[index] for index in places], some) if kept and not fresh else None
                 ids, logprobs, parts = decoder.sample_chunk(self._decoder, some, sampling, self._device, start)
                 rows = decoder.completions(ids, logprobs, some, sampling, version)
-                self._kept.add(parts, some, rows)
+                if kept:
+                    kept.add(parts, some, rows)
                 results.update(zip(places, rows, strict=True))
-        self._kept.end(one for one, _ in known.values())
+        if kept:
+            kept.end(one for one, _ in known.values())
         return [results[index] for index in range(len(requests))]
+
+    def _keeping(self, sampling: Sampling) -> Kept:
+        from retrain.engines.embedded.kept import Kept
+
+        kept = self._kept or Kept(self._budget)
+        kept.begin(sampling)
+        return kept
 
     def _bytes(self, prompts: int, rows: int, length: int, max_tokens: int) -> int:
         """Memory of prompts of this length with rows of completions, in bytes (float32 throughout)."""

@@ -39,7 +39,7 @@ class Kept:
         self._coming: list[Known] = []
         self._spent = 0
 
-    def begin(self, sampling: Sampling | None) -> None:
+    def begin(self, sampling: Sampling) -> None:
         """A call with this sampling begins; what another sampling left is dropped."""
         if self._sampling != sampling:
             self._sampling, self._calls = sampling, []
@@ -56,6 +56,16 @@ class Kept:
             found += [(_shared(one.ids, request.ids), one) for one in call[max(0, place - 1) : place + 1]]
         shared, known = max(found, key=lambda pair: pair[0], default=(0, None))
         return None if known is None or 2 * shared < len(request.ids) else (known, shared)
+
+    def known(self, requests: Sequence[Request]) -> dict[int, tuple[Known, int]]:
+        """What is found, by the index of its request."""
+        return {index: one for index, request in enumerate(requests) if (one := self.find(request)) is not None}
+
+    def start(self, found: Sequence[tuple[Known, int]], requests: Sequence[Request]) -> Start:
+        """Fills the columns of new slots that are known of every request; the last token is left to be computed."""
+        lengths = [len(request.ids) for request in requests]
+        rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, found, strict=True))
+        return partial(_fill, [known for known, _ in found], max(lengths) - rest)
 
     def add(
         self,
@@ -77,13 +87,6 @@ class Kept:
         if self._coming:
             self._calls.append(sorted(self._coming, key=attrgetter("ids")))
         self._coming = []
-
-
-def start(found: Sequence[tuple[Known, int]], requests: Sequence[Request]) -> Start:
-    """Fills the columns of new slots that are known of every request; the last token is left to be computed."""
-    lengths = [len(request.ids) for request in requests]
-    rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, found, strict=True))
-    return partial(_fill, [known for known, _ in found], max(lengths) - rest)
 
 
 def _fill(known: Sequence[Known], used: int, slots: Slots) -> None:
