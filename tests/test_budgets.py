@@ -18,7 +18,7 @@ BUDGETS = {
     "what retrain train imports": 11_160,
     "with all that a run may name": 13_535,
     "campaign": 2_345,
-    "tools": 1_660,
+    "tools": 1_680,
     "report": 500,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50

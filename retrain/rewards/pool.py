@@ -89,7 +89,11 @@ class RewardPool:
         self._weights = [one.weight for one in entries]
         self._judges = [bool(one.bound.component.traits.get("correctness", True)) for one in entries]
         self.names = _unique([one.bound.name for one in entries])
-        self._widths = [one.concurrency if form.later else 1 for one, form in zip(entries, self._forms, strict=True)]
+        # How many completions a call takes; 0 is the whole batch.
+        self._widths = [
+            0 if form.batch else one.concurrency if form.later else 1
+            for one, form in zip(entries, self._forms, strict=True)
+        ]
         self._max_failed = max_failed
         self._told: set[str] = set()
         paths = tuple(str(path) for path in search_paths)
@@ -147,7 +151,7 @@ class RewardPool:
 
     def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[Call]:
         """The calls of a reward: each with one completion, with as many as it scores at once, or with all."""
-        width = max(1, len(items)) if self._forms[number].batch else self._widths[number]
+        width = self._widths[number] or max(1, len(items))
         given = [{name: item[name] for name in self._forms[number].reads} for item in items]
         return [(place, given[first : first + width]) for first in range(0, len(given), width)]
 

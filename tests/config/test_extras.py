@@ -13,5 +13,5 @@ def test_a_missing_extra_is_a_mistake_with_a_place(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "math_verify" else real(name, *a))
     file = tmp_path / "run.toml"
     file.write_text('[[rewards]]\nname = "boxed_math"\n')
-    with pytest.raises(ConfigError, match=r"run\.toml:2:.*math_verify is not installed.*retrain\[math\]"):
+    with pytest.raises(ConfigError, match=r"run\.toml:2:.*math_verify is not installed.*retrain-rl\[math\]"):
         load(file)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -45,12 +43,12 @@ def prefixes(
     known: dict[Prefix, int] = {}
     places: list[list[int]] = starts.nonzero().tolist()
     found = [known.setdefault(Prefix(groups[n], tuple(ids[n][:t]), before[n][t]), len(known)) for n, t in places]
-    return list(known), torch.tensor(found, dtype=torch.long, device=input_ids.device)
+    return list(known), group_ids.new_tensor(found).long()
 
 
 def values_at(starts: Tensor, rewards: Tensor, numbers: Tensor) -> Tensor:
     """[N, T]: mean reward [P, K] of the prefix before every marked token, 0 elsewhere and where all scoring failed."""
-    values = torch.zeros(starts.shape, device=starts.device)
+    values = starts.new_zeros(starts.shape).float()
     values[starts] = rewards.nanmean(-1).nan_to_num(0.0).to(values)[numbers]
     return values
 
@@ -66,7 +64,7 @@ def credit(values: Tensor, starts: Tensor, rewards: Tensor, response_mask: Tenso
     Returns:
         [N, T], 0 outside `response_mask`. Over the segments of a row it sums to the reward less the prompt's value.
     """
-    behind, found = rewards.to(values.dtype), torch.zeros_like(values)
+    behind, found = rewards.to(values.dtype), values.new_zeros(values.shape)
     for column in reversed(range(values.shape[1])):
         found[:, column] = behind
         behind = values[:, column].where(starts[:, column], behind)

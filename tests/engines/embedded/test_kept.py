@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def played(engine, sampling, first=FIRST, turns=4):
     requests, waves = first, []
     for turn in range(turns):
         waves.append((requests, engine.sample(requests, sampling)))
-        requests = next_turn(*waves[-1], turn)
+        requests = next_turn(requests, waves[-1][1], turn)
     return waves
 
 
@@ -54,8 +55,8 @@ def test_turns_are_sampled_as_from_contexts_that_are_computed_again(name, fused)
 
 def test_only_what_is_new_is_computed():
     engine, computed = TorchEngine(tiny("qwen3"), dtype="float32", fused=False), []
-    model = engine._decoder._model
-    model.register_forward_pre_hook(
+    decoder: Any = engine._decoder
+    decoder._model.register_forward_pre_hook(
         lambda module, inputs, named: computed.append(named["input_ids"].shape), with_kwargs=True
     )
     first = [Request((7, 8, 9) * 6, 2, 3, 0)]
@@ -134,10 +135,11 @@ def test_a_call_takes_the_place_of_those_that_it_extends_and_of_no_others():
     left(kept, [(1, 2)])
     left(kept, [(3, 4)])
     request = Request((1, 2, 7), 1, 1, 0)
-    found, _ = kept.find(request)
+    found = kept.find(request)
+    assert found
     kept.begin(TURNS)
     kept.add([part([0])], [request], [[Completion((8,), (0.0,), "length")]])
-    kept.end([found])
+    kept.end([found[0]])
     assert kept.find(Request((1, 2, 7, 8), 1, 1, 0))[1] == 3
     assert kept.find(Request((3, 4, 5), 1, 1, 0)) is not None
     assert len(kept._calls) == 2
