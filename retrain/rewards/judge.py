@@ -66,7 +66,7 @@ class Judge:
         model: its name there.
         prompt: the question, with {prompt}, {answer} and {completion} filled in.
         pattern: regular expression whose first group is the score; the last match counts.
-        json_key: read the score from this key of the last JSON object in the answer instead.
+        json_field: read the score from this field of the last JSON object in the answer instead.
         lowest, highest: ends of the judge's scale.
         api_key_env: name of the environment variable with the key; "" sends none.
         max_tokens, temperature: of its answer.
@@ -82,7 +82,7 @@ class Judge:
         model: str,
         prompt: str = _TEMPLATE,
         pattern: Capturing = r"(?i)score\W*(-?\d+(?:\.\d+)?)",
-        json_key: str | None = None,
+        json_field: str | None = None,
         lowest: float = 0.0,
         highest: float = 10.0,
         api_key_env: str = "",
@@ -94,7 +94,7 @@ class Judge:
     ) -> None:
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._settings = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
-        self._template, self._pattern, self._json_key = prompt, re.compile(pattern), json_key
+        self._template, self._pattern, self._json_field = prompt, re.compile(pattern), json_field
         self._lowest, self._highest = lowest, highest
         key = os.environ.get(api_key_env, "") if api_key_env else ""
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -154,8 +154,8 @@ class Judge:
 
     def _score(self, answer: str) -> float:
         """What the answer says, on [0, 1]; ValueError if it says nothing that can be read."""
-        if self._json_key:
-            value = _last_object(answer, self._json_key)
+        if self._json_field:
+            value = _last_object(answer, self._json_field)
         else:
             found = self._pattern.findall(answer)
             value = found[-1][0] if found and isinstance(found[-1], tuple) else found[-1] if found else None

@@ -82,7 +82,7 @@ async def _at_once(seconds):
 
 def test_the_worker_has_the_network_and_the_key_that_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("MY_JUDGE_KEY", "secret")
-    settings = {"api_key_env": "MY_JUDGE_KEY", "cache": str(tmp_path / "cache"), "json_key": "grade", "highest": 1.0}
+    settings = {"api_key_env": "MY_JUDGE_KEY", "cache": str(tmp_path / "cache"), "json_field": "grade", "highest": 1.0}
     with Server({"": ['so {"grade": 0.25} it is']}) as server:
         for _ in range(2):
             with judge(server, workers=1, **settings) as scorer:
