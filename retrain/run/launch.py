@@ -102,8 +102,11 @@ class Launcher(SignalHandler):
             )
 
     def _wait(self) -> None:
-        """Until all ranks have ended, or a while after the first has failed."""
-        while not any(self._ended.values()):
+        """Until all ranks have ended, or a while after the first has failed; one that was stopped has not.
+
+        All ranks stop after the same step, but rank 0 writes what the others do not.
+        """
+        while not set(self._ended.values()) - {0, Preempted.exit_code}:
             if self._collect():
                 return
             time.sleep(0.1)

@@ -79,16 +79,21 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
             if due(done, parts.config.eval.every, settings.max_steps):
                 with _saving(parts, collector, stop, start, done):
                     evaluate_and_record(parts, done)
-            if _agreed(parts, stop) or due(done, parts.config.checkpoint.every, settings.max_steps):
+            if (stopped := _agreed(parts, stop)) or due(done, parts.config.checkpoint.every, settings.max_steps):
                 parts.directory.save_checkpoint(done, collector.state_dict(done))
-            if stop.requested and done < settings.max_steps:
-                raise Preempted(f"stopped by {stop.requested} after step {done}; --resume auto goes on from there")
+            if stopped and done < settings.max_steps:
+                raise Preempted(f"stopped by {stopped} after step {done}; --resume auto goes on from there")
 
 
 def _agreed(parts: Parts, stop: Stop) -> str:
-    """`stop.requested`; a signal that reached one rank counts on all: they leave the loop after the same step."""
-    stop.requested = next(filter(None, parts.ranks.every(stop.requested)), "")
-    return stop.requested
+    """The signal that has reached any rank: all leave the loop after the same step.
+
+    One that arrives from here on counts after the next step: it must neither be lost nor end a rank alone, unsaved.
+    """
+    heard = next(filter(None, parts.ranks.every(stop.requested)), "")
+    if heard:
+        stop.requested = heard
+    return heard
 
 
 @contextmanager

@@ -4,11 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from retrain.errors import Preempted
+from retrain.run.loop import _agreed
 from retrain.run.stop_signal import Stop
+from retrain.training.ranks import ALONE
 from tests.small_runs import rows
 
 
@@ -26,6 +30,22 @@ def test_during_a_step_it_is_noted():
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.requested == "SIGTERM"
     assert told == ["SIGTERM"]
+
+
+def test_a_signal_that_comes_while_ranks_agree_counts_after_the_next_step(monkeypatch):
+    parts: Any = SimpleNamespace(ranks=ALONE)
+
+    def interrupted(self, value):
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return [value]
+
+    monkeypatch.setattr(type(ALONE), "every", interrupted)
+    with Stop() as stop:
+        stop.defer(lambda: None)
+        assert _agreed(parts, stop) == ""
+        assert stop.requested == "SIGTERM"
+        assert _agreed(parts, stop) == "SIGTERM"
 
 
 def test_the_second_one_ends_the_process():
