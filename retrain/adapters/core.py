@@ -13,7 +13,7 @@ from retrain.algorithms.graph.plain_functions import call_lists
 from retrain.errors import ComponentError
 from retrain.registry import Bound, bind, components
 from retrain.rewards.pool import RewardPool
-from retrain.rewards.signatures import fields_read
+from retrain.rewards.signatures import form_of
 from retrain.types import Score
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _scorer(reward: str, params: str) -> tuple[tuple[str, ...], Callable[[Mappin
         with lock:
             return pool.score([item])[0]
 
-    return fields_read(bound), call
+    return form_of(bound.component).reads, call
 
 
 def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:

@@ -72,7 +72,7 @@ def launch(config: Config, resolved: Resolved) -> Launch:
     for label, entry in zip(labels(config), config.environments or (environment,), strict=True):
         name = str(entry.name)
         one = None if is_elsewhere(config, name) else next(bound)
-        target, params = (name, entry.params) if one is None else (_path(one), one.arguments)
+        target, params = (name, entry.params) if one is None else (one.path, one.arguments)
         known = {} if one is None else one.component.traits
         traits = {key: bool(known[key]) for key in ("replay", "rewards") if key in known}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)
@@ -90,10 +90,3 @@ def target_of(bound: Bound) -> Any:
     """What is called for a new episode, less `self`."""
     target: Any = bound.component.target
     return target(**bound.arguments) if bound.component.stateful else target
-
-
-def _path(bound: Bound) -> str:
-    """The path by which a worker finds the environment."""
-    if bound.component.source == "dotted path":
-        return bound.name
-    return f"{bound.component.target.__module__}:{bound.component.target.__qualname__}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retrain.data.addition import Addition, Digits, Probability
-from retrain.data.premise import SHORT, Span
+from retrain.data.premise import SHORT, Span, answered
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -37,6 +37,6 @@ class Brevity(Addition):
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """`redundant`: the share of characters of right answers that are redundant."""
-        right = [(p, a) for p, group in zip(problems, answers, strict=True) for a in group if a.correct]
+        right = [(p, a) for p, a in answered(problems, answers) if a.correct]
         checks = sum(end - start for p, a in right for start, end in self.spans(p, a.text)["redundant"])
         return {"redundant": checks / max(1, sum(len(a.text) for _, a in right))}

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from retrain.data.addition import Probability
 from retrain.data.drawn import Drawn
-from retrain.data.premise import SHORT, Span
+from retrain.data.premise import SHORT, Span, answered
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -53,7 +53,7 @@ class Chain(Drawn):
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """`step`: the share p of right steps among those with right ones before them; `gap`: |P(right) - p^n|."""
-        pairs = [(p, a) for p, group in zip(problems, answers, strict=True) for a in group]
+        pairs = answered(problems, answers)
         done = [_right_steps(p, a.text)[0] for p, a in pairs]
         tried = sum(min(count + 1, self.steps) for count in done)
         step, right = sum(done) / max(1, tried), sum(bool(a.correct) for _, a in pairs) / max(1, len(pairs))

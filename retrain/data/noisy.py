@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, cast
 
 from retrain.data.addition import Addition, Digits, Probability
-from retrain.data.premise import SHORT
+from retrain.data.premise import SHORT, answered
 from retrain.functional.seeds import derive_seed
 from retrain.registry import reward, task
 from retrain.types import Metrics, Problem, Rollout
@@ -37,7 +37,7 @@ class Noisy(Addition):
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """`flipped`: the share of these answers whose rewards training would flip."""
-        pairs = [(p, a) for p, group in zip(problems, answers, strict=True) for a in group]
+        pairs = answered(problems, answers)
         return {"flipped": sum(_flips(p.id, a.text, self.flips) for p, a in pairs) / max(1, len(pairs))}
 
 

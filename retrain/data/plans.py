@@ -8,7 +8,7 @@ from random import Random
 
 from retrain.data.addition import Probability
 from retrain.data.drawn import Drawn
-from retrain.data.premise import SHORT, Span, explained
+from retrain.data.premise import SHORT, Span, answered, explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -62,7 +62,7 @@ class Planning(Drawn):
 
         `right_plan`: how often the plan is the right one.
         """
-        pairs = [(p, a) for p, group in zip(problems, answers, strict=True) for a in group]
+        pairs = answered(problems, answers)
         rows = [(_right_plan(p.id), found[0] if (found := _PLAN.match(a.text)) else "", a.correct) for p, a in pairs]
         right = sum(plan == wanted for wanted, plan, _ in rows) / max(1, len(rows))
         return {"explained": explained([(w, p, float(bool(c))) for w, p, c in rows]), "right_plan": right}

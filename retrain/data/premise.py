@@ -6,11 +6,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from retrain.types import Problem, Rollout
+
 Span = tuple[int, int]
 """(first, behind the last) character of a completion's text."""
 
 SHORT: Mapping[str, Any] = {"training": {"max_steps": 60}, "eval": {"every": 20, "problems": 512}}
 """Trait `settings` of a task that a run of less than a minute of CPU learns."""
+
+
+def answered(problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> list[tuple[Problem, Rollout]]:
+    """Every answer with its problem."""
+    return [(problem, answer) for problem, group in zip(problems, answers, strict=True) for answer in group]
 
 
 def explained(answers: Sequence[tuple[str, str, float]]) -> float:

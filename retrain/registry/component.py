@@ -192,6 +192,17 @@ class Bound:
         takes = _signature(self.component.target).parameters
         return {name: value for name, value in self.params.items() if name in takes}
 
+    @property
+    def path(self) -> str:
+        """The path by which another process finds the target; ComponentError if there is none."""
+        if self.component.source == "dotted path":
+            return self.name
+        target = self.component.target
+        if "<" in target.__qualname__:
+            problem = f'{self.component.kind} "{self.name}" is defined inside a function'
+            raise ComponentError(problem, "move it to the module's top level")
+        return f"{target.__module__}:{target.__qualname__}"
+
     def __call__(self, *columns: Any) -> Any:
         """Call a function component on its columns, in the order of `reads`."""
         return self.component.target(*columns, **self.arguments)

@@ -104,7 +104,7 @@ class RewardPool:
         self._crews: list[tuple[list[int], Crew]] = []
         for (seconds, outside, later), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
-            targets = tuple((self.names[k], _target(entries[k].bound), entries[k].bound.arguments) for k in numbers)
+            targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
             shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_homes(some)))
             containment = Containment(memory_mb, self._sandboxed and not outside, shown)
             size = min(workers, 1) if later else workers  # coroutines share one loop, and a judge its rate limit
@@ -217,16 +217,6 @@ def _homes(rewards: Sequence[Bound]) -> list[str]:
     """The folders of the rewards' modules, which need not be on the search path."""
     modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound in rewards]
     return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]
-
-
-def _target(bound: Bound) -> str:
-    """The path by which a worker finds it."""
-    if bound.component.source == "dotted path":
-        return bound.name
-    path = f"{bound.component.target.__module__}:{bound.component.target.__qualname__}"
-    if "<" in path:
-        raise ComponentError(f'reward "{bound.name}" is defined inside a function', "move it to the module's top level")
-    return path
 
 
 def _unique(names: list[str]) -> list[str]:

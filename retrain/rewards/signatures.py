@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from retrain.errors import ComponentError
-from retrain.registry import Bound, Component
+from retrain.registry import Component
 
 FIELDS: tuple[str, ...] = (
     *("completion", "answer", "prompt", "problem", "length", "max_tokens", "finish_reason", "completion_ids"),
@@ -139,8 +139,3 @@ def _refuse(component: Component, unknown: Sequence[str], caller: str = "") -> N
         raise ComponentError(
             f'reward "{component.name}" reads {", ".join(unknown)}, which no completion has', f"{known}{others}"
         )
-
-
-def fields_read(bound: Bound) -> tuple[str, ...]:
-    """The FIELDS that a reward reads; ComponentError if it wants something else."""
-    return form_of(bound.component).reads

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from retrain.errors import DataError, EngineError, UserCodeError
@@ -144,13 +144,12 @@ def roll(
     Raises:
         UserCodeError: the environment failed in more episodes than may fail.
     """
+    keys = count()
     episodes = [
-        _Episode(0, problem, prompt, group, member, request.stream, request.max_tokens)
+        _Episode(next(keys), problem, prompt, group, member, request.stream, request.max_tokens)
         for group, ((problem, prompt), request) in enumerate(zip(posed, requests, strict=True), first)
         for member in range(request.count)
     ]
-    for key, episode in enumerate(episodes):
-        episode.key = key
     counts = {group: request.count for group, request in enumerate(requests, first)}
     world = player.world
     if world is None or len(world.pools) == 1:
@@ -242,9 +241,9 @@ class _Game:
         """
         for (group, ids), several in groupby(live, lambda one: (one.group, one.context)):
             members = list(several)
-            count = self._counts[group]
-            if not members[0].turns and (len(members) == count or self._alike(members, live)):
-                yield Request(ids, count, self._budget(members[0]), members[0].stream), members
+            size = self._counts[group]
+            if not members[0].turns and (len(members) == size or self._alike(members, live)):
+                yield Request(ids, size, self._budget(members[0]), members[0].stream), members
                 continue
             for one in members:
                 stream = turn_stream(one.stream, one.member, len(one.turns))

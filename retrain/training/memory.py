@@ -68,10 +68,14 @@ class ModelShape:
         return attention + [(self.width, self.inner)] * (3 if self.gated else 2)
 
     @property
+    def layer(self) -> int:
+        """Weights of the matrices of one layer."""
+        return sum(inputs * outputs for inputs, outputs in self.matrices)
+
+    @property
     def parameters(self) -> int:
         """Weights of all matrices; norms and biases are left out."""
-        layer = sum(inputs * outputs for inputs, outputs in self.matrices)
-        return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * layer
+        return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * self.layer
 
 
 def estimate_memory(
@@ -120,8 +124,7 @@ def estimate_memory(
         "kv_cache": 2 * shape.layers * shape.key_heads * shape.head_width * half * -(-rows // ranks) * tokens,
     }
     if shards > 1:
-        layer = sum(inputs * outputs for inputs, outputs in shape.matrices)
-        sizes["gathered"] = half * (shape.parameters - (shape.layers - min(2, shape.layers)) * layer)
+        sizes["gathered"] = half * (shape.parameters - max(0, shape.layers - 2) * shape.layer)
     away = {"none": (), "optimizer": ("optimizer",), "all": ("weights", "gradients", "optimizer") if shards > 1 else ()}
     if waits := away[settings.offload]:
         sizes["offloaded"] = sum(sizes.pop(name) for name in waits)
