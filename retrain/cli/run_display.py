@@ -243,9 +243,10 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def evaluation(row: Mapping[str, Any]) -> str:
-    """An evaluation as a line: accuracy with its 95% interval, after how many steps."""
+    """An evaluation as a line: accuracy with its 95% interval, that of greedy decoding, after how many steps."""
     interval = f" (95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
-    return f"held-out accuracy {row['accuracy']:.1%}{interval} after {row['step']} steps"
+    greedy = f", greedy {row['greedy_accuracy']:.1%}," if "greedy_accuracy" in row else ""
+    return f"held-out accuracy {row['accuracy']:.1%}{interval}{greedy} after {row['step']} steps"
 
 
 def clock(seconds: float) -> str:

@@ -74,16 +74,25 @@ def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | Non
     return svg(axes.draw() + faint + polyline(axes, thin(running_mean(finite)), "mean"))
 
 
-def interval_chart(rows: Sequence[tuple[float, float, float, float]], x: Range | None = None) -> str:
-    """Shares (x, value, low, high) as dots and a line, with the interval as a band, on an axis that starts at 0."""
+def interval_chart(
+    rows: Sequence[tuple[float, float, float, float]], x: Range | None = None, dashed: Sequence[Point] = ()
+) -> str:
+    """Shares (x, value, low, high) as dots and a line, with the interval as a band, on an axis that starts at 0.
+
+    Args:
+        x: range of the x axis; by default that of the rows.
+        dashed: other shares (x, value), as a dashed line.
+    """
     if not rows:
         return ""
-    axes = Axes(x or span([row[0] for row in rows]), (0.0, min(1.0, 1.1 * max(row[3] for row in rows)) or 1.0), True)
+    top = max([row[3] for row in rows] + [y for _, y in dashed])
+    axes = Axes(x or span([row[0] for row in rows]), (0.0, min(1.0, 1.1 * top) or 1.0), True)
     upper, lower = [(x, high) for x, _, _, high in rows], [(x, low) for x, _, low, _ in rows]
     bars = "".join(line("bar", axes.place(x, low), axes.place(x, high)) for x, _, low, high in rows)
     dots = "".join(dot("dot", axes.place(x, y), 3) for x, y, _, _ in rows)
     curve = polyline(axes, [(x, y) for x, y, _, _ in rows], "mean")
-    return svg(axes.draw() + area(axes, upper, lower, "band") + bars + curve + dots)
+    other = polyline(axes, dashed, "reference") if dashed else ""
+    return svg(axes.draw() + area(axes, upper, lower, "band") + bars + curve + dots + other)
 
 
 def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]], x: Range | None = None) -> str:

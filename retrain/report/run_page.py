@@ -92,6 +92,8 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     """(title, caption, drawing, names of its layers); the drawing is empty where there is nothing to draw."""
     rows = [(r["step"], r["accuracy"], r.get("ci_low", r["accuracy"]), r.get("ci_high", r["accuracy"])) for r in evals]
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
+    greedy = [(float(row["step"]), row["greedy_accuracy"]) for row in evals if "greedy_accuracy" in row]
+    dashed = "; dashed: greedy" if greedy else ""
     curves: list[tuple[str, str, str, Sequence[str]]] = []
     for key, title, caption, share in _CHARTS:
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
@@ -103,7 +105,7 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     layers = {key[len("time/") : -len("_s")]: [float(row.get(key, 0.0)) for row in metrics] for key in phases}
     stacked = stacked_chart([float(row["step"]) for row in metrics], layers, steps)
     return [
-        ("Held-out accuracy", "with its 95% interval", interval_chart(rows, steps), ()),
+        ("Held-out accuracy", f"sampled, with its 95% interval{dashed}", interval_chart(rows, steps, greedy), ()),
         *curves,
         ("Seconds per step", "by phase; evaluation is not in them", stacked, tuple(layers)),
     ]

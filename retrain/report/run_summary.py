@@ -79,6 +79,8 @@ def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
     verb = "rose" if change > 0 else "fell" if change < 0 else "did not move:"
     clear = first["ci_high"] < last["ci_low"] or last["ci_high"] < first["ci_low"]
     tail = "" if clear else " The intervals before and after overlap."
+    if "greedy_accuracy" in first and "greedy_accuracy" in last:
+        tail = f" Greedy: from {percent(first['greedy_accuracy'])} to {percent(last['greedy_accuracy'])}.{tail}"
     return (
         f"Held-out accuracy {verb} from {percent(first['accuracy'])} to {interval} "
         f"on {last['problems']} problems in {last['step'] - first['step']} steps.{tail}"

@@ -117,6 +117,9 @@ def test_intervals_start_at_zero_and_end_at_100_percent():
     assert chart.count('class="bar"') == 2
     assert chart.count("<circle") == 2
     assert interval_chart([]) == ""
+    both = interval_chart([(0, 0.1, 0.0, 0.2), (20, 0.5, 0.4, 0.6)], dashed=[(0, 0.0), (20, 0.9)])
+    assert both.count('class="reference"') == 1
+    assert "80%" in both, "the axis holds both lines"
     assert "<circle" in interval_chart([(0, 0.0, 0.0, 0.0)])
 
 

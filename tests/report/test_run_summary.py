@@ -43,5 +43,6 @@ def test_summary_says_what_the_numbers_say():
     assert summary([{}], []) == "1 step; no evaluation yet."
     assert summary([], [evaluation(0, 0.5)]).startswith("Held-out accuracy is 50.0% (95% interval 45.0% to 55.0%)")
     assert "fell from 80.0% to 20.0%" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
+    assert "Greedy: from 50.0% to 90.0%." in summary([], [evaluation(0, 0.8), evaluation(9, 0.8, greedy_accuracy=0.9)])
     assert "did not move: from" in summary([], [evaluation(0, 0.8), evaluation(9, 0.8)])
     assert summary([], [evaluation(0, 0.5), evaluation(9, 0.55)]).endswith("The intervals before and after overlap.")
