@@ -38,6 +38,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     """
     seeds, config = loaded.settings.seed_list, loaded.configs[0].config
     runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots, loaded.settings.ranks))
+    comparisons = len(loaded.conditions) - max(1, len(loaded.settings.tasks))
     spent, reached = _probe(loaded) if probe else ({}, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
@@ -48,7 +49,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
         "evaluation": f"{config.eval.problems} held-out problems every {config.eval.every} steps",
         "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
-        "power": power(len(seeds), len(loaded.conditions), loaded.settings.alpha, spread(loaded, reached)),
+        "power": power(len(seeds), comparisons, loaded.settings.alpha, spread(loaded, reached)),
     }
     if probe:
         steps, every = config.training.max_steps, config.eval.every
@@ -88,9 +89,10 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
     """Pooled over the comparisons that have two complete pairs or more."""
     if not (loaded.directory / PLAN).exists():
         return None
-    results = read_campaign(loaded.directory)
-    against = [(label, results.baseline) for label in results.conditions if label != results.baseline]
-    found = [differences(results.pairs(*pair), accuracy) for pair in results.ladder or against]
+    found: list[list[float]] = []
+    for results in (read_campaign(loaded.directory, task) for task in loaded.settings.tasks or ("",)):
+        against = [(label, results.baseline) for label in results.conditions if label != results.baseline]
+        found += [differences(results.pairs(*pair), accuracy) for pair in results.ladder or against]
     found = [values for values in found if len(values) > 1]
     squares = sum(variance(values) * (len(values) - 1) for values in found)
     pairs = sum(map(len, found))
@@ -100,9 +102,9 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
     return Spread(math.sqrt(squares / (pairs - len(found))), f"measured in {pairs} pairs of finished runs")
 
 
-def power(seeds: int, conditions: int, alpha: float, known: Spread | None) -> list[str]:
+def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> list[str]:
     """What so many paired seeds can tell, in sentences."""
-    least, comparisons = smallest_p(seeds), max(1, conditions - 1)
+    least, comparisons = smallest_p(seeds), max(1, comparisons)
     lines = [f"with {seeds} paired seeds the smallest possible p-value is {least:.4g}"]
     if least > alpha / comparisons:
         needed = math.ceil(1 - math.log2(alpha / comparisons))
@@ -157,7 +159,7 @@ def render(facts: Mapping[str, Any]) -> str:
     width = max(len(label) for label in facts["conditions"])
     lines = [f"{facts['campaign']}: {len(facts['conditions'])} conditions x {len(facts['seeds'])} seeds"]
     for label, overrides in facts["conditions"].items():
-        mark = "  (baseline)" if label == facts["baseline"] else ""
+        mark = "  (baseline)" if label.rpartition(": ")[2] == facts["baseline"] else ""
         lines.append(f"  {label:<{width}}  {', '.join(f'{key}={value}' for key, value in overrides.items())}{mark}")
     lines += [
         f"seeds       {', '.join(map(str, facts['seeds']))}",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from retrain.cli.config_commands import File, Json, Overrides, warn
 from retrain.system.files import writing
 from retrain.system.terminal import say
+
+if TYPE_CHECKING:
+    from retrain.campaign.plan.load_campaign import LoadedCampaign
 
 
 def campaign(  # noqa: PLR0913 - one per option
@@ -46,13 +49,51 @@ def campaign(  # noqa: PLR0913 - one per option
         slots = loaded.settings.slots
         print(slurm_script(create(loaded, fresh), None if slots == "auto" else slots), end="")
         return
+    _run(loaded, fresh, retry_failed, plain)
+
+
+def judge(  # noqa: PLR0913 - one per option
+    file: File,
+    against: Annotated[Path | None, typer.Option(help="A run with the baseline; unset: GRPO.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Names with commas between them; unset: all.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Four tasks and three seeds: a first look.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=2, help="How many; unset: 9.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: one per core or GPU.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier testbed of this file first.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign, and run nothing.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Say where a method helps, harms, or makes no difference: it and a baseline on tasks with one premise each.
+
+    The method is what the file says of credit, losses and optimization. It becomes a campaign, runs/testbed-NAME.toml;
+    the same command goes on with what is left to do. Exit codes are those of `retrain campaign`.
+    """
+    from retrain.campaign.plan import testbed as plan
+    from retrain.campaign.plan.load_campaign import load_campaign
+    from retrain.config.load import load
+    from retrain.system.files import write_text
+
+    chosen = [name.strip() for name in tasks.split(",")] if tasks else plan.QUICK if quick else plan.testbed_tasks()
+    text = plan.testbed_toml(file, against, chosen, seeds or (plan.QUICK_SEEDS if quick else plan.SEEDS), slots)
+    written = Path(load(file).config.logging.dir).expanduser() / f"testbed-{file.stem}.toml"
+    with writing(written):
+        written.parent.mkdir(parents=True, exist_ok=True)
+        write_text(written, text)
+    loaded = load_campaign(written)
+    say(f"{written}: {len(loaded.conditions) * len(loaded.settings.seed_list)} runs")
+    if not dry_run:
+        _run(loaded, fresh, False, plain)
+
+
+def _run(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
+    """Run a campaign, write its report and print the verdict; exit code 1 if a run has no result."""
     from retrain.campaign.driver import failed, run_campaign
-    from retrain.campaign.verdict.campaign_page import write_report
+    from retrain.campaign.verdict import card_page
     from retrain.cli.campaign_display import matrix
 
     with matrix(plain=plain) as observe:
         directory = run_campaign(loaded, observe, fresh=fresh, retry_failed=retry_failed)
-    say(write_report(directory.path).text)
+    say(card_page.write(directory.path)[0])
     if failed(directory):
         raise typer.Exit(1)
 

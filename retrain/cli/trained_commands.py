@@ -134,10 +134,10 @@ def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/N
     results.csv beside it.
     """
     if (run / "plan.json").is_file():
-        from retrain.campaign.verdict.campaign_page import write_report as write_campaign_report
+        from retrain.campaign.verdict import card_page
 
-        written = write_campaign_report(run)
-        say("\n".join([written.text, *map(str, written.files)]))
+        text, files = card_page.write(run)
+        say("\n".join([text, *map(str, files)]))
         return
     from retrain.report.run_page import write_report
 

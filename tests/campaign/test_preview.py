@@ -19,14 +19,14 @@ def loaded(tmp_path, monkeypatch):
 
 
 def test_power_says_when_no_outcome_could_be_significant():
-    assert power(5, 2, 0.05, None) == [
+    assert power(5, 1, 0.05, None) == [
         "with 5 paired seeds the smallest possible p-value is 0.0625",
         "that is above 0.05 / 1 comparisons: no difference can be significant; use at least 6 seeds",
     ]
-    least, effect = power(8, 5, 0.05, None)
+    least, effect = power(8, 4, 0.05, None)
     assert "0.007812" in least
     assert "1.92 standard deviations" in effect
-    assert power(8, 5, 0.05, Spread(0.02, "known"))[2] == (
+    assert power(8, 4, 0.05, Spread(0.02, "known"))[2] == (
         "that is 3.8 points of accuracy, with a standard deviation of 2.0 points (known)"
     )
 

@@ -42,6 +42,8 @@ class Campaign(Section):
     """The TOML file of a run that this file extends, relative to this file. Unset: this file alone."""
     seeds: Annotated[Count, Field(le=1000)] | Annotated[tuple[Seed, ...], Array, Field(min_length=1)] = 8
     """How many seeds, counted from 0, or a list of them."""
+    tasks: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Array] = ()
+    """Tasks, by registered name or dotted path: every condition is run on each of them. Unset: on that of the base."""
     max_steps: Natural | None = None
     """Steps of every run. Unset: `[training] max_steps`."""
     conditions: Annotated[tuple[Condition, ...], Array] = ()
@@ -71,6 +73,13 @@ class Campaign(Section):
         if isinstance(seeds, tuple) and len(set(seeds)) < len(seeds):
             raise ValueError("a seed is listed twice")
         return seeds
+
+    @field_validator("tasks")
+    @classmethod
+    def _each_once(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(tasks)) < len(tasks):
+            raise ValueError("a task is listed twice")
+        return tasks
 
     @property
     def seed_list(self) -> list[int]:

@@ -35,11 +35,12 @@ class Condition:
     """One column of a campaign.
 
     Attributes:
-        label: its name in tables.
+        label: its name in tables, with its task before it, `rare: grpo`, where the campaign has tasks.
         overrides: dotted key -> value, what it changes of the base run.
         document: the base run with those changes.
         at: the entry of the campaign file that it comes from.
         against: label of the condition that it adds to, if the file says so.
+        task: of the campaign's tasks, the one that it is run on.
     """
 
     label: str
@@ -47,6 +48,12 @@ class Condition:
     document: Document
     at: Path
     against: str | None = None
+    task: str = ""
+
+    @property
+    def method(self) -> str:
+        """The label without the task."""
+        return self.label.removeprefix(f"{self.task}: ")
 
     @property
     def folder(self) -> str:
@@ -55,7 +62,24 @@ class Condition:
 
 
 def conditions(settings: Campaign, source: Document, base: Document) -> list[Condition]:
-    """Every condition in the order of the file; mistakes about them are recorded in `source`."""
+    """Every condition in the order of the file, for each task; mistakes about them are recorded in `source`."""
+    if settings.tasks:
+        return [
+            one for place, task in enumerate(settings.tasks) for one in _on_task(task, place, settings, source, base)
+        ]
+    return _conditions(settings, source, base)
+
+
+def _on_task(task: str, place: int, settings: Campaign, source: Document, base: Document) -> Iterator[Condition]:
+    """The conditions on one of the tasks; what is wrong with them is said on the first."""
+    own = fork(base)
+    lay(own, ("task", "name"), task, source, ("campaign", "tasks", place))
+    for one in _conditions(settings, source if place == 0 else fork(source), own):
+        against = one.against and f"{task}: {one.against}"
+        yield replace(one, label=f"{task}: {one.label}", against=against, task=task)
+
+
+def _conditions(settings: Campaign, source: Document, base: Document) -> list[Condition]:
     found: list[Condition] = []
     axes = list(_axes(settings, source))
     for index, entry in enumerate(settings.conditions or _STANDARD):
@@ -127,6 +151,8 @@ def owned(path: Path, value: Any, settings: Campaign | None = None) -> Iterator[
     }
     if settings is not None:
         keys["logging.dir"] = "set it in [logging], for all runs"
+        if settings.tasks:
+            keys["task.name"] = "list the tasks in [campaign] tasks"
         if settings.max_steps is not None:
             keys["training.max_steps"] = "remove it, or [campaign] max_steps"
     for leaf, _ in leaves(value, path):

@@ -62,13 +62,16 @@ class LoadedCampaign:
 
     @property
     def baseline(self) -> str:
-        """Label of the condition that the others are compared with."""
-        return self.settings.baseline or self.conditions[0].label
+        """Label of the condition that the others are compared with, without its task."""
+        return self.settings.baseline or self.conditions[0].method
 
     @property
     def ladder(self) -> list[tuple[str, str]]:
-        """Each condition but the first, with the one that it adds to."""
-        return rungs(self.conditions, [config.resolved() for config in self.configs])
+        """Each condition but the first, with the one that it adds to, both without their task."""
+        first = [one for one in self.conditions if one.task == self.conditions[0].task]
+        steps = rungs(first, [config.resolved() for config in self.configs[: len(first)]])
+        method = {one.label: one.method for one in first}
+        return [(method[condition], method[against]) for condition, against in steps]
 
     @cached_property
     def observed(self) -> list[str]:
@@ -201,8 +204,9 @@ def _check_labels(found: Sequence[Condition], settings: Campaign, source: Docume
             source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "give each a label")
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
             source.refuse((*condition.at, "against"), f'no other condition is called "{condition.against}"', known)
-    if settings.baseline is not None and settings.baseline not in labels:
-        fix = did_you_mean(settings.baseline, labels, known)
+    methods = list(dict.fromkeys(condition.method for condition in found))
+    if settings.baseline is not None and settings.baseline not in methods:
+        fix = did_you_mean(settings.baseline, methods, f"labels: {', '.join(methods)}")
         source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
 
 
@@ -216,6 +220,7 @@ def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | Non
     if folder is not None:
         logging["dir"] = folder
     used = logging.get("trackers", ()) if isinstance(logging, dict) else ()
+    used = used if isinstance(used, list) else ()  # another value is a mistake, which validation finds
     for tracker in registry.components("tracker"):
         table = data.setdefault(tracker.table, {}) if tracker.name in used else None
         if isinstance(table, dict):

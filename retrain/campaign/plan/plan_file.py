@@ -30,6 +30,7 @@ class Job:
         condition, seed: label of the condition, and the seed.
         max_steps: steps of the run.
         path: run directory within the campaign's.
+        task: of the campaign's tasks, the one that it is run on.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(strict=False)  # a strict one takes instances alone
@@ -38,6 +39,24 @@ class Job:
     seed: Seed
     max_steps: Seed
     path: _Path
+    task: str = ""
+
+    @property
+    def method(self) -> str:
+        """The condition without its task."""
+        return self.condition.removeprefix(f"{self.task}: ")
+
+
+class Premise(TypedDict):
+    """What a task says of itself.
+
+    Attributes:
+        about: the first sentence of its docstring.
+        bounds: least and greatest value that figures of an evaluation have before training.
+    """
+
+    about: str
+    bounds: dict[str, Annotated[tuple[float, float], Array]]
 
 
 class Plan(Campaign):
@@ -46,6 +65,7 @@ class Plan(Campaign):
     Attributes:
         file, folder: the campaign's file, and where it was started from.
         ladder: pairs (condition, against) in which the first adds something to the second.
+        premises: what the tasks say of themselves, by their names.
         cells: the runs.
     """
 
@@ -54,11 +74,12 @@ class Plan(Campaign):
     file: str = ""
     folder: str = ""
     ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
+    premises: dict[str, Premise] = Field(default_factory=dict[str, Any])
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
 
     @model_validator(mode="after")
     def _known(self) -> Plan:
-        labels = {cell.condition for cell in self.cells}
+        labels = {cell.method for cell in self.cells}
         named = {label for step in self.ladder for label in step} | ({self.baseline} if self.baseline else set())
         if unknown := named - labels:
             raise ValueError(f"no cell is of condition {min(unknown)!r}")
@@ -97,7 +118,14 @@ def read_plan(directory: Path) -> Plan:
 def jobs(loaded: LoadedCampaign) -> list[Job]:
     """Every run; all conditions of the first seed come before those of the second."""
     return [
-        Job(f"{one.folder}/s{seed}", one.label, seed, config.config.training.max_steps, f"cells/{one.folder}/s{seed}")
+        Job(
+            f"{one.folder}/s{seed}",
+            one.label,
+            seed,
+            config.config.training.max_steps,
+            f"cells/{one.folder}/s{seed}",
+            one.task,
+        )
         for seed in loaded.settings.seed_list
         for one, config in zip(loaded.conditions, loaded.configs, strict=True)
     ]
@@ -110,8 +138,23 @@ def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:
         "folder": str(Path.cwd()),
         "baseline": loaded.baseline,
         "ladder": loaded.ladder,
+        "premises": _premises(loaded),
         **loaded.settings.model_dump(
-            include={"threshold", "alpha", "executor", "slots", "ranks", "retries", "lease_s"}
+            include={"tasks", "threshold", "alpha", "executor", "slots", "ranks", "retries", "lease_s"}
         ),
         "cells": [asdict(job) for job in jobs(loaded)],
+    }
+
+
+def _premises(loaded: LoadedCampaign) -> dict[str, Premise]:
+    tasks = {
+        one.task: config.components.one("task") for one, config in zip(loaded.conditions, loaded.configs, strict=True)
+    }
+    return {
+        name: Premise(
+            about=" ".join((bound.component.target.__doc__ or "").partition("\n\n")[0].split()),
+            bounds=dict(bound.component.traits.get("premise", {})),
+        )
+        for name, bound in tasks.items()
+        if name
     }

@@ -66,7 +66,7 @@ class Comparison:
 
     Attributes:
         condition, against: labels; differences are condition minus against.
-        family: "ladder" (the condition adds something to `against`) or "baseline". Each family is corrected
+        family: "ladder" (the condition adds something to `against`), "baseline" or "tasks". Each family is corrected
             separately.
         size, alpha: number of comparisons in the family, and its family-wise level.
         seeds: those that finished in both conditions; the others are not used.
@@ -150,7 +150,11 @@ def analyze(results: Results) -> Analysis:
 
 def compare(results: Results, pairs: Sequence[tuple[str, str]], family: str) -> tuple[Comparison, ...]:
     """A family of comparisons (condition, against), Holm-corrected."""
-    found = [_compared(results, pair, family, len(pairs)) for pair in pairs]
+    return corrected([compared(results, pair, family, len(pairs)) for pair in pairs])
+
+
+def corrected(found: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The comparisons of one family with Holm's correction, and the seeds that each would need."""
     adjusted = statistics.holm([one.p for one in found])
     return tuple(replace(one, holm=value, needed=_needed(one)) for one, value in zip(found, adjusted, strict=True))
 
@@ -174,7 +178,8 @@ def summarize(results: Results, condition: str) -> Summary:
     )
 
 
-def _compared(results: Results, pair: tuple[str, str], family: str, size: int) -> Comparison:
+def compared(results: Results, pair: tuple[str, str], family: str, size: int) -> Comparison:
+    """The comparison (condition, against), one of `size` in its family, not corrected."""
     condition, against = pair
     pairs = results.pairs(condition, against)
     seeds = tuple(cell.seed for cell, _ in pairs)

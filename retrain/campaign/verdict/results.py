@@ -153,16 +153,24 @@ class Results:
         return [cell for cell in self.runs if not cell.done]
 
 
-def read_campaign(directory: Path) -> Results:
+def read_campaign(directory: Path, task: str = "") -> Results:
     """The table of a campaign directory.
 
+    Args:
+        task: of a campaign with tasks, the one to read; without it every condition on every task is one of its own.
     Raises:
         ConfigError: there is no campaign at this path. StorageError: its plan cannot be read.
     """
-    plan = read_plan(directory)
-    cells = [read_cell(directory / job.path, job.condition, job.seed, job.max_steps) for job in plan.cells]
+    plan, name = read_plan(directory), directory.resolve().name
+    cells = [
+        read_cell(directory / job.path, job.method if task else job.condition, job.seed, job.max_steps)
+        for job in plan.cells
+        if task in ("", job.task)
+    ]
+    if plan.tasks and not task:
+        return table(name, cells, alpha=plan.alpha)
     facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder"})
-    return table(directory.resolve().name, cells, **facts)
+    return table(f"{name}: {task}" if task else name, cells, **facts)
 
 
 def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:

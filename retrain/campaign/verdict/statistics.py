@@ -81,6 +81,57 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def stratified(
+    strata: Sequence[Any],
+    statistic: Callable[[list[Any]], Any],
+    seed: int,
+    draws: int = _DRAWS // 5,
+    *,
+    used: float = 1.0,
+    pairwise: bool = False,
+) -> tuple[Any, Any, Any]:
+    """A statistic of the runs of several tasks, with its 95% bootstrap interval; runs are drawn within their task.
+
+    The percentile interval is widened around the value by sqrt(n / (n - 1)) t(0.975; used (N - tasks)) / z(0.975), with
+    N runs in all and n a task: a bootstrap of few runs has too little spread (docs/statistics.md has the coverage).
+
+    Args:
+        strata: for each task [n, ...], one row for each run or pair of runs.
+        statistic: maps a list of [draws, n, ...] to [draws, ...].
+        used: share of the runs that decide it: 1/2 for an interquartile mean.
+        pairwise: it compares every run with every other, so that chance in single pairs adds to its spread as much
+            as the square root would: the root is left out.
+    Returns:
+        (value, low, high) of the statistic's shape; the interval is NaN if no task has two runs.
+    References: Agarwal et al., arXiv:2108.13264 (stratified bootstrap).
+    """
+    from scipy.special import ndtri, stdtrit
+
+    data = [_finite(stratum) for stratum in strata if len(stratum)]
+    runs, free = sum(map(len, data)), sum(map(len, data)) - len(data)
+    value = statistic([stratum[None] for stratum in data])[0] if data else math.nan
+    if not free:
+        return value, value * math.nan, value * math.nan
+    rng = np.random.default_rng(seed)
+    drawn = statistic([stratum[rng.integers(len(stratum), size=(draws, len(stratum)))] for stratum in data])
+    low, high = np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2], axis=0)
+    root = 1.0 if pairwise else math.sqrt(runs / free)
+    wider = root * stdtrit(used * free, 1 - LEVEL / 2) / ndtri(1 - LEVEL / 2)
+    return value, value - wider * (value - low), value + wider * (high - value)
+
+
+def wins(strata: Sequence[Any]) -> Any:
+    """P(X > Y) + P(X = Y) / 2 over all pairs of runs of a task, in the mean over tasks: [draws].
+
+    Args:
+        strata: for each task [draws, n, 2], the results X and Y of n seeds.
+    """
+    found = [
+        (s[..., :, None, 0] > s[..., None, :, 1]) + 0.5 * (s[..., :, None, 0] == s[..., None, :, 1]) for s in strata
+    ]
+    return np.mean([one.mean(axis=(-1, -2)) for one in found], axis=0)
+
+
 def mean_interval(values: Any) -> tuple[Any, Any]:
     """95% interval of a mean: mean -+ t(0.975; n-1) * s / sqrt(n), along the last axis.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.work.campaign_directory import create
 from retrain.config.load import load
 from retrain.errors import ConfigError, StorageError
@@ -448,3 +449,47 @@ def test_an_override_of_a_campaign_must_be_read_and_may_put_readers_out_of_use(c
     assert problem.startswith("0:0 [dca] beta: nothing in this run reads it; ")
     text = SHARED + '[task]\nname = "jsonl"\n[jsonl]\npath = "problems.jsonl"\n'
     assert campaign(text, "task.name=addition").warnings == ()
+
+
+ON_TASKS = """
+[campaign]
+seeds = 2
+tasks = ["strategy", "noisy"]
+baseline = "grpo"
+[[campaign.conditions]]
+advantage_mode = "grpo"
+[[campaign.conditions]]
+label = "mine"
+advantage_mode = "maxrl"
+against = "grpo"
+"""
+
+
+def test_every_condition_is_run_on_every_task_with_its_settings(campaign, tmp_path):
+    loaded = campaign(ON_TASKS + f'[logging]\ndir = "{tmp_path}/runs"\n')
+    assert labels(loaded) == ["strategy: grpo", "strategy: mine", "noisy: grpo", "noisy: mine"]
+    assert [config.config.rewards[0].name for config in loaded.configs] == ["exact", "exact", "flipped", "flipped"]
+    assert (loaded.baseline, loaded.ladder) == ("grpo", [("mine", "grpo")])
+    directory = create(loaded)
+    assert [job.path for job in directory.jobs][:2] == ["cells/strategy-grpo/s0", "cells/strategy-mine/s0"]
+    assert tomllib.loads((directory.path / "cells/noisy-mine/s1/config.toml").read_text())["task"]["name"] == "noisy"
+    premise = read_plan(directory.path).premises["strategy"]
+    assert premise["about"].startswith("The likely way is wrong, a rarer way is right")
+    assert premise["bounds"]["accuracy"] == (0.15, 0.45)
+
+
+def test_mistakes_about_tasks_have_their_places(problems):
+    [twice] = problems('[campaign]\ntasks = ["strategy", "strategy"]\n')
+    assert twice.startswith("2:1 [campaign] tasks")
+    assert "a task is listed twice" in twice
+    assert 'no task named "stategy"' in problems('[campaign]\ntasks = ["stategy"]\n')[0]
+    owned = problems(ON_TASKS.replace('label = "mine"', 'label = "mine"\n"task.name" = "rare"'))
+    assert "the campaign sets this; list the tasks in [campaign] tasks" in owned[-1]
+    [typo] = problems(ON_TASKS.replace('"maxrl"', '"maxlr"'))
+    assert typo.startswith("10:1 ")
+    [label] = problems(ON_TASKS.replace('baseline = "grpo"', 'baseline = "gpro"'))
+    assert 'did you mean "grpo"?' in label
+
+
+def test_trackers_of_another_type_are_a_mistake_at_their_line(problems):
+    assert problems("[campaign]\n[logging]\ntrackers = 0\n")[0].startswith("3:1 [logging] trackers")

@@ -1,0 +1,140 @@
+"""The report card of a campaign with tasks: what it claims, what it does not, and that its statistics hold."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+
+from retrain.campaign.plan.plan_file import read_plan
+from retrain.campaign.verdict import card_page, statistics
+from retrain.campaign.verdict.across_tasks import gain, report_card
+from retrain.campaign.verdict.analysis import accuracy, differences
+from retrain.campaign.verdict.results import read_campaign
+from tests.campaign.tables import write_cell
+from tests.report.test_run_page import checked
+
+TASKS = {"rare": 0.09, "decoy": -0.06, "chain": 0.0}
+"""Task -> what `new` adds to `grpo` there."""
+
+
+def write_tasks(directory, seeds=range(9), missing=()):
+    """A campaign with tasks, written as the runner writes it."""
+    cells = []
+    for seed in seeds:
+        for task, effect in TASKS.items():
+            shared = random.Random(f"{seed} {task}").gauss(0, 0.02)
+            for method in ("grpo", "new"):
+                rng = random.Random(f"{seed} {task} {method}")
+                path = f"cells/{task}-{method}/s{seed}"
+                job = {"id": f"{task}-{method}/s{seed}", "condition": f"{task}: {method}", "seed": seed, "path": path}
+                cells.append(job | {"max_steps": 40, "task": task})
+                if (task, method, seed) in missing:
+                    continue
+                final = 0.5 + shared + (effect if method == "new" else 0.0) + rng.gauss(0, 0.01)
+                write_cell(directory / path, "grpo", seed, final, rng, range(0, 41, 20), 40)
+                (directory / path / "outcome.json").write_text(json.dumps({"status": "done", "exit_code": 0}))
+                file = directory / path / "eval.jsonl"
+                rows = [json.loads(line) for line in file.read_text().splitlines()]
+                rows[0] |= {"task/explained": 0.3}
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    premises = {
+        "rare": {"about": "Success comes in 1 % of samples: much of it.", "bounds": {"accuracy": [0.0, 0.4]}},
+        "decoy": {"about": "Phrases change nothing: <b>none</b>.", "bounds": {"task/explained": [-0.02, 0.02]}},
+        "chain": {"about": "Ten steps.", "bounds": {"task/gap": [0, 0.1]}},
+    }
+    plan = {"tasks": list(TASKS), "baseline": "grpo", "ladder": [["new", "grpo"]], "premises": premises}
+    (directory / "plan.json").write_text(json.dumps(plan | {"threshold": None, "alpha": 0.05, "cells": cells}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_tasks(tmp_path_factory.mktemp("card"))
+
+
+def test_the_card_says_in_words_where_a_method_helps(directory):
+    text, files = card_page.write(directory)
+    first, overall, *premises = text.splitlines()
+    assert first.startswith("new against grpo: helps on rare, where success comes in 1 % of samples (+0.0")
+    assert "; harms on decoy, where phrases change nothing (-0.0" in first
+    assert first.endswith("; makes no difference that 9 seeds could tell on 1 other task.")
+    assert overall.startswith("Over all tasks: +0.0")
+    assert premises == [
+        "The premise of decoy does not hold: explained 0.300 (-0.02 to 0.02).",
+        "The premise of chain does not hold: gap not measured (0 to 0.1).",
+    ]
+    assert [file.name for file in files[:3]] == ["report.html", "report.md", "results.csv"]
+    html = files[0].read_text(encoding="utf-8")
+    words = checked(html)
+    assert first in words
+    assert html.count('class="forest"') == len(TASKS) + 1
+    assert html.count('class="area c') == 2, "a band for each condition's profile"
+    assert "Ten steps" not in words, "only the first letter is changed"
+    assert html == card_page.write(directory)[1][0].read_text(encoding="utf-8")
+    assert "rare: new" in files[2].read_text()
+    assert first.replace("<", "&lt;") in files[1].read_text()
+
+
+def test_one_family_over_all_tasks_and_numbers_that_are_those_of_the_tables(directory):
+    card = report_card(directory)
+    assert {one.size for one in card.comparisons.values()} == {3}
+    found = card.comparisons["rare", "new"]
+    table = read_campaign(directory, "rare")
+    assert table.name.endswith(": rare")
+    assert found.difference.value == pytest.approx(np.mean(differences(table.pairs("new", "grpo"), accuracy)))
+    assert found.holm == pytest.approx(3 * 2 / 2**9)
+    new = card.across["new"]
+    assert new.gain.low < new.gain.value < new.gain.high
+    assert 0 <= new.improvement.low <= new.improvement.value <= new.improvement.high <= 1
+    assert math.isnan(card.across["grpo"].gain.value)
+    share = new.profile[0]
+    assert (share[0], share[-1]) == (1, 0)
+    assert (np.diff(share) <= 0).all()
+
+
+def test_three_seeds_can_tell_nothing_and_a_lost_run_is_named(tmp_path):
+    text, _ = card_page.write(write_tasks(tmp_path, range(3), missing=[("rare", "new", 1)]))
+    assert "new against grpo: makes no difference that 3 seeds could tell on any task." in text
+    assert "No outcome of 3 seeds could be significant on 3 tasks; 7 are the least." in text
+    assert "No result: rare, new seed 1 missing: it was never started." in text
+
+
+def test_a_table_of_all_tasks_names_them(directory):
+    table = read_campaign(directory)
+    assert table.conditions[:2] == ("rare: grpo", "rare: new")
+    assert read_plan(directory).cells[1].method == "new"
+
+
+def simulated(tasks: int, seeds: int, tables: int) -> tuple[float, float, float]:
+    """Shares of simulated tables in which the intervals of the gain and of the probability of improvement hold the
+    truth, and in which a difference is claimed where there is none. Runs of a seed have half of their noise in common.
+    """
+    rng = np.random.default_rng(tasks)
+    found = np.zeros(3)
+    for index in range(tables):
+        base = rng.uniform(0.2, 0.9, size=(tasks, 1)) + rng.normal(size=(tasks, seeds)) * 0.02
+        equal = base[..., None] + rng.normal(size=(tasks, seeds, 2)) * 0.02
+        _, low, high = statistics.stratified([*(equal + np.array([0.02, 0.0]))], gain, index, 300, used=0.5)
+        _, least, most = statistics.stratified([*equal], statistics.wins, index, 300, pairwise=True)
+        p = [float(statistics.sign_flip(task[:, 0] - task[:, 1])) for task in equal]
+        found += [low <= 0.02 <= high, least <= 0.5 <= most, min(statistics.holm(p)) <= 0.05]
+    covered, beaten, claims = map(float, found / tables)
+    return covered, beaten, claims
+
+
+@pytest.mark.parametrize(("tasks", "seeds", "tables"), [(10, 9, 300), (4, 3, 2000)])
+def test_intervals_over_tasks_cover_and_few_false_claims_are_made(tasks, seeds, tables):
+    covered, beaten, claims = simulated(tasks, seeds, tables)
+    assert 0.93 <= covered <= 0.97
+    assert 0.93 <= beaten <= 0.97
+    assert claims <= 0.05
+
+
+def test_stratified_worked_by_hand():
+    value, low, high = statistics.stratified([[[1.0], [3.0]], [[5.0]]], lambda s: s[0].mean((-1, -2)), 0)
+    assert value == 2
+    assert low < 2 < high
+    assert [*map(float, statistics.wins([np.array([[[0.5, 0.4], [0.2, 0.5]]])]))] == [0.375]
+    assert all(map(math.isnan, statistics.stratified([[[1.0]]], lambda s: s[0].mean((-1, -2)), 0)[1:]))
