@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 20_130,
-    "what retrain train imports": 11_160,
-    "with all that a run may name": 13_535,
-    "campaign": 2_345,
+    "package": 20_510,
+    "what retrain train imports": 11_185,
+    "with all that a run may name": 13_560,
+    "campaign": 2_710,
     "tools": 1_680,
     "report": 500,
 }
