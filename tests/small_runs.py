@@ -56,9 +56,10 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def toml(tmp_path: Path) -> Path:
+def toml(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The module's `RUN`, or else the small run."""
     file = tmp_path / "run.toml"
-    file.write_text(TOML)
+    file.write_text(getattr(request.module, "RUN", TOML))
     return file
 
 

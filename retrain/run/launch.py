@@ -36,16 +36,18 @@ export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 # One task per rank, not torchrun: its agent would turn every exit code into 1 and end the ranks within a step.
 export WORLD_SIZE=$SLURM_NTASKS
 srun --kill-on-bad-exit=1 bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$0" "$@"' \\
-    {command} &
-step=$!
-trap 'kill -TERM $step' TERM
-wait $step  # ended by the signal that the trap passes on
-wait $step
+    {requeued}
+"""
+_REQUEUED = """\
+{command} &
+child=$!
+trap 'kill -TERM $child' TERM
+wait $child  # ended by the signal that the trap passes on
+wait $child
 code=$?
 # 75: stopped in time and saved. The job goes back into the queue.
-if [ $code -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
-exit $code
-"""
+if [ $code -eq 75 ]; then scontrol requeue "{job}"; fi
+exit $code"""
 _GRACE_S = 4.0
 """After one rank has failed, how long the others have to end by themselves: they cannot go on."""
 _TAIL = 4000
@@ -149,8 +151,13 @@ def slurm_script(run: Path, file: Path, overrides: Sequence[str], ranks: int, no
     """A script for `sbatch` that trains one run on several machines, and continues it where it was stopped."""
     command = [sys.executable, "-m", "retrain.cli.main", "train", str(file), "--resume", "auto", "--plain"]
     command += [part for flag in overrides for part in ("--set", flag)]
-    facts = {"name": run.name, "nodes": nodes, "ranks": ranks}
-    return _SLURM.format(**facts, folder=shlex.quote(str(Path.cwd())), command=shlex.join(command))
+    facts = {"name": run.name, "nodes": nodes, "ranks": ranks, "folder": shlex.quote(str(Path.cwd()))}
+    return _SLURM.format(**facts, requeued=requeued(shlex.join(command), "$SLURM_JOB_ID"))
+
+
+def requeued(command: str, job: str) -> str:
+    """The end of a SLURM script: it runs a command, passes SIGTERM on to it, and requeues a job that it stopped."""
+    return _REQUEUED.format(command=command, job=job)
 
 
 def launch(arguments: Sequence[str], ranks: int) -> int:

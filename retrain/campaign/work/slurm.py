@@ -8,6 +8,7 @@ from pathlib import Path
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import gpus
+from retrain.run.launch import requeued
 
 _SCRIPT = """\
 #!/bin/bash
@@ -23,15 +24,7 @@ _SCRIPT = """\
 #SBATCH --output={path}/slurm-%A_%a.log
 
 cd {folder}
-{python} -m retrain.cli.main worker {path} --slots 1 --limit 1 --plain &
-worker=$!
-trap 'kill -TERM $worker' TERM
-wait $worker  # ended by the signal that the trap passes on
-wait $worker
-code=$?
-# 75: stopped in time and saved. The task goes back into the queue.
-if [ $code -eq 75 ]; then scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"; fi
-exit $code
+{requeued}
 """
 
 
@@ -41,6 +34,8 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
     Args:
         slots: tasks at a time; unset: all.
     """
+    path = shlex.quote(str(Path.cwd() / campaign.path))
+    command = f"{shlex.quote(sys.executable)} -m retrain.cli.main worker {path} --slots 1 --limit 1 --plain"
     return _SCRIPT.format(
         name=campaign.path.resolve().name,
         last=len(campaign.jobs) - 1,
@@ -48,6 +43,6 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
         cpus=2 * campaign.plan.ranks,
         gpu=f"#SBATCH --gres=gpu:{campaign.plan.ranks}\n" if gpus() else "",
         folder=shlex.quote(campaign.plan.folder),
-        python=shlex.quote(sys.executable),
-        path=shlex.quote(str(Path.cwd() / campaign.path)),
+        path=path,
+        requeued=requeued(command, "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"),
     )
