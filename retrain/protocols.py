@@ -6,8 +6,10 @@ its protocol: `Component.build` adds the defaults for the verbs that it leaves o
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -140,6 +142,94 @@ def check_requests(requests: Sequence[Request], version: int | None, limit: floa
     return version
 
 
+class Ranks:
+    """The processes that train one model together. By default a process alone: a verb gives back what it gets.
+
+    Attributes:
+        rank, size: which process this is, from 0, and of how many.
+        mesh: torch's device mesh over which weights are sharded; None for a process alone.
+        rollouts: the same ranks, for the thread that samples and scores; it has its own messages.
+    """
+
+    rank = 0
+    size = 1
+    mesh: Any = None
+
+    @property
+    def rollouts(self) -> Ranks:
+        return self
+
+    def same(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        return value
+
+    def every(self, value: T) -> list[T]:
+        """The values of all ranks, in their order."""
+        return [value]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        return tensor
+
+    def first(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns or raises on rank 0, on every rank; the others do not call it."""
+        return compute()
+
+    def each(self, compute: Callable[[], T]) -> list[T]:
+        """What `compute` returns on every rank, in their order; an error of one rank is raised on all of them."""
+        return [compute()]
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None]:
+        """Name what is done inside this block, for the message if a rank is lost in it."""
+        yield
+
+    def leave(self) -> None:
+        """End the group."""
+
+
+ALONE = Ranks()
+
+
+class Shards:
+    """How a model's weights lie on the ranks. By default they are whole, on a process alone.
+
+    Attributes:
+        ranks: who works on the model.
+        casts: the weights come in the type of the matrix products, so autocast must not cast them.
+        device: where the model computes, if its weights may wait elsewhere.
+    """
+
+    ranks: Ranks = ALONE
+    casts = False
+    device: device | None = None
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that uses the model's modules."""
+        return function(*args)
+
+    def recover(self) -> None:
+        """A function that `run` called has raised, and training goes on."""
+
+    def copied(self, model: Any) -> tuple[Any, Any]:
+        """The model again, and the `Source` of its parameters' values if it has none."""
+        return copy.deepcopy(model), None
+
+    def sum_gradients(self, parameters: list[Tensor]) -> None:
+        """Sum over the ranks what backward has not summed."""
+
+    def full(self, tensor: Tensor) -> Tensor:
+        """The whole tensor on every rank; every rank must ask."""
+        return tensor
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Tensors by name without gradient, whole on every rank; views where nothing is sharded."""
+        return {name: value.detach() for name, value in tensors.items()}
+
+
+WHOLE = Shards()
+
+
 class Policy(Protocol):
     """The trainable model.
 
@@ -153,7 +243,7 @@ class Policy(Protocol):
     model: Any
     adapter: Any
     step: int
-    ranks: Any
+    ranks: Ranks
 
     @property
     def device(self) -> device:

@@ -21,7 +21,7 @@ from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions
 from retrain.errors import ComponentError, DataError, RetrainError
 from retrain.functional.devices import matmul_dtype
-from retrain.protocols import Task
+from retrain.protocols import ALONE, Ranks, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
@@ -34,7 +34,6 @@ from retrain.tracking.tracker_guard import Guard
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.policy import TorchPolicy
-from retrain.training.ranks import ALONE, Ranks
 from retrain.training.settings import LoraSettings, PolicySettings, Shard
 from retrain.training.warmup import WarmupSettings, warm_start
 from retrain.types import ExpertRow, Observer, Problem

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from retrain.errors import ComponentError, UserCodeError
-from retrain.protocols import Gathering, Sampler, shapes_of
+from retrain.protocols import Gathering, Ranks, Sampler, shapes_of
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import Mode, RunDirectory
-from retrain.training.ranks import Ranks
 from retrain.types import BASE_COLUMNS, Adapted, Batch, Completion, Metrics, Observer, Request, Sampling, Score, State
 
 if TYPE_CHECKING:

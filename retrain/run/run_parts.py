@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from retrain.protocols import Part, Policy, Sampler, Task, Tracker
+from retrain.protocols import Part, Policy, Ranks, Sampler, Task, Tracker
 from retrain.run.episodes import Player, Posed, World, roll
-from retrain.training.ranks import Ranks
 from retrain.types import ExpertRow, Observer, Request, Rollout, Sampling, State
 
 if TYPE_CHECKING:

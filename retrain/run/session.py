@@ -13,6 +13,7 @@ from typing import Any
 from retrain.config.document import Document, canonical
 from retrain.config.load import LoadedConfig, validate
 from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError, UserCodeError
+from retrain.protocols import ALONE, Ranks
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.run_parts import Parts
@@ -22,7 +23,7 @@ from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, flatten, read_rows, understood
 from retrain.system.secret_names import masked
-from retrain.training.ranks import ALONE, Ranks, join, launched
+from retrain.training.ranks import join, launched
 from retrain.types import Observer, State
 
 

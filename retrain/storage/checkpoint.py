@@ -24,10 +24,9 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.errors import StorageError, UserCodeError
-from retrain.protocols import Rows
+from retrain.protocols import ALONE, Ranks, Rows
 from retrain.system.files import remove, sha256, staged, sync, writing
 from retrain.system.records import checked, parse_json
-from retrain.training.ranks import ALONE, Ranks
 from retrain.types import State
 
 if TYPE_CHECKING:

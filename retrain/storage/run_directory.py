@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
+from retrain.protocols import ALONE, Ranks
 from retrain.storage import checkpoint
 from retrain.storage.run_files import parse_row
 from retrain.system.files import remove, sync, write_bytes, write_text, writing
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
 from retrain.system.secret_names import masked
-from retrain.training.ranks import ALONE, Ranks
 from retrain.types import Observer, State
 
 if TYPE_CHECKING:

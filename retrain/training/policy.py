@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.functional.mismatch import Mismatch
+from retrain.protocols import ALONE, Ranks
 from retrain.training.model import lora
 from retrain.training.model.forward import Forward, Part
 from retrain.training.model.loading import Source
 from retrain.training.optim import Optimizer
-from retrain.training.ranks import ALONE, Ranks
 from retrain.training.settings import PolicySettings
-from retrain.training.shards import full, like, local, shard, whole
-from retrain.types import Batch, Metrics, State
+from retrain.training.shards import like, local, shard
+from retrain.types import Adapted, Batch, Metrics, State
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.objective import Objective
@@ -117,7 +117,7 @@ class TorchPolicy:
 
     def reference_weights(self) -> Mapping[str, Tensor]:
         """Full weights of the reference, by the base model's names: with LoRA the frozen ones under the adapters."""
-        return _tensors(self._frozen.model) if self.adapter is None else lora.base_weights(self.model)
+        return self._frozen.weights() if self.adapter is None else self._shards.whole(lora.base_weights(self.model))
 
     @cached_property
     def _frozen(self) -> Forward:
@@ -201,7 +201,9 @@ class TorchPolicy:
 
         With LoRA they are `Adapted`: a matrix is merged in float32 when it is read.
         """
-        return _tensors(self.model) if self.adapter is None else lora.weights(self.model, self._name)
+        if self.adapter is None:
+            return self.forward.weights()
+        return Adapted(self.reference_weights(), lora.updates(self.model, self._name))
 
     def state_dict(self) -> State:
         """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies."""
@@ -270,7 +272,7 @@ class TorchPolicy:
             return {"tokens/forwarded": 0.0, "update/skipped": 1.0, "update/nonfinite": 0.0}
         self._shards.sum_gradients(list(self.optimizer.parameters.values()))
         clipped = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters.values(), self.settings.max_grad_norm)
-        norm = float(full(clipped))
+        norm = float(self._shards.full(clipped))
         metrics = {"grad/norm": norm, "update/skipped": 0.0}
         # One infinite gradient would make every weight, and the optimizer's moments, not a number for good.
         if finite := math.isfinite(loss) and math.isfinite(norm):
@@ -319,10 +321,6 @@ class _Tally:
         else:
             found.pop("policy/entropy", None)
         return found | (self.mismatch.metrics() if self.mismatch else {})
-
-
-def _tensors(model: Any) -> Mapping[str, Tensor]:
-    return whole(model.state_dict(keep_vars=True))
 
 
 def _mean(reports: Sequence[Metrics]) -> Metrics:

@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they say to each other; importing this does not import torch.
+"""The ranks of several processes, and what they say to each other; importing this does not import torch.
 
 Every process runs the same program on the same batch, and forwards only its share of the rows. What happens once, such
 as a reward or a file, happens on rank 0, and the others get its result.
@@ -23,6 +23,7 @@ from retrain.errors import (
     StorageError,
     UserCodeError,
 )
+from retrain.protocols import ALONE, Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,55 +42,6 @@ _LOST = re.compile(r"timed? ?out|connection (reset|closed|refused)|gloo|nccl|soc
 """How the messages of torch's communication errors, which are plain RuntimeErrors, differ from others."""
 _SHARED = (DataError, DivergedError, EngineError, Preempted, StorageError, UserCodeError)
 """Errors that are raised on every rank as the class that one rank raised."""
-
-
-class Ranks:
-    """Rank 0 of 1, a process alone: every verb gives back what it gets.
-
-    Attributes:
-        rank, size: which process this is, from 0, and of how many.
-        mesh: torch's device mesh over which weights are sharded; None for a process alone.
-        rollouts: the same ranks, for the thread that samples and scores; it has its own messages.
-    """
-
-    rank = 0
-    size = 1
-    mesh: Any = None
-
-    @property
-    def rollouts(self) -> Ranks:
-        return self
-
-    def same(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
-        return value
-
-    def every(self, value: T) -> list[T]:
-        """The values of all ranks, in their order."""
-        return [value]
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
-        return tensor
-
-    def first(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns or raises on rank 0, on every rank; the others do not call it."""
-        return compute()
-
-    def each(self, compute: Callable[[], T]) -> list[T]:
-        """What `compute` returns on every rank, in their order; an error of one rank is raised on all of them."""
-        return [compute()]
-
-    @contextmanager
-    def during(self, phase: str) -> Generator[None]:
-        """Name what is done inside this block, for the message if a rank is lost in it."""
-        yield
-
-    def leave(self) -> None:
-        """End the group."""
-
-
-ALONE = Ranks()
 
 
 class Group(Ranks):

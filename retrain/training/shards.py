@@ -13,42 +13,21 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from retrain.protocols import Gathering, Rows
+from retrain.protocols import WHOLE, Gathering, Ranks, Rows, Shards
 from retrain.training.model.loading import Source
-from retrain.training.ranks import ALONE, Ranks
 from retrain.training.settings import PolicySettings
 
 
-class Whole:
-    """A model whose weights are complete on every rank; for a process alone, nothing.
+class Replicated(Shards):
+    """A model whose weights are complete on every rank."""
 
-    Attributes:
-        ranks: who works on it.
-        casts: FSDP casts the weights to the type of the matrix products, so autocast must not.
-        device: where the model computes, if its weights may wait elsewhere.
-    """
-
-    casts = False
-    device: torch.device | None = None
-
-    def __init__(self, ranks: Ranks = ALONE) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that uses the model's modules."""
-        return function(*args)
-
-    def recover(self) -> None:
-        """A function that `run` called has raised, and training goes on."""
-
-    def copied(self, model: Any) -> tuple[Any, Source | None]:
-        """The model again, and where the values of its parameters come from if it has none."""
-        return copy.deepcopy(model), None
-
     def sum_gradients(self, parameters: list[Tensor]) -> None:
-        """Sum gradients that FSDP does not sum over the ranks, in one message; one that nobody has stays None."""
+        """Those that FSDP does not sum, in one message; one that nobody has stays None."""
         own = [p for p in parameters if not isinstance(p, DTensor)]
-        if self.ranks.size == 1 or not own:
+        if not own:
             return
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
         known = gradients[0].new_tensor([p.grad is not None for p in own])
@@ -58,10 +37,7 @@ class Whole:
             p.grad = gradient.view_as(p) if count else None
 
 
-WHOLE = Whole()
-
-
-class Sharded(Whole):
+class Sharded(Replicated):
     """A model whose layers, and then what is left, are spread over the ranks by FSDP2.
 
     The gradients are sums over the ranks, in float32: the loss has global denominators.
@@ -110,7 +86,13 @@ class Sharded(Whole):
 
     def copied(self, model: Any) -> tuple[Any, Source | None]:
         own = dict(self._model.named_parameters())
-        return copy.deepcopy(self._blank), lambda name: full(own[name].detach())
+        return copy.deepcopy(self._blank), lambda name: _full(own[name].detach())
+
+    def full(self, tensor: Tensor) -> Tensor:
+        return _full(tensor)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return _Gathered(tensors)
 
 
 class _Root(nn.Module):
@@ -124,7 +106,7 @@ class _Root(nn.Module):
         return function(*args)
 
 
-def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: Source | None = None) -> Whole:
+def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: Source | None = None) -> Shards:
     """Spread a model over the ranks as `settings.shard` says; call it before the optimizer is made."""
     if ranks.mesh is not None and settings.shard == "full":
         return Sharded(model, settings, ranks, source)
@@ -132,7 +114,7 @@ def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: Source | N
         names = _names(model)
         _fill(model, lambda p: source(names[id(p)]))
         model.to(_device(ranks))
-    return Whole(ranks) if ranks.size > 1 else WHOLE
+    return Replicated(ranks) if ranks.size > 1 else WHOLE
 
 
 def _device(ranks: Ranks) -> torch.device:
@@ -164,8 +146,7 @@ def _fill(module: nn.Module, value: Callable[[nn.Parameter], Tensor]) -> None:
                 setattr(owner, leaf, made[id(p)])
 
 
-def full(tensor: Tensor) -> Tensor:
-    """The whole tensor on every rank; every rank must ask."""
+def _full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -199,13 +180,6 @@ def like(value: Tensor | Rows, parameter: Tensor) -> Tensor:
     return value.detach().clone().to(parameter.device)
 
 
-def whole(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors by name without gradient, whole on every rank; views where nothing is sharded."""
-    if any(isinstance(value, DTensor) for value in tensors.values()):
-        return _Gathered(tensors)
-    return {name: value.detach() for name, value in tensors.items()}
-
-
 class _Gathered(Gathering):
     """Sharded tensors by name."""
 
@@ -224,7 +198,7 @@ class _Gathered(Gathering):
         found = self._held.get(id(value))
         if found is None:
             with torch.inference_mode(False):  # engines read weights in inference mode, which DTensor cannot
-                found = self._held[id(value)] = full(value.detach())
+                found = self._held[id(value)] = _full(value.detach())
         return found
 
     def __contains__(self, name: object) -> bool:

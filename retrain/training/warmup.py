@@ -13,12 +13,12 @@ from torch import Tensor
 from retrain import __version__
 from retrain.algorithms.graph.objective import Objective
 from retrain.errors import DataError, DivergedError
+from retrain.protocols import ALONE, Ranks
 from retrain.registry import find
 from retrain.training.chat import Chat
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, distinct
 from retrain.training.policy import TorchPolicy
-from retrain.training.ranks import ALONE, Ranks
 from retrain.training.reference import fingerprint
 from retrain.training.settings import PolicySettings
 from retrain.training.tensor_cache import cached, content_key

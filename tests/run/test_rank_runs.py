@@ -11,11 +11,10 @@ import pytest
 import tomli
 from safetensors.torch import load_file
 
-from retrain.protocols import Sampler
+from retrain.protocols import ALONE, Sampler
 from retrain.rewards.pool import RewardPool
 from retrain.run.rank_edges import RemoteSampler, SharedDirectory, SharedPool, SharedSampler
 from retrain.storage.run_directory import RunDirectory
-from retrain.training.ranks import ALONE
 from tests.run.test_environment_runs import GAME, PLUGINS
 from tests.small_runs import TOML, rows
 from tests.training.rank_cases import whole_run

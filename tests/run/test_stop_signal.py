@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from retrain.errors import Preempted
+from retrain.protocols import ALONE
 from retrain.run.loop import _agreed
 from retrain.run.stop_signal import Stop
-from retrain.training.ranks import ALONE
 from tests.small_runs import rows
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from retrain.config.load import load
+from retrain.protocols import Ranks
 from retrain.registry import find
 from retrain.run.rank_edges import _Unread
 from retrain.run.session import Resume, run
@@ -24,7 +25,7 @@ from retrain.storage.run_directory import Mode
 from retrain.training.model.loading import load_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.prm import ProcessRewards
-from retrain.training.ranks import Ranks, join
+from retrain.training.ranks import join
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.training.shards import full, local
 from tests.training.small_models import make_batch, make_model, make_objective

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from retrain.protocols import ALONE
 from retrain.training.model.builtin_model import build_tokenizer
 from retrain.training.model.forward import deal, micro_batches
 from retrain.training.model.loading import load_model
-from retrain.training.ranks import ALONE, RENDEZVOUS, join
+from retrain.training.ranks import RENDEZVOUS, join
 from tests.training import rank_cases
 from tests.training.rank_cases import TABLE, train
 from tests.training.small_models import make_model

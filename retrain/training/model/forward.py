@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,8 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from retrain.functional.logprobs import predictors, token_scores
+from retrain.protocols import WHOLE, Shards
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
-from retrain.training.shards import WHOLE, Whole
 from retrain.types import Batch
 
 Part = tuple[Tensor, bool]
@@ -37,7 +37,7 @@ class Forward:
         packed_limit: longest row that may be packed; 0 if the model cannot pack.
     """
 
-    def __init__(self, model: Any, settings: PolicySettings, shards: Whole = WHOLE) -> None:
+    def __init__(self, model: Any, settings: PolicySettings, shards: Shards = WHOLE) -> None:
         """`shards`: how the model's weights lie on the ranks."""
         self.model, self.shards, self.temperature = model, shards, settings.temperature
         self.config: Any = model.config.get_text_config()  # its own, but for a model that sees images as well
@@ -117,6 +117,10 @@ class Forward:
             for name, table in tables.items() if counts else ():
                 table[part, : rows.input_ids.shape[1]] = found[name]
         return {name: self.shards.ranks.sum(table) for name, table in tables.items()}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The full state dict, whole on every rank; views where nothing is sharded."""
+        return self.shards.whole(self.model.state_dict(keep_vars=True))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == torch.float32 or self.shards.casts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ from transformers.pytorch_utils import Conv1D
 
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Ranks
 from retrain.system.extras import library
 from retrain.system.files import staged, writing
-from retrain.training.ranks import Ranks
 from retrain.training.settings import LoraSettings
-from retrain.training.shards import whole
-from retrain.types import Adapted, LowRank
+from retrain.types import LowRank
 
 POLICY = "default"
 """Name of the policy's own adapter, as peft calls the first one."""
@@ -124,16 +123,15 @@ def _float(model: Any) -> None:
             parameter.data = parameter.data.float()
 
 
-def weights(model: Any, adapter: str) -> Adapted:
-    """The model's full weights under the base model's names, with this adapter; views of the parameters."""
-    updates = {f"{name}.weight": _low_rank(layer, adapter) for name, layer in _adapted(model)}
-    return Adapted(base_weights(model), updates)
+def updates(model: Any, adapter: str) -> dict[str, LowRank]:
+    """What this adapter adds, by the names of the base model's weights; views of the parameters."""
+    return {f"{name}.weight": _low_rank(layer, adapter) for name, layer in _adapted(model)}
 
 
-def base_weights(model: Any) -> Mapping[str, Tensor]:
-    """The frozen weights under the base model's names; views, where they are whole."""
+def base_weights(model: Any) -> dict[str, Tensor]:
+    """The frozen parameters under the base model's names."""
     state = model.state_dict(keep_vars=True)
-    return whole({key.replace(".base_layer.", "."): value for key, value in state.items() if ".lora_" not in key})
+    return {key.replace(".base_layer.", "."): value for key, value in state.items() if ".lora_" not in key}
 
 
 def _adapted(model: Any) -> list[tuple[str, Any]]:
