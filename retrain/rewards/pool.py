@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,14 +12,23 @@ from typing import Any, Literal, NamedTuple, cast
 
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound
-from retrain.rewards.crew import LOOSEN, Call, Crew
 from retrain.rewards.signatures import form_of
-from retrain.rewards.worker import Reply, Settings
+from retrain.rewards.worker import Reply, Settings, evaluate, invalid, load
+from retrain.system.crew import Crew
 from retrain.system.sandbox import missing
-from retrain.system.worker_process import Containment
+from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
 from retrain.types import Score
 
 _logger = logging.getLogger(__name__)
+
+_LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
+_GRACE_S = 5.0
+"""What a worker gets beyond the deadline of coroutines, which it keeps itself."""
+_LONGEST = 4000
+"""Characters of a worker's message."""
+
+_Call = tuple[int, Sequence[Mapping[str, Any]]]
+"""(number of the reward among those of the crew, the completions that it scores at once)."""
 
 
 class Entry(NamedTuple):
@@ -101,14 +111,14 @@ class RewardPool:
         shared: dict[tuple[float, bool, bool], list[int]] = {}
         for number, (one, form) in enumerate(zip(entries, self._forms, strict=True)):
             shared.setdefault((one.seconds(timeout_s), one.outside, form.later), []).append(number)
-        self._crews: list[tuple[list[int], Crew]] = []
+        self._crews: list[tuple[list[int], _Crew]] = []
         for (seconds, outside, later), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
             shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_homes(some)))
             containment = Containment(memory_mb, self._sandboxed and not outside, shown)
             size = min(workers, 1) if later else workers  # coroutines share one loop, and a judge its rate limit
-            crew = Crew(Settings(targets, paths, seconds, later), containment, [*env, *_variables(some)], size)
+            crew = _Crew(Settings(targets, paths, seconds, later), containment, [*env, *_variables(some)], size)
             self._crews.append((numbers, crew))
         self._call_all([])  # what cannot be loaded is refused now, not at the first step
 
@@ -149,7 +159,7 @@ class RewardPool:
             raise
         return [list(some) for some in zip(*by_reward, strict=True)]
 
-    def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[Call]:
+    def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[_Call]:
         """The calls of a reward: each with one completion, with as many as it scores at once, or with all."""
         width = self._widths[number] or max(1, len(items))
         given = [{name: item[name] for name in self._forms[number].reads} for item in items]
@@ -183,7 +193,7 @@ class RewardPool:
             return
         first = failed[0]
         trace = next((reply.trace for reply in replies[first] if reply.trace), "")
-        hint = f" ({LOOSEN})" if self._sandboxed else ""
+        hint = f" ({_LOOSEN})" if self._sandboxed else ""
         sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
         raise UserCodeError(
             f"{len(failed)} of {len(items)} completions could not be scored, more than [reward_pool] max_failed = "
@@ -191,6 +201,64 @@ class RewardPool:
             f"{hint}\n"
             f"sample: completion {sample['completion']!r}, answer {sample['answer']!r}\n{trace}"
         )
+
+
+class _Crew(Crew[_Call, "list[Reply]"]):
+    """Workers that have loaded the same rewards; a reply for each completion of a call.
+
+    Args:
+        settings: what they load, and the seconds of one call.
+        containment: what they are kept from. env: names of variables that they see besides the usual ones.
+        size: how many; 0 calls the rewards right here, unprotected.
+    """
+
+    def __init__(self, settings: Settings, containment: Containment, env: Sequence[str], size: int) -> None:
+        super().__init__(size, f" ({_LOOSEN})" if containment.sandboxed else "")
+        self._settings, self._containment, self._env = settings, containment, env
+        self._local = [load(*reward, settings) for reward in settings.rewards] if size == 0 else []
+
+    def call_all(self, calls: Sequence[_Call]) -> list[list[Reply]]:
+        if self.size:
+            return super().call_all(calls)
+        return [_spread(evaluate(self._local[number], items), len(items)) for number, items in calls]
+
+    def start(self) -> TimedWorker:
+        seconds = self._settings.timeout_s + (_GRACE_S if self._settings.later else 0.0)
+        hello = tuple(self._settings)
+        return TimedWorker("a reward", "retrain.rewards.worker", hello, self._containment, self._env, seconds)
+
+    def read(self, call: _Call, answer: Any) -> list[Reply]:
+        name = self._settings.rewards[call[0]][0]
+        found = _spread([_reply(one, name) for one in answer] if isinstance(answer, list) else [], len(call[1]))
+        if len(found) != len(call[1]):
+            raise WorkerLost("it sent what is no reply")
+        return found
+
+    def lost(self, call: _Call, status: str, detail: str) -> list[Reply]:
+        return [Reply(status, detail=f"{self._settings.rewards[call[0]][0]} {detail}")] * len(call[1])
+
+    def spent(self, result: list[Reply]) -> bool:
+        # What fills its memory may be its own garbage.
+        return any(reply.status == "error" and "MemoryError" in reply.detail for reply in result)
+
+
+def _spread(found: list[Reply], count: int) -> list[Reply]:
+    """A failure of a whole call is one of each completion."""
+    return found * count if len(found) == 1 and found[0].status != "ok" else found
+
+
+def _reply(answer: Any, name: str) -> Reply:
+    """One answer as a reply; WorkerLost if it is not one. What runs in the worker may have written it."""
+    match answer:
+        case ["ok", None | float() as value, dict() as parts, "", ""] if all(
+            type(one) is float for one in parts.values()
+        ):
+            finite = all(math.isfinite(one) for one in (value or 0.0, *parts.values()))
+            return Reply("ok", value, parts) if finite else invalid(name, {**parts, "score": value} if parts else value)
+        case [("error" | "invalid" | "timeout") as status, None, {}, str(detail), str(trace)]:
+            return Reply(status, detail=detail[:_LONGEST], trace=trace[-_LONGEST:])
+        case _:
+            raise WorkerLost("it sent what is no reply")
 
 
 def _sandboxed(wanted: Literal["auto", "require", "off"]) -> bool:

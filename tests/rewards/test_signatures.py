@@ -112,7 +112,7 @@ def test_concurrency_bounds_how_many_coroutines_run_at_once():
 
 
 def test_a_coroutine_that_never_waits_is_killed(monkeypatch):
-    monkeypatch.setattr("retrain.rewards.crew._GRACE_S", 0.5)
+    monkeypatch.setattr("retrain.rewards.pool._GRACE_S", 0.5)
     entry = (find("reward", "later.blocks", [HERE]).bind({}), 1.0, 0.5)
     with pool(entry, workers=1) as scorer:
         assert [score.status for score in scorer.score([item("x")] * 2)] == ["timeout"] * 2
