@@ -183,7 +183,7 @@ class Distributed(Section):
     """`[distributed]`: a run on several ranks (`retrain train --ranks`); without ranks nothing of it applies."""
 
     shard: Literal["auto", "full", "none"] = "auto"
-    """"full" spreads the weights over the ranks; "none" holds all on each; "auto" is full unless LoRA's base fits."""
+    """"full" spreads the weights over the ranks; "none" holds all on each; "auto" is full where that pays."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """"optimizer" keeps its moments in the processor's memory, without ranks as well; "all" whatever is sharded."""
     timeout_s: Positive = 600.0

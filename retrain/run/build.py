@@ -91,7 +91,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
             f'[training] device = "{device}" is one GPU, and each rank has its own', 'set it to "cuda"'
         )
     model = initial_model(loaded, device, observe, ranks)
-    policy = TorchPolicy(model.model, _policy_settings(config, device, model.model), ranks, model.source)
+    policy = TorchPolicy(model.model, _policy_settings(config, device, model.model, ranks), ranks, model.source)
     engine = components.optional("engine") or components.named("engine", choose_engine(policy.model)[0])
     assert engine is not None
     if config.rollout.overlap:
@@ -247,7 +247,7 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32", *, empty: bool
     return replace(made, mode=model.chat), teacher
 
 
-def _policy_settings(config: Config, device: torch.device, model: Any) -> PolicySettings:
+def _policy_settings(config: Config, device: torch.device, model: Any, ranks: Ranks) -> PolicySettings:
     """How the policy is trained, from the sections that decide it."""
     training, lora = config.training, config.model.lora
     optimizer = config.optimizer.model_dump()
@@ -259,16 +259,22 @@ def _policy_settings(config: Config, device: torch.device, model: Any) -> Policy
         dtype=_dtype(config, device),
         gradient_checkpointing=config.model.gradient_checkpointing,
         lora=LoraSettings(**lora.model_dump(), seed=training.seed) if lora else None,
-        shard=_shard(config, device, model),
+        shard=_shard(config, device, model, ranks),
         offload=config.distributed.offload,
     )
 
 
-def _shard(config: Config, device: torch.device, model: Any) -> Shard:
-    """What `[distributed] shard` means here: LoRA's frozen base stays whole where it takes half a GPU at most."""
+def _shard(config: Config, device: torch.device, model: Any, ranks: Ranks) -> Shard:
+    """What `[distributed] shard` means here.
+
+    LoRA's frozen base stays whole where it takes half a GPU at most. One rank has nothing to spread: FSDP2 would only
+    cost it time, unless it is to move the weights to the processor's memory.
+    """
     chosen = config.distributed.shard
     if chosen != "auto":
         return chosen
+    if ranks.size == 1 and config.distributed.offload != "all":
+        return "none"
     if config.model.lora is None or device.type != "cuda":
         return "full"
     size = sum(p.numel() * p.element_size() for p in model.parameters())
