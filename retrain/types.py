@@ -198,6 +198,17 @@ class Rollout:
         """(first, behind the last) sampled token of every turn, counted from the start of the prompt."""
         return [(len(self.prompt_ids) + turn.start, len(self.prompt_ids) + turn.end) for turn in self.turns]
 
+    def rewarded(self, value: float, parts: Mapping[str, float | None], correct: bool | None = None) -> Rollout:
+        """It with its turns' rewards and this value at its end; by default it is correct above 0.5.
+
+        Where an environment names its parts, the first of them decides what is correct, without the turns' rewards.
+        """
+        given = sum(turn.reward for turn in self.turns)
+        if correct is None:
+            correct = (value + given if "env" in parts else next(iter(parts.values())) or 0.0) > 0.5
+        parts = {**parts, "turns": given} if given else dict(parts)
+        return dataclasses.replace(self, reward=value + given, parts=parts, correct=correct)
+
     def row(self) -> dict[str, Any]:
         """The rollout as a JSON row."""
         last = {"finish_reason": self.finish_reason, "weights_version": self.weights_version}

@@ -11,11 +11,11 @@ from retrain.engines.capability import positions
 from retrain.errors import ComponentError, DataError, EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Policy, Task
-from retrain.run.episodes import FAILED, Posed, rewarded, roll
+from retrain.protocols import Policy, Sampler, Task
+from retrain.run import episodes
 from retrain.run.run_parts import Parts
-from retrain.training.chat import Chat, Prompt
-from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State
+from retrain.training.chat import Chat, Posed, Prompt
+from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State, Turn
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.pipeline import Pipeline
@@ -90,7 +90,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= parts.sampler.metrics()
     if parts.world is not None:
-        metrics |= parts.ranks.rollouts.first(parts.world.metrics)
+        metrics |= episodes.metrics(rollouts) | parts.ranks.rollouts.first(parts.world.metrics)
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:
@@ -150,8 +150,39 @@ def sampled(
     room = min(positions(parts.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf"))
     posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
     requests = ask(posed, training.group_size, training.max_tokens)
-    rollouts = parts.roll(posed, requests, train_sampling(parts, seed), first)
+    rollouts = roll(parts, posed, requests, train_sampling(parts, seed), first)
     return score(parts, posed, rollouts, training.max_tokens), dict(enumerate(posed, first)), after
+
+
+def roll(
+    parts: Parts, posed: Sequence[Posed], requests: Sequence[Request], sampling: Sampling, first: int = 0
+) -> list[Rollout]:
+    """Every problem's group of completions, or of episodes in the environment; groups count from `first`.
+
+    On every rank, though rank 0 alone has an environment.
+    """
+    if (world := parts.world) is None:
+        return complete(parts.sampler, parts.chat, posed, requests, sampling, first)
+    return parts.sampler.lead(
+        lambda sampler: episodes.roll(episodes.Player(sampler, parts.chat, world), posed, requests, sampling, first)
+    )
+
+
+def complete(
+    sampler: Sampler,
+    chat: Chat,
+    posed: Sequence[Posed],
+    requests: Sequence[Request],
+    sampling: Sampling,
+    first: int = 0,
+) -> list[Rollout]:
+    """Every problem's group of completions of one turn. Token ids stay as sampled; text is decoded."""
+    found: list[Rollout] = []
+    for group, some in enumerate(sampler.sample(requests, sampling), first):
+        for one in some:
+            turn = Turn(0, len(one.ids), one.finish_reason, one.weights_version)
+            found.append(chat.rollout(posed[group - first], group, one.ids, one.logprobs, [turn]))
+    return found
 
 
 def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Batch, Metrics]:
@@ -235,7 +266,7 @@ def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max
     for index, s in zip(waiting, parts.pool.score(items), strict=True):
         scored[index] = replace(rollouts[index], parts=dict(s.parts), correct=s.correct, status=s.status)
         if s.value is not None:
-            scored[index] = rewarded(scored[index], s.value, s.parts, s.correct)
+            scored[index] = scored[index].rewarded(s.value, s.parts, s.correct)
     return scored
 
 
@@ -267,34 +298,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         values = [part for r in scored if (part := r.parts.get(name)) is not None]
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
-    return metrics | world_metrics(rollouts)
-
-
-def world_metrics(rollouts: Sequence[Rollout]) -> Metrics:
-    """env/turns, env/ended_*, and the means of what environments counted; nothing without an environment.
-
-    Of a mix also env/LABEL/... for every environment, with its episodes, rewards and accuracy.
-    """
-    played = [one for one in rollouts if one.ended]
-    if not played:
-        return {}
-    found = _world_metrics("env", played)
-    for label in sorted({one.environment for one in played if one.environment}):
-        own = [one for one in played if one.environment == label]
-        rewards = [one.reward for one in own if one.reward is not None]
-        found |= _world_metrics(f"env/{label}", own) | {f"env/{label}/episodes": float(len(own))}
-        found[f"env/{label}/reward"] = sum(rewards) / max(1, len(rewards))
-        found[f"env/{label}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(rewards))
-    return found
-
-
-def _world_metrics(area: str, played: Sequence[Rollout]) -> Metrics:
-    found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}
-    for ended in ("done", "turns", "tokens", "context", *FAILED):
-        found[f"{area}/ended_{ended}"] = sum(one.ended == ended for one in played) / len(played)
-    for name in sorted({name for one in played for name in one.metrics}):
-        found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
-    return found
+    return metrics
 
 
 def sync(parts: Parts, version: int) -> None:
@@ -327,7 +331,7 @@ def fresh_batch(parts: Parts, collection: Collection) -> Batch:
     sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "parity", collection.step))
     longest = positions(parts.loaded.model) - max(len(r.prompt_ids) for r in few)
     requests = ask(posed, 1, int(min(parts.config.training.max_tokens, longest)))
-    rollouts = roll(replace(parts.player, world=None), posed, requests, sampling)
+    rollouts = complete(parts.sampler, parts.chat, posed, requests, sampling)
     return parts.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
 
 

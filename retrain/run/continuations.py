@@ -10,14 +10,14 @@ import torch
 from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import score, train_sampling
-from retrain.types import Completion, Request, Rollout, Turn
+from retrain.types import Request, Rollout, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from retrain.algorithms.monte_carlo.prefixes import Prefix
-    from retrain.run.episodes import Posed
     from retrain.run.run_parts import Parts
+    from retrain.training.chat import Posed
 
 
 class Continuations:
@@ -52,27 +52,13 @@ class Continuations:
         places: list[int] = []
         for prefix, completions in zip(prefixes, sampled, strict=True):
             for completion in completions:
-                key = (groups[prefix.group], (*prefix.ids[len(prefix.ids) - prefix.sampled :], *completion.ids))
-                if key not in known:
-                    known[key] = len(rollouts)
-                    rollouts.append(_rollout(parts, posed, *key, completion))
-                places.append(known[key])
+                group, ids = groups[prefix.group], (*prefix.ids[len(prefix.ids) - prefix.sampled :], *completion.ids)
+                if (group, ids) not in known:
+                    known[group, ids] = len(rollouts)
+                    turn = Turn(0, len(ids), completion.finish_reason, completion.weights_version)
+                    rollouts.append(parts.chat.rollout(posed[group], group, ids, [0.0] * len(ids), [turn]))
+                places.append(known[group, ids])
         rewards = [one.reward for one in score(parts, posed, rollouts, limit)]
         values = torch.tensor([float("nan") if reward is None else reward for reward in rewards])
         tokens = sum(len(completion.ids) for completions in sampled for completion in completions)
         return values[torch.tensor(places)].view(len(prefixes), count), tokens
-
-
-def _rollout(parts: Parts, posed: Sequence[Posed], group: int, ids: tuple[int, ...], completion: Completion) -> Rollout:
-    problem, prompt = posed[group]
-    return Rollout(
-        problem_id=problem.id,
-        prompt=prompt.text,
-        answer=problem.answer,
-        prompt_ids=prompt.ids,
-        completion_ids=ids,
-        sampler_logprobs=(0.0,) * len(ids),
-        text=parts.chat.decode(ids),
-        turns=(Turn(0, len(ids), completion.finish_reason, completion.weights_version),),
-        group=group,
-    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from retrain.errors import DataError, EngineError, UserCodeError
 from retrain.functional.seeds import derive_seed
 from retrain.training.bridge import Bridge, Said
-from retrain.training.chat import Chat, Prompt
+from retrain.training.chat import Chat, Posed, Prompt
 from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from retrain.environments.world_pool import Body, WorldPool
 
 _logger = logging.getLogger(__name__)
-
-Posed = tuple[Problem, Prompt]
-"""A problem with its prompt as the model sees it."""
 
 CUT = "\n[... {} tokens left out ...]\n"
 """Stands for the middle of a long observation."""
@@ -85,12 +82,12 @@ class Player:
     Attributes:
         sampler: says the model's turns.
         chat: renders them.
-        world: answers; without one every episode is one turn.
+        world: answers.
     """
 
     sampler: Speaker
     chat: Chat
-    world: World | None = None
+    world: World
 
 
 @dataclass
@@ -152,8 +149,8 @@ def roll(
     ]
     counts = {group: request.count for group, request in enumerate(requests, first)}
     world = player.world
-    if world is None or len(world.pools) == 1:
-        _play(_Game(player, sampling, counts, world.pools[0] if world else None), episodes)
+    if len(world.pools) == 1:
+        _play(_Game(player, sampling, counts, world.pools[0]), episodes)
     else:
         lanes = [[one for one in episodes if one.group % len(world.pools) == lane] for lane in range(len(world.pools))]
         games = [_Game(player, sampling, counts, pool) for pool in world.pools]
@@ -163,8 +160,7 @@ def roll(
             except BaseException:
                 world.over.set()
                 raise
-    if world is not None:
-        _check_failed(world, episodes)
+    _check_failed(world, episodes)
     version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
     return [_rollout(player, episode, version) for episode in episodes]
 
@@ -205,16 +201,14 @@ class _Game:
         counts: episodes of each group.
     """
 
-    def __init__(self, player: Player, sampling: Sampling, counts: Mapping[int, int], pool: WorldPool | None) -> None:
+    def __init__(self, player: Player, sampling: Sampling, counts: Mapping[int, int], pool: WorldPool) -> None:
         self._player, self._world, self._pool = player, player.world, pool
-        self._sampling = replace(sampling, continued=player.world is not None)
-        self._bridge = Bridge(player.chat) if player.world else None
+        self._sampling = replace(sampling, continued=True)
+        self._bridge = Bridge(player.chat)
         self._counts = counts
 
     def sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """What the model says; EngineError once the run has ended."""
-        if self._world is None:
-            return self._player.sampler.sample(requests, self._sampling)
         with self._world.turn:
             if self._world.over.is_set():
                 raise EngineError("sampling has been broken off")
@@ -222,8 +216,6 @@ class _Game:
 
     def open(self, episodes: Iterable[_Episode]) -> None:
         """Begin; the environment may add to the prompt."""
-        if self._world is None:
-            return
         calls: dict[int, Body] = {}
         for one in episodes:
             calls[one.key] = (
@@ -259,10 +251,6 @@ class _Game:
 
     def answer(self, heard: Sequence[_Episode]) -> None:
         """Have the environment answer the turns of a wave."""
-        if self._world is None:
-            for one in heard:
-                one.over = True
-            return
         calls: dict[int, Body] = {}
         for one in heard:
             turn = one.turns[-1]
@@ -272,25 +260,20 @@ class _Game:
 
     def finish(self) -> None:
         """End what limits have ended."""
-        if self._pool is not None:
-            self._pool.finish()
+        self._pool.finish()
 
     def _alike(self, members: Sequence[_Episode], live: Sequence[_Episode]) -> bool:
         """Whether those of a group that are live all see one prompt, though some have failed."""
         return len(members) == sum(one.group == members[0].group for one in live)
 
     def _budget(self, one: _Episode) -> int:
-        if self._world is None:
-            return one.left
         return int(min(self._world.limits.turn_tokens, one.left, self._room(one)))
 
     def _room(self, one: _Episode) -> float:
-        assert self._world is not None
         known = min(self._world.context, self._player.sampler.room)
         return known - len(one.prompt.ids) - len(one.ids)
 
     def _take(self, episodes: Iterable[_Episode], calls: dict[int, Body]) -> None:
-        assert self._pool is not None
         answers = self._pool.step(calls)
         for one in episodes:
             try:
@@ -299,7 +282,6 @@ class _Game:
                 one.ended, one.over, one.detail = "error", True, str(error)
 
     def _said(self, one: _Episode, answer: Answer) -> None:
-        assert self._world is not None
         limits = self._world.limits
         if answer.kind in FAILED:
             one.ended, one.over, one.detail = answer.kind, True, f"{answer.detail}\n{answer.trace}"
@@ -318,7 +300,6 @@ class _Game:
 
     def _observe(self, one: _Episode, answer: Answer) -> None:
         """Append what the environment said, if there is room for a reply to it."""
-        assert self._bridge is not None
         new: list[int] = []
         if one.turns:
             turn = one.turns[-1]
@@ -335,7 +316,6 @@ class _Game:
 
     def _short(self, said: Said) -> Said:
         """Messages that are not longer than the limit, each cut in its middle."""
-        assert self._world is not None
         most, chat = self._world.limits.observation_tokens, self._player.chat
         short: list[tuple[str, str]] = []
         for role, text in said:
@@ -350,37 +330,34 @@ class _Game:
 def _rollout(player: Player, one: _Episode, version: int) -> Rollout:
     """The episode with its reward, unless that is for [[rewards]] to say."""
     parts = one.parts
-    if (
-        player.world is not None
-        and one.ended in ("turns", "tokens", "context")
-        and player.world.pools[0].traits[one.problem.environment]["rewards"]
-    ):
+    if one.ended in ("turns", "tokens", "context") and player.world.pools[0].traits[one.problem.environment]["rewards"]:
         parts = {"env": 0.0}
-    rollout = Rollout(
-        problem_id=one.problem.id,
-        prompt=one.prompt.text,
-        answer=one.problem.answer,
-        prompt_ids=one.prompt.ids,
-        completion_ids=tuple(one.ids),
-        sampler_logprobs=tuple(one.logprobs),
-        text=player.chat.decode(one.ids),
-        turns=tuple(one.turns) or (Turn(0, 0, "stop", version),),
-        group=one.group,
-        status=one.ended if one.ended in FAILED else "ok",
-        ended=one.ended,
-        metrics=one.metrics,
-        environment=one.problem.environment,
-    )
-    return rollout if parts is None or one.ended in FAILED else rewarded(rollout, sum(parts.values()), parts)
+    turns = tuple(one.turns) or (Turn(0, 0, "stop", version),)
+    rollout = player.chat.rollout((one.problem, one.prompt), one.group, one.ids, one.logprobs, turns)
+    status = one.ended if one.ended in FAILED else "ok"
+    rollout = replace(rollout, status=status, ended=one.ended, metrics=one.metrics)
+    return rollout if parts is None or one.ended in FAILED else rollout.rewarded(sum(parts.values()), parts)
 
 
-def rewarded(rollout: Rollout, value: float, parts: Mapping[str, float | None], correct: bool | None = None) -> Rollout:
-    """The rollout with its turns' rewards and this value at its end; by default it is correct above 0.5.
+def metrics(rollouts: Sequence[Rollout]) -> Metrics:
+    """env/turns, env/ended_*, and the means of what environments counted.
 
-    Where the environment names its parts, the first of them decides what is correct, without the turns' rewards.
+    Of a mix also env/LABEL/... for every environment, with its episodes, rewards and accuracy.
     """
-    given = sum(turn.reward for turn in rollout.turns)
-    if correct is None:
-        correct = (value + given if "env" in parts else next(iter(parts.values())) or 0.0) > 0.5
-    parts = {**parts, "turns": given} if given else dict(parts)
-    return replace(rollout, reward=value + given, parts=parts, correct=correct)
+    found = _counted("env", rollouts)
+    for label in sorted({one.environment for one in rollouts if one.environment}):
+        own = [one for one in rollouts if one.environment == label]
+        rewards = [one.reward for one in own if one.reward is not None]
+        found |= _counted(f"env/{label}", own) | {f"env/{label}/episodes": float(len(own))}
+        found[f"env/{label}/reward"] = sum(rewards) / max(1, len(rewards))
+        found[f"env/{label}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(rewards))
+    return found
+
+
+def _counted(area: str, played: Sequence[Rollout]) -> Metrics:
+    found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}
+    for ended in ("done", "turns", "tokens", "context", *FAILED):
+        found[f"{area}/ended_{ended}"] = sum(one.ended == ended for one in played) / len(played)
+    for name in sorted({name for one in played for name in one.metrics}):
+        found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
+    return found

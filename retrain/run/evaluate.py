@@ -9,9 +9,9 @@ from retrain.config.resolve import labels
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import ask, score
-from retrain.run.episodes import Posed
+from retrain.run.collect import ask, roll, score
 from retrain.run.run_parts import Parts
+from retrain.training.chat import Posed
 from retrain.types import Rollout, Sampling
 
 
@@ -83,5 +83,5 @@ def _sample(parts: Parts, posed: list[Posed], samples: int, temperature: float) 
         seed=derive_seed(settings.seed, "evaluation"),
     )
     max_tokens = settings.max_tokens or parts.config.training.max_tokens
-    rollouts = score(parts, posed, parts.roll(posed, ask(posed, samples, max_tokens), sampling), max_tokens)
+    rollouts = score(parts, posed, roll(parts, posed, ask(posed, samples, max_tokens), sampling), max_tokens)
     return [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]

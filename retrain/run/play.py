@@ -10,7 +10,7 @@ from retrain.config.resolve import labels
 from retrain.environments.world_pool import WorldPool
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import ask, score
+from retrain.run.collect import ask, roll, score
 from retrain.run.run_parts import Parts
 from retrain.training.chat import plain_text
 from retrain.types import Problem, Sampling
@@ -48,7 +48,7 @@ def by_model(parts: Parts, number: int) -> Iterator[str]:
     problem: Problem = parts.task.problem(number)
     posed, most = [(problem, parts.chat.prompt(problem.prompt))], parts.config.training.max_tokens
     sampling = Sampling(stop_ids=parts.loaded.stop_ids, seed=derive_seed(parts.config.training.seed, "play"))
-    [one] = score(parts, posed, parts.roll(posed, ask(posed, 1, most), sampling), most)
+    [one] = score(parts, posed, roll(parts, posed, ask(posed, 1, most), sampling), most)
     yield one.prompt
     heard = 0
     for turn in one.turns:

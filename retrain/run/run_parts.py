@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.protocols import Part, Policy, Ranks, Sampler, Task, Tracker
-from retrain.run.episodes import Player, Posed, World, roll
-from retrain.types import ExpertRow, Observer, Request, Rollout, Sampling, State
+from retrain.run.episodes import World
+from retrain.types import ExpertRow, Observer, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,22 +120,6 @@ class Parts(Trained):
     experts: Experts | None = None
     trackers: Sequence[Tracker] = ()
     has_base: bool = False
-
-    @property
-    def player(self) -> Player:
-        """Who speaks and who answers in an episode."""
-        return Player(self.sampler, self.chat, self.world)
-
-    def roll(
-        self, posed: Sequence[Posed], requests: Sequence[Request], sampling: Sampling, first: int = 0
-    ) -> list[Rollout]:
-        """See `roll`; on every rank, though rank 0 alone has an environment."""
-        player = self.player
-        if self.world is None:
-            return roll(player, posed, requests, sampling, first)
-        return self.sampler.lead(
-            lambda sampler: roll(replace(player, sampler=sampler), posed, requests, sampling, first)
-        )
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Everything a resumed run needs to continue bit for bit.

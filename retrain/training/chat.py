@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from retrain.errors import DataError
-from retrain.types import ExpertRow, Problem
+from retrain.types import ExpertRow, Problem, Rollout, Turn
 
 Mode = Literal["auto", "on", "off"]
 Messages = list[dict[str, str]]
@@ -20,6 +20,10 @@ class Prompt:
 
     text: str
     ids: tuple[int, ...]
+
+
+Posed = tuple[Problem, Prompt]
+"""A problem with its prompt as the model sees it."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,24 @@ class Chat:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def rollout(
+        self, posed: Posed, group: int, ids: Sequence[int], logprobs: Sequence[float], turns: Sequence[Turn]
+    ) -> Rollout:
+        """What was sampled for a problem after its prompt, with its text; not scored yet."""
+        problem, prompt = posed
+        return Rollout(
+            problem_id=problem.id,
+            prompt=prompt.text,
+            answer=problem.answer,
+            prompt_ids=prompt.ids,
+            completion_ids=tuple(ids),
+            sampler_logprobs=tuple(logprobs),
+            text=self.decode(ids),
+            turns=tuple(turns),
+            group=group,
+            environment=problem.environment,
+        )
 
     def conversation(self, problem: Problem, *, all_turns: bool = False) -> ExpertRow:
         """Prompt and solution as they would be sampled: answers are tokenized apart, and end with the end of sequence.

@@ -14,7 +14,7 @@ from retrain.run.session import Resume
 from tests.small_runs import digest, rows
 
 PLUGINS = f'plugins.search_paths=["{Path(__file__).parent}"]'
-GAME = """
+RUN = """
 [task]
 name = "numbers"
 
@@ -55,13 +55,6 @@ rollouts_every = 1
 [algorithm]
 transform_mode = "turn_returns"
 """
-
-
-@pytest.fixture
-def toml(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text(GAME)
-    return file
 
 
 def stored(run, step):

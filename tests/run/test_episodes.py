@@ -18,6 +18,7 @@ from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
+from retrain.run.collect import complete
 from retrain.run.episodes import Player, World, roll
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
@@ -213,7 +214,7 @@ def test_an_episode_does_not_depend_on_those_that_are_played_with_it(order, alon
 def test_without_an_environment_there_is_one_request_for_each_prompt_and_one_turn():
     limits, dice_sampler = Limits(9, 9, 9, 9), Dice()
     posed, requests = asked(4, 3, limits)
-    rollouts = roll(Player(dice_sampler, CHAT), posed, requests, SAMPLING)
+    rollouts = complete(dice_sampler, CHAT, posed, requests, SAMPLING)
     assert dice_sampler.calls == [requests]
     assert [(len(r.turns), r.ended, r.reward, r.status) for r in rollouts] == [(1, "", None, "ok")] * 12
 

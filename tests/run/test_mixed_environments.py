@@ -14,7 +14,7 @@ from tests.run.test_environment_runs import stored
 from tests.small_runs import digest, rows
 
 PLUGINS = f'plugins.search_paths=["{Path(__file__).parent}"]'
-MIX = """
+RUN = """
 [environment]
 max_turns = 4
 turn_tokens = 12
@@ -56,13 +56,6 @@ rollouts_every = 1
 [algorithm]
 transform_mode = "turn_returns"
 """
-
-
-@pytest.fixture
-def toml(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text(MIX)
-    return file
 
 
 def test_a_mix_trains_is_measured_by_parts_and_resumes_to_the_bit(train, stopped):
@@ -132,6 +125,6 @@ def test_mistakes_are_found_at_load(toml, settings, message):
 
 
 def test_a_table_holds_for_every_entry_of_its_component(toml):
-    toml.write_text(MIX.replace("guesses = 4, ", "") + "\n[guess]\nguesses = 5\n")
+    toml.write_text(RUN.replace("guesses = 4, ", "") + "\n[guess]\nguesses = 5\n")
     bound = load(toml).components.all("environment")
     assert [one.params.get("guesses") for one in bound] == [5, None]

@@ -24,7 +24,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 DEFINITIONS = ("types.py", "training/layout.py", "run/run_parts.py", "protocols.py", "errors.py", "registry")
 NOT_FLOW = (*DEFINITIONS, "system", "functional", "algorithms/planning")
 MODELS = ("engines/capability.py", "engines/embedded/fused.py", "engines/embedded/general.py", "training/model/lora.py")
-MOST = 16
+MOST = 12
 
 
 class Trace:

@@ -6,14 +6,7 @@ from retrain.config.load import load
 from retrain.errors import ConfigError
 from retrain.run.play import by_hand, by_model
 from retrain.run.reopen import reopen
-from tests.run.test_environment_runs import GAME
-
-
-@pytest.fixture
-def toml(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text(GAME)
-    return file
+from tests.run.test_environment_runs import RUN  # noqa: F401 - what `toml` holds
 
 
 def test_a_person_plays_until_the_environment_ends_it(toml):

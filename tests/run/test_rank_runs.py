@@ -15,7 +15,8 @@ from retrain.protocols import ALONE, Sampler
 from retrain.rewards.pool import RewardPool
 from retrain.run.rank_edges import RemoteSampler, SharedDirectory, SharedPool, SharedSampler
 from retrain.storage.run_directory import RunDirectory
-from tests.run.test_environment_runs import GAME, PLUGINS
+from tests.run.test_environment_runs import PLUGINS
+from tests.run.test_environment_runs import RUN as GAME
 from tests.small_runs import TOML, rows
 from tests.training.rank_cases import whole_run
 

@@ -27,7 +27,7 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.prm import ProcessRewards
 from retrain.training.ranks import join
 from retrain.training.settings import LoraSettings, PolicySettings
-from retrain.training.shards import full, local
+from retrain.training.shards import local
 from tests.training.small_models import make_batch, make_model, make_objective
 
 TABLE: dict[str, dict[str, Any]] = {
@@ -66,6 +66,10 @@ def policy_of(case: dict[str, Any], ranks: Ranks) -> TorchPolicy:
     if "lora" in changes:
         changes["lora"] = LoraSettings(**changes["lora"])
     return TorchPolicy(make_model(case.get("model", "qwen3")), PolicySettings(**changes), ranks)
+
+
+def full(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def watch(policy: TorchPolicy, caught: list[dict[str, torch.Tensor]]) -> None:
