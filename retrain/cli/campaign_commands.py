@@ -66,7 +66,7 @@ def judge(  # noqa: PLR0913 - one per option
     """Say where a method helps, harms, or makes no difference: it and a baseline on tasks with one premise each.
 
     The method is what the file says of credit, losses and optimization. It becomes a campaign, runs/testbed-NAME.toml;
-    the same command goes on with what is left to do. Exit codes are those of `retrain campaign`.
+    the same command resumes it. Exit codes are those of `retrain campaign`.
     """
     from retrain.campaign.plan import testbed as plan
     from retrain.campaign.plan.load_campaign import load_campaign

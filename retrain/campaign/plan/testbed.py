@@ -61,7 +61,7 @@ def testbed_toml(file: Path, against: Path | None, tasks: Sequence[str], seeds: 
 
 def _method(file: Path) -> dict[str, Any]:
     """What a file says of credit, losses and optimization; what the testbed decides is left out."""
-    load(file)  # its mistakes are told with their places
+    load(file)  # raises its mistakes with their places
     data, tasks = read(file).data, {one.table for one in registry.components("task")}
     method = {name: table for name, table in data.items() if name not in (*_SHARED, *_TESTBED, *tasks)}
     passes = {key: data["training"][key] for key in _PASSES if key in data.get("training", {})}

@@ -140,9 +140,12 @@ def audit(parts: Parts, run: Path, names: Sequence[str], batches: int, continuat
         names: of methods; without any, the usual ones and the run's own.
         batches: at least 4. continuations: of every beginning, at least 2.
     Raises:
-        ComponentError: a method that does not exist, or a run whose completions cannot be continued.
+        ComponentError: a method that does not exist, or a run with an environment.
         DataError: a batch of which nothing could be scored.
     """
+    if parts.world is not None:
+        problem = "its [environment] cannot be put back to the middle of an episode, where completions are continued"
+        raise ComponentError(f"this run cannot be audited: {problem}", "audit a run without one")
     wanted = dict.fromkeys([BASELINE, *(names or (*USUAL, own_method(parts.components)))])
     methods = {name: Method(parts, name) for name in wanted if name != ORACLE}
     sampler, reduction = _Sampler(parts, continuations), _reduction(parts)

@@ -145,18 +145,17 @@ def late_half(advantages, response_mask):
 """
 
 
-def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(train, tmp_path, monkeypatch):
+def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(PLUGIN)
-    run = train("training.max_steps=2")
-    before = {file: file.stat().st_mtime_ns for file in run.rglob("*") if file.name != "lock"}
+    before = {file: file.stat().st_mtime_ns for file in trained.rglob("*") if file.name != "lock"}
     methods = "mine.doubled,mine.doubled+gtpo,grpo+mine.halved,mine.late_half,hicra,oracle"
-    words = ["audit", str(run), "--methods", methods, "--batches", "4", "--continuations", "2"]
+    words = ["audit", str(trained), "--methods", methods, "--batches", "4", "--continuations", "2"]
     done = CliRunner().invoke(app, [*words, "--all-checkpoints", "--json", "--html", "audit.html"])
     assert done.exit_code == 0, done.output
     start, end = map(json.loads, done.stdout.splitlines())
     assert list(end) == ["run", "step", "reliability", "methods"]
-    assert (end["run"], start["step"], end["step"]) == (str(run), 0, 2)
+    assert (end["run"], start["step"], end["step"]) == (str(trained), 0, 2)
     assert set(end["methods"]) == {"grpo", *methods.split(",")}
     for one in end["methods"].values():
         assert list(one) == ["effective_batch", "bias", "noise", "correlation"]
@@ -168,26 +167,26 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     assert "Effective batch along the run" in page
     assert page.count("<h2>Step ") == 2
     assert "mine.late_half" in page
-    assert {file: file.stat().st_mtime_ns for file in run.rglob("*") if file.name != "lock"} == before
+    assert {file: file.stat().st_mtime_ns for file in trained.rglob("*") if file.name != "lock"} == before
 
 
 @pytest.mark.parametrize(
-    ("methods", "text"),
+    ("words", "text"),
     [
-        ("gropo", 'did you mean "grpo"'),
-        ("gtpo+grpo", "is no advantage with transforms"),
-        ("vine+gtpo", "is no advantage"),
+        (["--methods", "gropo"], 'did you mean "grpo"'),
+        (["--methods", "gtpo+grpo"], "is no advantage with transforms"),
+        (["--methods", "vine+gtpo"], "is no advantage"),
+        (["--step", "7"], "no checkpoint of step 7"),
     ],
 )
-def test_what_is_no_method_is_said(train, methods, text):
-    run = train("training.max_steps=1")
-    done = CliRunner().invoke(app, ["audit", str(run), "--methods", methods])
+def test_what_cannot_be_audited_is_said(trained, words, text):
+    done = CliRunner().invoke(app, ["audit", str(trained), *words])
     assert done.exit_code == 2
     assert text in " ".join(done.output.split())
 
 
-def test_a_step_without_a_checkpoint_is_said(train):
-    run = train("training.max_steps=1")
-    done = CliRunner().invoke(app, ["audit", str(run), "--step", "7"])
+def test_a_run_with_an_environment_is_refused_before_anything_is_sampled(train):
+    run = train("task.name=sums", "environment.name=calculator", "warmup.steps=0", "training.max_steps=0")
+    done = CliRunner().invoke(app, ["audit", str(run), "--batches", "1000000"])
     assert done.exit_code == 2
-    assert "no checkpoint of step 7" in done.output
+    assert "this run cannot be audited: its [environment]" in " ".join(done.output.split())
