@@ -23,8 +23,8 @@ _NOTE = (
     "Differences are in final held-out accuracy, paired by seed. p is the exact permutation test by sign flips, and "
     "Holm corrects it for all rows of the table: the chance of any false claim is at most {alpha:.0%}. Intervals of "
     "differences are 95% paired t intervals, uncorrected; those over all tasks are from a bootstrap of the runs "
-    "within their tasks. IQM is the interquartile mean over the runs of all tasks. Costs are medians to nine tenths of "
-    "the baseline's way on that task."
+    "within their tasks. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens are medians to "
+    "nine tenths of the baseline's way on that task."
 )
 
 
@@ -128,7 +128,7 @@ def _row(card: Card, task: str, condition: str) -> dict[str, str]:
         "p": p_value(one.p).removeprefix("= "),
         "Holm": p_value(one.holm).removeprefix("= "),
         "P(improvement)": estimate(one.improvement, ".2f"),
-        **{f"{what} to threshold": text for what, text in both.items()},
+        **both,
     }
 
 
