@@ -14,7 +14,7 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 20_495,
+    "package": 20_500,
     "what retrain train imports": 11_075,
     "with all that a run may name": 13_485,
     "campaign": 2_710,
