@@ -17,7 +17,7 @@ from retrain.system.terminal import CleanHandler, say
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("retrain.cli.run_commands:train", "Train a model as a TOML file says."),
-    "serve": ("retrain.cli.run_commands:serve", "Start a vLLM server for a run."),
+    "serve": ("retrain.cli.run_commands:serve", "Start a vLLM server for a run, or talk to a policy by HTTP."),
     "campaign": ("retrain.cli.campaign_commands:campaign", "Run conditions x seeds and compare them with statistics."),
     "testbed": ("retrain.cli.campaign_commands:judge", "Say on which tasks a method helps: a report card."),
     "worker": ("retrain.cli.campaign_commands:worker", "Join a campaign from this machine."),

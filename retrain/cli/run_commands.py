@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,35 +82,78 @@ def _resume(asked: str | None, default: str, fresh: bool) -> tuple[Mode, Path | 
 
 
 def serve(
-    file: File,
+    file: Annotated[Path | None, typer.Argument(help="The TOML file of a run that samples from the server.")] = None,
     overrides: Overrides = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Unset: of the first free one of [vllm] urls, or 8000.")
     ] = None,
     host: Annotated[str, typer.Option(help="What to listen on; the server asks for no password.")] = "127.0.0.1",
+    policy: Annotated[
+        Path | None, typer.Option(help="A run to talk to, or a TOML file to train on what is talked about.")
+    ] = None,
+    episodes: Annotated[Path | None, typer.Option(help="Of a run: append the episodes to this file.")] = None,
 ) -> None:
     """Start a vLLM server for the model of a TOML file, with what engine = "vllm-server" needs.
+
+    With --policy, instead: an OpenAI-compatible address for programs that talk to a model, whose conversations become
+    episodes. A TOML file is trained on them, a step whenever batch_size x group_size sessions have a reward.
 
     The file is that of `retrain train`. What [vllm] says of dtype, memory and parallelism holds for the server;
     its weights come from the run. On a machine with several GPUs CUDA_VISIBLE_DEVICES chooses. It runs until
     Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
     """
+    from retrain.system.http_client import address, is_loopback
+
+    if (file is None) == (policy is None) or (episodes and (policy is None or policy.is_file())):
+        problem, fix = "either a file or --policy is served, and --episodes belongs to the --policy of a run", "--help"
+        raise ConfigError([ConfigProblem("retrain serve", 0, 0, "arguments", problem, fix)])
+    if not is_loopback(address(host, port or 80)):
+        can = "replace weights and read files" if file else "talk to the policy and reward it"
+        say(f"warning: whoever reaches {host} can {can}: keep to a private network", error=True)
+    if policy is not None:
+        _serve_policy(policy, overrides or (), host, port or 8000, episodes)
+        return
     from retrain.config.document import read
     from retrain.config.load import validate
-    from retrain.system.http_client import address, is_loopback
     from retrain.tools.engine_server import serve as run_server
 
+    assert file is not None
     loaded = validate(read(file, overrides or ()))  # [vllm] counts here, whatever engine the run names
     warn(loaded.warnings)
-    if not is_loopback(address(host, port or 80)):
-        say(
-            f"warning: whoever reaches {host} can replace weights and read files: keep to a private network", error=True
-        )
 
     def ready(url: str) -> None:
         print(f'ready; in {file}:\n\n[rollout]\nengine = "vllm-server"\n\n[vllm]\nurls = ["{url}"]', flush=True)
 
     run_server(loaded, host, port, ready)
+
+
+def _serve_policy(policy: Path, overrides: Sequence[str], host: str, port: int, episodes: Path | None) -> None:
+    from retrain.cli.run_display import Lines
+
+    if not policy.is_file():
+        from retrain.run.reopen import reopen
+        from retrain.tools.policy_endpoint import PolicyEndpoint
+
+        parts = reopen(policy, overrides, Lines())
+        try:
+            endpoint = PolicyEndpoint(parts, host, port, episodes)
+            print(f"the policy answers at {endpoint.url}/v1", flush=True)
+            endpoint.work()
+        finally:
+            parts.close()
+        return
+    from retrain.config.load import load
+
+    loaded = load(policy, overrides)
+    warn(loaded.warnings)
+    if loaded.config.rollout.overlap:
+        problem, fix = "programs are answered between updates, not meanwhile", "use overlap = 0"
+        raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[rollout] overlap", problem, fix)])
+    from retrain.run.session import Resume, run
+    from retrain.tools.policy_endpoint import source_of_episodes
+
+    how = _resume(None, loaded.config.checkpoint.resume, False)
+    run(loaded, Resume(*how), Lines(), around=lambda parts: source_of_episodes(parts, host, port))
 
 
 def status(

@@ -79,7 +79,10 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     """
     rollout = parts.config.rollout
     rounds: list[_Round] = []
-    missing, first = parts.prompts, 0
+    missing, first = parts.prompts if parts.source is None else 0, 0
+    if parts.source is not None:
+        rollouts = parts.source.rollouts()
+        rounds = [_judged(parts, step, _Round(rollouts, valid_rows(rollouts), cursor, 0, {}))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         rounds.append(_round(parts, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
         missing -= len({one.group for one in rounds[-1].kept})
@@ -129,11 +132,16 @@ class _Round:
 
 def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
     """Sample and score the groups of the next `prompts` problems, the first of which is group number `first`."""
-    pipeline, seed = parts.pipeline, derive_seed(parts.config.training.seed, "sampling", step, attempt)
+    seed = derive_seed(parts.config.training.seed, "sampling", step, attempt)
     rollouts, problems, after = sampled(parts, cursor, prompts, seed, first)
-    found = _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems)
+    return _judged(parts, step, _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems))
+
+
+def _judged(parts: Parts, step: int, found: _Round) -> _Round:
+    """The round without the groups that the filter drops, where that is known before the update."""
+    pipeline = parts.pipeline
     if found.kept and (parts.config.rollout.resamples or pipeline.judges_rollouts):
-        batch = parts.layout.batch(found.kept, step).replace(problems=problems)
+        batch = parts.layout.batch(found.kept, step).replace(problems=found.problems)
         if not pipeline.judges_rollouts:
             batch, found.credit = assign_credit(pipeline, parts.policy, batch)
         keep, found.dropped = pipeline.informative(batch)

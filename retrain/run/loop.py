@@ -58,7 +58,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
     sync(parts, start)
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
-    stop.defer(parts.sampler.hurry)
+    stop.defer(parts.hurry)
     with Collector(parts, cursor, saved) as collector:
         for step in range(start, settings.max_steps):
             seed_generators(derive_seed(settings.seed, "step", step))

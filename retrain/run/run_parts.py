@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from retrain.protocols import Part, Policy, Ranks, Sampler, Task, Tracker
 from retrain.run.episodes import World
-from retrain.types import ExpertRow, Observer, State
+from retrain.types import ExpertRow, Observer, Rollout, State
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from retrain.training.chat import Chat
     from retrain.training.layout import Layout
     from retrain.training.model.loading import Loaded
+
+
+class Source(Protocol):
+    """Where the episodes of a step come from, if the run does not play them itself."""
+
+    def rollouts(self) -> list[Rollout]: ...
+
+    def hurry(self) -> None: ...
 
 
 class Experts(NamedTuple):
@@ -107,6 +115,7 @@ class Parts(Trained):
         world: the environment that answers the model, if there is one.
         experts: where expert rows come from, if a loss term trains on them.
         trackers: sinks of metrics besides the run directory.
+        source: gives the episodes of every step instead of the task and the environment.
         has_base: a sampler that takes adapters has the base that they belong to.
     """
 
@@ -119,7 +128,14 @@ class Parts(Trained):
     world: World | None = None
     experts: Experts | None = None
     trackers: Sequence[Tracker] = ()
+    source: Source | None = None
     has_base: bool = False
+
+    def hurry(self) -> None:
+        """The run is to stop after this step. From a signal handler."""
+        self.sampler.hurry()
+        if self.source is not None:
+            self.source.hurry()
 
     def state_dict(self, step: int, cursor: int) -> State:
         """Everything a resumed run needs to continue bit for bit.

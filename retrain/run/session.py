@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,8 @@ from retrain.system.secret_names import masked
 from retrain.training.ranks import join, launched
 from retrain.types import Observer, State
 
+Around = Callable[[Parts], AbstractContextManager[Any]]
+
 
 @dataclass(frozen=True)
 class Resume:
@@ -42,19 +44,22 @@ class Resume:
     allow_change: Sequence[str] = ()
 
 
-def run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks | None = None) -> Path:
+def run(
+    loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks | None = None, around: Around = nullcontext
+) -> Path:
     """Train from a configuration; returns the run directory. As one of several ranks, train with the others.
 
     What can be refused is refused first: torch and transformers take seconds to import.
 
     Args:
         ranks: who trains together; None: as this process was launched.
+        around: what training happens in.
     Raises:
         RetrainError: each way a run can end but well, with its exit code.
     """
     own = _join(loaded) if ranks is None else ranks
     with own.during("the run"):
-        path = _run(loaded, resume, observe if own.rank == 0 else lambda *_: None, own)
+        path = _run(loaded, resume, observe if own.rank == 0 else lambda *_: None, own, around)
     if ranks is None:
         own.leave()
     return path
@@ -69,7 +74,7 @@ def _join(loaded: LoadedConfig) -> Ranks:
     return join(choose_device(loaded.config.training.device).type, loaded.config.distributed.timeout_s)
 
 
-def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) -> Path:
+def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, around: Around) -> Path:
     began = time.perf_counter()
     if resume.path is not None and not checkpoint.is_one(resume.path):
         fix = "give auto, or runs/NAME/checkpoints/step-000100"
@@ -91,7 +96,8 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) 
         parts = build(loaded, directory, observe)
         try:
             start, cursor = _restore(parts, state, resume)
-            train(parts, stop, start, cursor, state)
+            with around(parts):
+                train(parts, stop, start, cursor, state)
             finish(parts, time.perf_counter() - began)
         except UserCodeError as error:
             error.add_note(f"after {parts.steps} steps")

@@ -1,0 +1,167 @@
+"""Conversations that a program has with a policy by chat requests, kept as episodes, token for token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from retrain.functional.seeds import derive_seed
+from retrain.run.episodes import rewarded
+from retrain.training.bridge import Bridge, Tools
+from retrain.training.chat import Chat, Prompt
+from retrain.types import Completion, Rollout, Turn
+
+Message = dict[str, str]
+
+
+@dataclass
+class Row:
+    """One conversation of a session.
+
+    Attributes:
+        prompt: what was rendered of its first request.
+        messages: all of it, as the program repeats them.
+        ids, logprobs, turns: as a rollout's.
+        busy: it waits for a reply.
+    """
+
+    prompt: Prompt
+    messages: list[Message] = field(default_factory=list[Message])
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    turns: list[Turn] = field(default_factory=list[Turn])
+    busy: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for the next turn of a row.
+
+    Attributes:
+        session: its name.
+        messages: the whole conversation.
+        new: token ids of what was said since the last turn.
+        stream: of what is drawn.
+    """
+
+    session: str
+    row: Row
+    messages: list[Message]
+    new: list[int]
+    stream: int
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Token ids of the conversation."""
+        return (*self.row.prompt.ids, *self.row.ids, *self.new)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the row has sampled."""
+        return sum(turn.end - turn.start for turn in self.row.turns)
+
+
+class Sessions:
+    """Sessions by name, each a list of rows that share one reward.
+
+    A request extends the row whose messages, replies included, it begins with: only what is new is rendered. Any other
+    request is a branch, a row of its own that begins with what the request shows.
+
+    Attributes:
+        done: (rows, reward) of the sessions that have one, in the order of their rewards.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat, self._bridge = chat, Bridge(chat)
+        self._rows: dict[str, list[Row]] = {}
+        self._asked: Counter[str] = Counter()
+        self.done: list[tuple[list[Row], float]] = []
+
+    def ask(self, name: str, messages: list[Message], tools: Tools = ()) -> Asked:
+        """What a request asks for; DataError if its messages cannot be rendered.
+
+        Args:
+            name: of the session; empty: that of the row it extends, or a new one.
+        """
+        for own in [name] if name else list(self._rows):
+            for row in reversed(self._rows.get(own, [])):
+                new = messages[len(row.messages) :]
+                known = not row.busy and messages[: len(row.messages)] == row.messages
+                if known and new and all(one["role"] != "assistant" for one in new):
+                    last = row.ids[-1] if row.turns[-1].finish_reason == "stop" else None
+                    ids = self._bridge.ids([(one["role"], one["content"]) for one in new], last)
+                    return self._waiting(own, row, messages, ids)
+        whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
+        row = Row(self._chat.prompt(whole, list(tools) or None))
+        return self._waiting(name or f"session-{len(self._asked)}", row, messages, [])
+
+    def _waiting(self, name: str, row: Row, messages: list[Message], new: list[int]) -> Asked:
+        row.busy = True
+        self._asked[name] += 1
+        return Asked(name, row, messages, new, derive_seed(0, name, self._asked[name]))
+
+    def say(self, asked: Asked, completion: Completion) -> str:
+        """Take the turn that was sampled; returns its text."""
+        row, text = asked.row, self._chat.decode(completion.ids)
+        row.ids += asked.new
+        row.logprobs += [0.0] * len(asked.new)
+        start = len(row.ids)
+        row.ids += completion.ids
+        row.logprobs += completion.logprobs
+        row.turns.append(Turn(start, len(row.ids), completion.finish_reason, completion.weights_version))
+        row.messages, row.busy = [*asked.messages, {"role": "assistant", "content": text}], False
+        rows = self._rows.setdefault(asked.session, [])
+        if row not in rows:
+            rows.append(row)
+        return text
+
+    def reward(self, name: str, value: float) -> int:
+        """End a session; returns how many rows it has. KeyError if there is none of this name that has not ended."""
+        rows = self._rows.pop(name)
+        self.done.append((rows, value))
+        return len(rows)
+
+    def take(self, count: int) -> list[Rollout]:
+        """The rows of the first `count` sessions that are done, as rollouts. The group is the first prompt's."""
+        several, self.done = self.done[:count], self.done[count:]
+        prompts = list(dict.fromkeys(rows[0].prompt.text for rows, _ in several))
+        groups = [prompts.index(rows[0].prompt.text) for rows, _ in several]
+        return [self._rollout(row, g, value) for g, (rows, value) in zip(groups, several, strict=True) for row in rows]
+
+    def _rollout(self, row: Row, group: int, value: float) -> Rollout:
+        rollout = Rollout(
+            problem_id=str(derive_seed(0, row.prompt.text)),
+            prompt=row.prompt.text,
+            answer="",
+            prompt_ids=row.prompt.ids,
+            completion_ids=tuple(row.ids),
+            sampler_logprobs=tuple(row.logprobs),
+            text=self._chat.decode(row.ids),
+            turns=tuple(row.turns),
+            group=group,
+            ended="done",
+        )
+        return rewarded(rollout, value, {"env": value})
+
+
+def plain_messages(given: Sequence[object]) -> list[Message]:
+    """Messages of the OpenAI format as role and text; ValueError for what is no text."""
+    found: list[Message] = []
+    for one in given:
+        match one:
+            case {"role": str(role), "content": str(text)}:
+                pass
+            case {"role": str(role), "content": [*parts]}:
+                texts = [part.get("text") if isinstance(part, dict) else None for part in parts]  # pyright: ignore
+                if not all(isinstance(text, str) for text in texts):
+                    raise ValueError("a message has a part that is no text")
+                text = "".join(map(str, texts))
+            case {"role": str(role), "content": None}:
+                text = ""
+            case _:
+                raise ValueError('a message is not {"role": ..., "content": text}')
+        found.append({"role": role, "content": text})
+    if not found:
+        raise ValueError("there are no messages")
+    return found

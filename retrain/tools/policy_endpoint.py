@@ -1,0 +1,228 @@
+"""A policy behind an OpenAI-compatible address: programs talk to it, and their conversations become episodes."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from retrain.engines.capability import positions
+from retrain.errors import DataError, EngineError
+from retrain.functional.seeds import derive_seed
+from retrain.run.collect import train_sampling
+from retrain.run.run_parts import Parts
+from retrain.system.http_client import address
+from retrain.tools.harness_sessions import Asked, Sessions, plain_messages
+from retrain.types import Request, Rollout
+
+SESSION = "X-Session-ID"
+"""Header that names a session."""
+
+_POLL_S, _LINGER_S, _LONGEST = 0.2, 0.005, 1 << 26
+"""Seconds between looks at whether the run ends, and to wait for requests that come together; bytes of a request."""
+
+_Answer = tuple[int, dict[str, Any]]
+
+
+class _Call(NamedTuple):
+    path: str
+    session: str
+    body: Mapping[str, Any]
+    answer: Future[_Answer]
+
+
+class PolicyEndpoint:
+    """Serves `/v1/models`, `/v1/chat/completions` and `/v1/sessions/NAME/reward`.
+
+    Requests wait in a queue, from which the thread that calls `work` takes them: all that wait are sampled in one
+    call, and none while that thread is busy with an update.
+
+    Args:
+        parts: of a run, whose sampler has its weights.
+        port: 0 takes a free one.
+        episodes: a file to append every episode to, as a JSON row.
+
+    Attributes:
+        url: its address.
+    Raises:
+        EngineError: the port cannot be had.
+    """
+
+    def __init__(self, parts: Parts, host: str, port: int, episodes: Path | None = None) -> None:
+        self._parts, self._episodes = parts, episodes
+        self._sessions, self._calls = Sessions(parts.chat), SimpleQueue[_Call]()
+        self._sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "endpoint"))
+        self._over = threading.Event()
+        handler = type("Handler", (_Handler,), {"endpoint": self})
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise EngineError(f"port {port} of {host} cannot be had ({error}); name another one with --port") from error
+        self._server.daemon_threads = True
+        self.url = address(host, self._server.server_port)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def work(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Answer requests until there is enough; EngineError once the run is to stop."""
+        while not enough():
+            if self._over.is_set():
+                raise EngineError("no more episodes are waited for")
+            try:
+                calls = [self._calls.get(timeout=_POLL_S)]
+            except Empty:
+                continue
+            time.sleep(_LINGER_S)
+            while not self._calls.empty():
+                calls.append(self._calls.get())
+            self._answer(calls)
+
+    def rollouts(self) -> list[Rollout]:
+        """The episodes of a step: as many sessions as it has rows, once all of them have a reward."""
+        count = self._parts.prompts * self._parts.config.training.group_size
+        self.work(lambda: len(self._sessions.done) >= count)
+        return self._sessions.take(count)
+
+    def submit(self, path: str, session: str, body: Mapping[str, Any]) -> _Answer:
+        """Have a request answered, from another thread: HTTP status and JSON."""
+        call = _Call(path, session, body, Future())
+        self._calls.put(call)
+        return call.answer.result()
+
+    def hurry(self) -> None:
+        """Wait for no more requests."""
+        self._over.set()
+
+    def close(self) -> None:
+        """Take no more requests."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, calls: Sequence[_Call]) -> None:
+        waiting: list[tuple[_Call, Asked, Request]] = []
+        for call in calls:
+            try:
+                if call.path == "/v1/chat/completions":
+                    waiting.append((call, *self._asked(call)))
+                else:
+                    call.answer.set_result((200, self._rewarded(call)))
+            except (DataError, ValueError, TypeError, AttributeError) as error:
+                call.answer.set_result(_refusal(400, str(error)))
+            except KeyError as error:
+                call.answer.set_result(_refusal(404, f"there is no session {error}"))
+        if waiting:
+            self._sample(waiting)
+
+    def _sample(self, waiting: Sequence[tuple[_Call, Asked, Request]]) -> None:
+        try:
+            said = self._parts.sampler.sample([request for _, _, request in waiting], self._sampling)
+        except BaseException as error:
+            for call, _, _ in waiting:
+                call.answer.set_result(_refusal(500, f"the engine failed: {error}"))
+            raise
+        for (call, asked, request), [completion] in zip(waiting, said, strict=True):
+            message = {"role": "assistant", "content": self._sessions.say(asked, completion)}
+            sizes = {"prompt_tokens": len(request.ids), "completion_tokens": len(completion.ids)}
+            shown = {
+                "id": f"chatcmpl-{asked.session}",
+                "object": "chat.completion",
+                "created": int(time.time()),
+                "model": str(call.body.get("model", "policy")),
+                "choices": [{"index": 0, "message": message, "finish_reason": completion.finish_reason}],
+                "usage": sizes | {"total_tokens": sum(sizes.values())},
+                "session": asked.session,
+            }
+            call.answer.set_result((200, shown))
+
+    def _asked(self, call: _Call) -> tuple[Asked, Request]:
+        """A request for a turn; ValueError if it wants what there is not, or no token is left."""
+        body = call.body
+        if body.get("stream") or body.get("n", 1) not in (1, None):
+            raise ValueError("one completion is given, in one piece: leave out stream and n")
+        tools = body.get("tools") or ()
+        asked = self._sessions.ask(call.session, plain_messages(body.get("messages") or ()), tools)
+        training, context = self._parts.config.training, asked.context
+        room = min(positions(self._parts.loaded.model), self._parts.sampler.room) - len(context)
+        wanted = body.get("max_completion_tokens") or body.get("max_tokens") or training.max_tokens
+        most = int(min(wanted, training.max_tokens - asked.sampled, room))
+        if most < 1:
+            asked.row.busy = False
+            raise ValueError(
+                f"context_length_exceeded: the episode has sampled {asked.sampled} of [training] max_tokens = "
+                f"{training.max_tokens}, and the model has room for {room:g} more tokens"
+            )
+        return asked, Request(context, 1, most, asked.stream)
+
+    def _rewarded(self, call: _Call) -> dict[str, Any]:
+        value = float(call.body.get("reward", math.nan))
+        if not math.isfinite(value):
+            raise ValueError("reward is no finite number")
+        name = unquote(call.path.removeprefix("/v1/sessions/").removesuffix("/reward"))
+        rows = self._sessions.reward(name, value)
+        if self._episodes is not None:
+            with self._episodes.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(one.row()) + "\n" for one in self._sessions.take(1))
+        return {"session": name, "rows": rows}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """HTTP for an endpoint, which the class made of it names."""
+
+    endpoint: PolicyEndpoint
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are no news."""
+
+    def do_GET(self) -> None:
+        known = self.path.partition("?")[0].rstrip("/") == "/v1/models"
+        models = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "retrain"}]}
+        self._send(*((200, models) if known else _refusal(404, "there is no such page")))
+
+    def do_POST(self) -> None:
+        path, size = self.path.partition("?")[0], int(self.headers.get("Content-Length") or 0)
+        known = path == "/v1/chat/completions" or (path.startswith("/v1/sessions/") and path.endswith("/reward"))
+        if not known or not 0 < size <= _LONGEST:
+            self.close_connection = True
+            self._send(*_refusal(404 if not known else 413, "there is no such page, or the request has no fit length"))
+            return
+        try:
+            body = json.loads(self.rfile.read(size))
+        except ValueError as error:
+            body = error
+        if isinstance(body, dict):
+            self._send(*self.endpoint.submit(path, self.headers.get(SESSION, ""), body))
+        else:
+            self._send(*_refusal(400, "the request is no JSON object"))
+
+    def _send(self, status: int, answer: Mapping[str, Any]) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _refusal(status: int, message: str) -> _Answer:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return status, {"error": {"message": message, "type": kind, "code": status}}
+
+
+@contextmanager
+def source_of_episodes(parts: Parts, host: str, port: int) -> Generator[None]:
+    """Have the run train on the episodes of an endpoint while this lasts."""
+    endpoint = parts.source = PolicyEndpoint(parts, host, port)
+    parts.observe("message", {"text": f"the policy answers at {endpoint.url}/v1"})
+    try:
+        yield
+    finally:
+        endpoint.close()
