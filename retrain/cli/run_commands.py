@@ -81,7 +81,7 @@ def _resume(asked: str | None, default: str, fresh: bool) -> tuple[Mode, Path | 
     return "auto", Path(resume)
 
 
-def serve(
+def serve(  # noqa: PLR0913 - the options of a command, each with its name
     file: Annotated[Path | None, typer.Argument(help="The TOML file of a run that samples from the server.")] = None,
     overrides: Overrides = None,
     port: Annotated[
@@ -92,11 +92,15 @@ def serve(
         Path | None, typer.Option(help="A run to talk to, or a TOML file to train on what is talked about.")
     ] = None,
     episodes: Annotated[Path | None, typer.Option(help="Of a run: append the episodes to this file.")] = None,
+    patience: Annotated[
+        float, typer.Option(min=0.1, help="In training: seconds without a request after which the run ends.")
+    ] = 3600.0,
 ) -> None:
     """Start a vLLM server for the model of a TOML file, with what engine = "vllm-server" needs.
 
     With --policy, instead: an OpenAI-compatible address for programs that talk to a model, whose conversations become
-    episodes. A TOML file is trained on them, a step whenever batch_size x group_size sessions have a reward.
+    episodes. A TOML file is trained on them, a step whenever batch_size x group_size sessions have a reward; it ends
+    as `retrain train` does, and with exit code 5 if no program asks anything for --patience seconds.
 
     The file is that of `retrain train`. What [vllm] says of dtype, memory and parallelism holds for the server;
     its weights come from the run. On a machine with several GPUs CUDA_VISIBLE_DEVICES chooses. It runs until
@@ -111,7 +115,10 @@ def serve(
         can = "replace weights and read files" if file else "talk to the policy and reward it"
         say(f"warning: whoever reaches {host} can {can}: keep to a private network", error=True)
     if policy is not None:
-        _serve_policy(policy, overrides or (), host, port or 8000, episodes)
+        if policy.is_file():
+            _train_by_talk(policy, overrides or (), (host, port or 8000, patience))
+        else:
+            _answer_for(policy, overrides or (), (host, port or 8000, episodes))
         return
     from retrain.config.document import read
     from retrain.config.load import validate
@@ -127,33 +134,38 @@ def serve(
     run_server(loaded, host, port, ready)
 
 
-def _serve_policy(policy: Path, overrides: Sequence[str], host: str, port: int, episodes: Path | None) -> None:
+def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path | None]) -> None:
+    """Answer programs with a trained model, until a signal."""
     from retrain.cli.run_display import Lines
+    from retrain.run.reopen import reopen
+    from retrain.system.process import Leave
+    from retrain.tools.policy_endpoint import PolicyEndpoint
 
-    if not policy.is_file():
-        from retrain.run.reopen import reopen
-        from retrain.tools.policy_endpoint import PolicyEndpoint
-
-        parts = reopen(policy, overrides, Lines())
+    with Leave() as leave:
+        parts = reopen(run, overrides, Lines())
         try:
-            endpoint = PolicyEndpoint(parts, host, port, episodes)
+            endpoint = PolicyEndpoint(parts, *how)
             print(f"the policy answers at {endpoint.url}/v1", flush=True)
             endpoint.work()
         finally:
+            leave.under_way = True
             parts.close()
-        return
+
+
+def _train_by_talk(file: Path, overrides: Sequence[str], how: tuple[str, int, float]) -> None:
+    """Train on what programs talk about with the policy."""
+    from retrain.config.environment_checks import check_endpoint
     from retrain.config.load import load
 
-    loaded = load(policy, overrides)
+    loaded = load(file, overrides)
     warn(loaded.warnings)
-    if loaded.config.rollout.overlap:
-        problem, fix = "programs are answered between updates, not meanwhile", "use overlap = 0"
-        raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[rollout] overlap", problem, fix)])
+    check_endpoint(loaded, launched())
+    from retrain.cli.run_display import Lines
     from retrain.run.session import Resume, run
     from retrain.tools.policy_endpoint import source_of_episodes
 
-    how = _resume(None, loaded.config.checkpoint.resume, False)
-    run(loaded, Resume(*how), Lines(), around=lambda parts: source_of_episodes(parts, host, port))
+    resume = _resume(None, loaded.config.checkpoint.resume, False)
+    run(loaded, Resume(*resume), Lines(), around=lambda parts: source_of_episodes(parts, *how))
 
 
 def status(

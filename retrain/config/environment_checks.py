@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved, is_elsewhere, labels
 from retrain.config.schema import Config, Environment, Task
+from retrain.errors import ConfigError
 from retrain.registry import Bound
 
 if TYPE_CHECKING:
+    from retrain.config.load import LoadedConfig
     from retrain.environments.world_pool import Launch
 
 
@@ -54,6 +56,27 @@ def _refuse_unread(environment: Environment, document: Document) -> None:
     for key in environment.model_fields_set - {"name"}:
         if getattr(environment, key) != type(environment).model_fields[key].default:
             document.refuse(("environment", key), "there is no environment: nothing reads it", "set name, or remove it")
+
+
+def check_endpoint(loaded: LoadedConfig, ranks: bool) -> None:
+    """ConfigError if this run cannot train on what programs say to its policy.
+
+    Args:
+        ranks: this process is one of several.
+    """
+    from retrain.algorithms.graph.pipeline import Pipeline
+
+    document = Document(loaded.file, loaded.text, places=dict(loaded.places))
+    pipeline = Pipeline.resolve(loaded.components.stages(loaded.objective.signals), loaded.components.signal)
+    for name in (stage.name for stage in pipeline.graph if "problems" in stage.reads):
+        problem = f'"{name}" continues completions from their middle, where a program cannot be put back'
+        document.refuse(("algorithm", "algorithm_mode"), problem, "use other credit, such as grpo")
+    if loaded.config.rollout.overlap:
+        document.refuse(("rollout", "overlap"), "programs are answered between updates, not meanwhile", "use 0")
+    if ranks:
+        document.refuse(("distributed",), "programs talk to a policy of one process, not of several ranks", "start one")
+    if document.problems:
+        raise ConfigError(document.problems)
 
 
 def launch(config: Config, resolved: Resolved) -> Launch:

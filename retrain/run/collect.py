@@ -82,7 +82,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     missing, first = parts.prompts if parts.source is None else 0, 0
     if parts.source is not None:
         rollouts = parts.source.rollouts()
-        rounds = [_judged(parts, step, _Round(rollouts, valid_rows(rollouts), cursor, 0, {}))]
+        rounds = [_judged(parts, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         rounds.append(_round(parts, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
         missing -= len({one.group for one in rounds[-1].kept})
@@ -124,7 +124,7 @@ class _Round:
     kept: list[Rollout]
     cursor: int
     too_long: int
-    problems: dict[int, Posed]
+    problems: Mapping[int, Posed] = field(default_factory=dict[int, Posed])
     dropped: Metrics = field(default_factory=Metrics)
     batch: Batch | None = None
     credit: Metrics = field(default_factory=Metrics)

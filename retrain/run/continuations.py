@@ -38,8 +38,12 @@ class Continuations:
         seed, the problems and the prefix's place alone. A completion that is reached more than once is scored once.
         """
         parts = self.parts()
-        if parts is None or parts.world is not None:
-            what = "no engine has been built" if parts is None else "an environment would have to be continued as well"
+        if parts is None or parts.world is not None or parts.source is not None:
+            what = (
+                "no engine has been built"
+                if parts is None
+                else "whoever answers them would have to be continued as well"
+            )
             raise ComponentError(f"completions cannot be continued from their middle: {what}", "use other credit")
         limit = parts.config.training.max_tokens
         requests = [Request(one.ids, count, limit - one.sampled, stream) for stream, one in enumerate(prefixes)]

@@ -78,3 +78,13 @@ class SignalHandler(ABC):
     @abstractmethod
     def receive(self, number: int) -> None:
         """What a signal does."""
+
+
+class Leave(SignalHandler):
+    """SIGTERM raises SystemExit(0), unless the process is leaving already."""
+
+    under_way = False
+
+    def receive(self, number: int) -> None:
+        if not self.under_way:
+            raise SystemExit(0)

@@ -78,6 +78,11 @@ class Sessions:
         self._asked: Counter[str] = Counter()
         self.done: list[tuple[list[Row], float]] = []
 
+    @property
+    def live(self) -> int:
+        """How many sessions have no reward yet."""
+        return len(self._rows)
+
     def ask(self, name: str, messages: list[Message], tools: Tools = ()) -> Asked:
         """What a request asks for; DataError if its messages cannot be rendered.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,8 +28,9 @@ from retrain.types import Request, Rollout
 SESSION = "X-Session-ID"
 """Header that names a session."""
 
-_POLL_S, _LINGER_S, _LONGEST = 0.2, 0.005, 1 << 26
-"""Seconds between looks at whether the run ends, and to wait for requests that come together; bytes of a request."""
+_POLL_S, _LINGER_S, _SILENCE_S, _LONGEST = 0.2, 0.005, 30.0, 1 << 26
+"""Seconds between looks at whether the run ends, to wait for requests that come together, and without a request before
+a training run says so; bytes of a request."""
 
 _Answer = tuple[int, dict[str, Any]]
 
@@ -50,6 +52,7 @@ class PolicyEndpoint:
         parts: of a run, whose sampler has its weights.
         port: 0 takes a free one.
         episodes: a file to append every episode to, as a JSON row.
+        patience_s: without a request, after which a training run ends.
 
     Attributes:
         url: its address.
@@ -57,56 +60,100 @@ class PolicyEndpoint:
         EngineError: the port cannot be had.
     """
 
-    def __init__(self, parts: Parts, host: str, port: int, episodes: Path | None = None) -> None:
-        self._parts, self._episodes = parts, episodes
+    def __init__(
+        self, parts: Parts, host: str, port: int, episodes: Path | None = None, patience_s: float = math.inf
+    ) -> None:
+        self._parts, self._episodes, self._patience_s = parts, episodes, patience_s
         self._sessions, self._calls = Sessions(parts.chat), SimpleQueue[_Call]()
         self._sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "endpoint"))
         self._over = threading.Event()
         handler = type("Handler", (_Handler,), {"endpoint": self})
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _Server((host, port), handler)
         except OSError as error:
             raise EngineError(f"port {port} of {host} cannot be had ({error}); name another one with --port") from error
-        self._server.daemon_threads = True
         self.url = address(host, self._server.server_port)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def work(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Answer requests until there is enough; EngineError once the run is to stop."""
-        while not enough():
+    def work(self, count: float = math.inf) -> None:
+        """Answer requests until `count` sessions have a reward.
+
+        Raises:
+            EngineError: the run is to stop, or nobody has asked anything for too long.
+        """
+        heard, warned = time.monotonic(), False
+        while len(self._sessions.done) < count:
             if self._over.is_set():
                 raise EngineError("no more episodes are waited for")
-            try:
-                calls = [self._calls.get(timeout=_POLL_S)]
-            except Empty:
+            if calls := self._waiting():
+                self._answer(calls)
+                heard, warned = time.monotonic(), False
                 continue
-            time.sleep(_LINGER_S)
-            while not self._calls.empty():
-                calls.append(self._calls.get())
-            self._answer(calls)
+            silent = time.monotonic() - heard
+            if silent > self._patience_s:
+                raise EngineError(f"{self._silence(count, silent)}; --patience sets how long a run waits")
+            if not warned and silent > min(_SILENCE_S, self._patience_s / 2) and count < math.inf:
+                self._parts.observe("message", {"text": f"{self._silence(count, silent)} (Ctrl-C ends the run)"})
+                warned = True
+
+    def _waiting(self) -> list[_Call]:
+        """The requests that wait, after a moment for those that come together."""
+        try:
+            calls = [self._calls.get(timeout=_POLL_S)]
+        except Empty:
+            return []
+        time.sleep(_LINGER_S)
+        while not self._calls.empty():
+            calls.append(self._calls.get())
+        return calls
+
+    def _silence(self, count: float, seconds: float) -> str:
+        done, live = len(self._sessions.done), self._sessions.live
+        return (
+            f"no program has asked {self.url}/v1 anything for {seconds:.3g} s: {done} of the {count:g} sessions of "
+            f"this step have a reward, and {live} have none yet"
+        )
 
     def rollouts(self) -> list[Rollout]:
         """The episodes of a step: as many sessions as it has rows, once all of them have a reward."""
         count = self._parts.prompts * self._parts.config.training.group_size
-        self.work(lambda: len(self._sessions.done) >= count)
+        self.work(count)
         return self._sessions.take(count)
 
     def submit(self, path: str, session: str, body: Mapping[str, Any]) -> _Answer:
         """Have a request answered, from another thread: HTTP status and JSON."""
         call = _Call(path, session, body, Future())
         self._calls.put(call)
+        if self._over.is_set():
+            self._refuse_all()
         return call.answer.result()
 
     def hurry(self) -> None:
-        """Wait for no more requests."""
+        """Wait for no more requests. From a signal handler."""
         self._over.set()
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Take no more requests, and refuse those that wait."""
+        self._over.set()
+        self._refuse_all()
         self._server.shutdown()
         self._server.server_close()
 
+    def _refuse_all(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._calls.get_nowait().answer.set_result(_refusal(503, "the run has ended"))
+
     def _answer(self, calls: Sequence[_Call]) -> None:
+        try:
+            self._answered(calls)
+        except BaseException as error:
+            for call in calls:
+                if not call.answer.done():
+                    call.answer.set_result(_refusal(500, f"the run has failed: {type(error).__name__}: {error}"))
+            raise
+
+    def _answered(self, calls: Sequence[_Call]) -> None:
         waiting: list[tuple[_Call, Asked, Request]] = []
         for call in calls:
             try:
@@ -122,12 +169,7 @@ class PolicyEndpoint:
             self._sample(waiting)
 
     def _sample(self, waiting: Sequence[tuple[_Call, Asked, Request]]) -> None:
-        try:
-            said = self._parts.sampler.sample([request for _, _, request in waiting], self._sampling)
-        except BaseException as error:
-            for call, _, _ in waiting:
-                call.answer.set_result(_refusal(500, f"the engine failed: {error}"))
-            raise
+        said = self._parts.sampler.sample([request for _, _, request in waiting], self._sampling)
         for (call, asked, request), [completion] in zip(waiting, said, strict=True):
             message = {"role": "assistant", "content": self._sessions.say(asked, completion)}
             sizes = {"prompt_tokens": len(request.ids), "completion_tokens": len(completion.ids)}
@@ -171,6 +213,17 @@ class PolicyEndpoint:
             with self._episodes.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(one.row()) + "\n" for one in self._sessions.take(1))
         return {"session": name, "rows": rows}
+
+
+class _Server(ThreadingHTTPServer):
+    """Threads that do not keep the process; a program that has gone away is no error."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -218,9 +271,9 @@ def _refusal(status: int, message: str) -> _Answer:
 
 
 @contextmanager
-def source_of_episodes(parts: Parts, host: str, port: int) -> Generator[None]:
+def source_of_episodes(parts: Parts, host: str, port: int, patience_s: float = math.inf) -> Generator[None]:
     """Have the run train on the episodes of an endpoint while this lasts."""
-    endpoint = parts.source = PolicyEndpoint(parts, host, port)
+    endpoint = parts.source = PolicyEndpoint(parts, host, port, None, patience_s)
     parts.observe("message", {"text": f"the policy answers at {endpoint.url}/v1"})
     try:
         yield

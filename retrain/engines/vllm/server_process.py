@@ -14,7 +14,7 @@ from typing import Any
 from retrain.engines.vllm.vllm_options import adapter_options, engine_options, flags
 from retrain.errors import EngineError
 from retrain.system import http_client as http
-from retrain.system.process import SignalHandler, end, follower
+from retrain.system.process import Leave, end, follower
 
 ENGINE = "vllm"
 """The engine, and the table, that says what a server is started with."""
@@ -84,20 +84,10 @@ def serve(
         _check(process)
 
 
-class _Leave(SignalHandler):
-    """SIGTERM raises SystemExit(0), unless the process is leaving already."""
-
-    under_way = False
-
-    def receive(self, number: int) -> None:
-        if not self.under_way:
-            raise SystemExit(0)
-
-
 @contextmanager
 def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
     """The running server, in a new process group; when the block is left, the group is gone."""
-    with _Leave() as leave:
+    with Leave() as leave:
         process = subprocess.Popen(  # noqa: S603 - our own command line
             arguments,
             env={**os.environ, **variables},
