@@ -33,7 +33,7 @@ _OVERLAP = (
 
 def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
     """Facts by topic, JSON-able; memory is that of one of several ranks. Imports torch for the probe."""
-    from retrain.config.probe import probe
+    from retrain.config.probe import attempt, episodes, probe
 
     config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])
@@ -58,6 +58,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
         "overrides": loaded.overrides,
         "probe": probe(loaded),
+        "episode": [{"episode": found}] if isinstance(found := attempt(lambda: episodes(loaded)), str) else found,
     }
 
 
@@ -86,7 +87,7 @@ def _text(value: Any) -> str:
         return ", ".join(f"{key} = {inner}" for key, inner in value.items())
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value).replace("\n", "\\n")
 
 
 def _components(loaded: LoadedConfig, bound: Sequence[tuple[str, Bound]]) -> list[dict[str, Any]]:

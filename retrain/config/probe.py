@@ -3,30 +3,78 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from random import Random
+from string import ascii_lowercase, digits
 from typing import Any
 
 import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
+from retrain.config.environment_checks import launch
 from retrain.config.load import LoadedConfig
+from retrain.config.resolve import labels
+from retrain.environments.spoken import spoken
+from retrain.environments.world_pool import WorldPool
 from retrain.errors import ComponentError, RetrainError
+from retrain.functional.seeds import derive_seed
 from retrain.rewards.pool import RewardPool
+from retrain.training.chat import plain_text
 from retrain.types import POLICY_COLUMNS, Batch, Problem
 
 _GROUPS, _PROMPT = 4, 3
+_EPISODES, _LETTERS = 64, ascii_lowercase + digits + " =+-"
+"""Problems that are looked through for one of each environment, and what random replies are made of."""
 _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths")
 
 
 def probe(loaded: LoadedConfig) -> dict[str, str]:
     """What each part said to a synthetic input: "ok ..." or "failed: ..."."""
-    problem = _attempt(lambda: loaded.task(loaded.config.training.seed).problem(0))
+    problem = attempt(lambda: loaded.task(loaded.config.training.seed).problem(0))
     if isinstance(problem, str):
         results = {"task": problem, "rewards": "not tried: there is no problem to answer"}
     else:
         results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}"}
-        results["rewards"] = _said(_attempt(lambda: _rewards(loaded, problem)))
-    results["credit and loss"] = _said(_attempt(lambda: _credit_and_loss(loaded)))
+        results["rewards"] = _said(attempt(lambda: _rewards(loaded, problem)))
+    results["credit and loss"] = _said(attempt(lambda: _credit_and_loss(loaded)))
     return results
+
+
+def episodes(loaded: LoadedConfig) -> list[dict[str, Any]]:
+    """One training episode of each environment, without a model: what is said in turn, and how it ends.
+
+    The replies are those that the task shows for the warm start, else random text.
+    """
+    missing, found = set(labels(loaded.config)), list[dict[str, Any]]()
+    if not missing:
+        return []
+    task = loaded.task(loaded.config.training.seed)
+    with closing(WorldPool(launch(loaded.config, loaded.components))) as pool:
+        for problem in map(task.problem, range(_EPISODES)):
+            if problem.environment in missing:
+                missing.remove(problem.environment)
+                found += _episode(loaded, pool, problem)
+    return found
+
+
+def _episode(loaded: LoadedConfig, pool: WorldPool, problem: Problem) -> list[dict[str, Any]]:
+    seed, turns = derive_seed(loaded.config.training.seed, "probe", problem.id), loaded.config.environment.max_turns
+    label = {"of": problem.environment} if problem.environment else {}
+    rows: list[dict[str, Any]] = [{**label, "prompt": plain_text(problem.prompt)}]
+    draw = Random(seed)
+    made = ("".join(draw.choices(_LETTERS, k=draw.randint(1, 12))) for _ in range(turns))
+    who = "shown reply" if problem.replies else "random reply"
+
+    def replies() -> Iterator[str]:
+        for reply in islice(problem.replies or made, turns):
+            rows.append({who: reply})
+            yield reply
+
+    for kind, text in spoken(pool, problem.facts, seed, replies(), loaded.config.training.max_tokens):
+        rows.append({kind: text})
+    return rows if {"ended", "failed"} & set(rows[-1]) else [*rows, {"ended": f"by nobody within {turns} turns"}]
 
 
 def synthetic_batch(group_size: int, max_tokens: int) -> Batch:
@@ -109,7 +157,8 @@ def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
     return parts
 
 
-def _attempt(action: Any) -> Any:
+def attempt(action: Callable[[], Any]) -> Any:
+    """What it returns, or why it failed."""
     try:
         return action()
     except RetrainError as error:

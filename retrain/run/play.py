@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from retrain.config.environment_checks import launch
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import labels
+from retrain.environments.spoken import ending, spoken
 from retrain.environments.world_pool import WorldPool
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.functional.seeds import derive_seed
@@ -22,23 +23,12 @@ def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterat
     if not labels(config):
         problem = "there is nothing to play: this configuration has no environment"
         raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[environment] name", problem, "set name")])
-    task = loaded.task(config.training.seed)
-    posed, pool, turn, earned = task.problem(number), WorldPool(launch(config, loaded.components)), 0, 0.0
+    posed = loaded.task(config.training.seed).problem(number)
+    pool, seed = WorldPool(launch(config, loaded.components)), derive_seed(config.training.seed, "play", posed.id)
     try:
         yield plain_text(posed.prompt)
-        answer = pool.step({0: ("open", 0, posed.facts, derive_seed(config.training.seed, "play", posed.id))})[0]
-        while answer.kind == "say":
-            if answer.messages or answer.tools_text:
-                yield "".join([*(text for _, text in answer.messages), answer.tools_text])
-            if (reply := next(replies, None)) is None:
-                return
-            most = config.training.max_tokens
-            answer = pool.step({0: ("reply", 0, reply, "stop", turn, most)})[0]
-            turn, earned = turn + 1, earned + answer.reward
-            yield from [f"[reward {answer.reward:g}]"] if answer.reward else []
-        yield _end(
-            turn, answer.detail or answer.kind, None if answer.parts is None else sum(answer.parts.values()) + earned
-        )
+        for kind, text in spoken(pool, posed.facts, seed, replies, config.training.max_tokens):
+            yield text if kind == "environment" else f"[{kind} {text}]"
     finally:
         pool.close()
 
@@ -57,9 +47,4 @@ def by_model(parts: Parts, number: int) -> Iterator[str]:
         yield f"> {parts.chat.decode(one.completion_ids[turn.start : turn.end])}"
         yield from [f"[reward {turn.reward:g}]"] if turn.reward else []
         heard = turn.end
-    yield _end(len(one.turns), one.ended or one.finish_reason, one.reward)
-
-
-def _end(turns: int, how: str, reward: float | None) -> str:
-    value = "left to [[rewards]]" if reward is None else f"{reward:g}"
-    return f"[ended after {turns} turns: {how}; reward {value}]"
+    yield f"[ended {ending(len(one.turns), one.ended or one.finish_reason, one.reward)}]"
