@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +32,13 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
     ("entropy", "policy/entropy", "{:.3f}"),
     ("grad norm", "grad/norm", "{:.3g}"),
     ("tokens/s", "time/tokens_per_s", "{:,.0f}"),
+    ("turns", "env/turns", "{:.2f}"),
+    ("ended by itself", "env/ended_done", "{:.0%}"),
 )
 """Label, metric and format of each curve; a metric that the run does not report has no row."""
+
+_COUNTED = 4
+"""Rows at most for what environments count, or for the reward of each of several environments."""
 
 _LABEL, _VALUE = 22, 9
 _SAMPLE_LINES = 3
@@ -76,7 +81,7 @@ class Lines:
         self._steps += 1
         if self._steps > 1 and done < total and done % max(1, total // 50):
             return ""
-        values = [f"{label} {form.format(row[name])}" for label, name, form in _CURVES if name in row]
+        values = [f"{label} {form.format(row[name])}" for label, name, form in _shown(row) if name in row]
         seconds = f"{row['time/step_s']:.2f} s" if "time/step_s" in row else ""
         return "  ".join((f"step {done}/{total}", *values, seconds)).rstrip()
 
@@ -144,7 +149,7 @@ class Screen:
             self._first = (now - row.get("time/step_s", 0.0), self.done - 1)
         start, before = self._first
         self.left_s = (now - start) / (self.done - before) * (self.total - self.done)
-        for _, name, _ in _CURVES:
+        for _, name, _ in _shown(self.latest | row):
             if name in row:
                 self.latest[name] = float(row[name])
             if name in self.latest:
@@ -194,7 +199,7 @@ class Screen:
         room = min(80, width - _LABEL - _VALUE - 3)
         lines = [
             self._curve(label, form.format(self.latest[name]), self.curves[name], room)
-            for label, name, form in _CURVES
+            for label, name, form in _shown(self.curves)
             if name in self.curves
         ]
         if self.evaluation:
@@ -223,6 +228,16 @@ class Screen:
         wrapped = Text(text[: width * (_SAMPLE_LINES + 1)]).wrap(self.console, width)
         shown = list(wrapped[:_SAMPLE_LINES])
         return lines + shown + [Text() for _ in range(_SAMPLE_LINES - len(shown))]
+
+
+def _shown(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:
+    """The curves, those of this run's environments among them: "LABEL: reward" of each of several, then counts."""
+    known = {name for _, name, _ in _CURVES} | {"env/replayed"}
+    own = [name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in known]
+    rewards = [name for name in own if name.endswith("/reward")]
+    counts = [name for name in own if name.count("/") == 1]
+    more = [(name.removeprefix("env/").replace("/", ": "), name, "{:.3g}") for name in [*rewards, *counts][:_COUNTED]]
+    return (*_CURVES, *more)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -92,6 +92,33 @@ def test_the_picture_names_what_a_user_asks_for():
     assert screen.summary == "Done: all well."
 
 
+def test_what_environments_report_is_shown():
+    env = {
+        "env/turns": 2.5,
+        "env/ended_done": 0.75,
+        "env/ended_turns": 0.25,
+        "env/replayed": 0.0,
+        "env/tool_calls": 1.5,
+    }
+    mixed = env | {f"env/{name}/reward": 0.25 for name in ("sums", "words")} | {"env/words/turns": 9.0}
+    screen = screen_of(100)
+    for row in (env, mixed):
+        screen("step", step(0 if row is env else 1, **row))
+    text = picture(screen)
+    for part in (
+        "turns                      2.50",
+        "ended by itself             75%",
+        "tool_calls                  1.5",
+    ):
+        assert part in text
+    assert "sums: reward               0.25   ▁" in text, "a gap for the step that did not have it"
+    for part in ("ended_turns", "replayed", "words: turns"):
+        assert part not in text
+    line = Lines()._step(step(0, **mixed))
+    assert "turns 2.50  ended by itself 75%  sums: reward 0.25  words: reward 0.25  tool_calls 1.5" in line
+    assert text.count("\n") < 24, "it fits into a terminal of 24 lines"
+
+
 def test_messages_are_printed_above_and_unknown_events_ignored():
     screen: Any = screen_of(100)
     screen("message", {"text": "[red]not markup[/red]", "level": "warning"})
