@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 VLLM   := .venv-vllm
 RAY    := .venv-ray
+HARNESS := .venv-verifiers
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --editable
@@ -15,7 +16,7 @@ ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_
 QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray faults mutants check format docs bench gpu-check clean
+.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray test-verifiers faults mutants check format docs bench gpu-check clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
@@ -25,6 +26,7 @@ help:
 	@echo "make test-ranks  train every recipe, and every way to update, on two and three ranks"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
+	@echo "make test-verifiers  train on what a harness of verifiers plays, in .venv-verifiers (600 MB)"
 	@echo "make faults  inject forty numbered faults into real runs and print what became of each"
 	@echo "make mutants break the mathematics on purpose and see that tests notice"
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
@@ -66,6 +68,9 @@ test-vllm: $(VLLM)/.ready
 test-ray: $(RAY)/.ready
 	$(ENV) $(RAY)/bin/python -m pytest -m ray tests/ray
 
+test-verifiers: $(VENV)/.test $(HARNESS)/.ready
+	$(ENV) $(BIN)/python -m pytest -m verifiers tests/verifiers
+
 faults: $(VENV)/.test
 	$(ENV) $(BIN)/python tests/faults/cases.py
 
@@ -96,7 +101,7 @@ gpu-check: $(VENV)/.core
 	PYTHONPATH=. $(BIN)/python benchmarks/gpu_check.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) $(HARNESS) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -116,6 +121,12 @@ $(VLLM)/.ready: $(VLLM)/.pins pyproject.toml
 $(RAY)/.ready: pyproject.toml $(PINS)
 	$(PYTHON) -m venv --clear $(RAY)
 	PIP_CONSTRAINT= $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c $(PINS) beartype pytest --editable '.[ray]'
+	@touch $@
+
+# It pins packages that vLLM's build has in other versions, and plays from there: retrain is not in it.
+$(HARNESS)/.ready: Makefile
+	$(PYTHON) -m venv --clear $(HARNESS)
+	PIP_CONSTRAINT= $(HARNESS)/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.4.0
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python pyproject.toml $(PINS)

@@ -32,6 +32,23 @@ def test_the_default_run_is_explained(tmp_path):
     json.dumps(found)
 
 
+def test_an_episode_of_the_environment_is_played(tmp_path):
+    game = '[task]\nname = "numbers"\n[environment]\nname = "{}"\nmax_turns = 2\n'
+    prompt, *said = facts(tmp_path, game.format("guess"))["episode"]
+    assert prompt["prompt"] == "0-63:"
+    assert {key for row in said for key in row} <= {"shown reply", "environment", "ended"}
+    assert sum("shown reply" in row for row in said) <= 2
+    assert "ended" in said[-1]
+    (tmp_path / "worlds.py").write_text("def broken(answer):\n    reply = yield 'a\\nb'\n    raise ValueError(reply)\n")
+    paths = f'[plugins]\nsearch_paths = ["{tmp_path}"]\n'
+    found = facts(tmp_path, game.format("worlds.broken").replace("numbers", "addition") + paths)
+    _, opening, reply, end = found["episode"]
+    assert opening == {"environment": "a\nb"}
+    assert end == {"failed": f"after 1 turns: ValueError: {' '.join(reply['random reply'].split())}".rstrip()}
+    assert "  environment: a\\nb\n" in render(found), "one line for each"
+    assert facts(tmp_path, "")["episode"] == []
+
+
 def test_the_graph_shows_what_each_stage_reads_and_writes(tmp_path):
     stages = facts(tmp_path, '[algorithm]\ntransform_mode = "gtpo_sepa"\n')["pipeline"]["stages"]
     by_name = {next(iter(stage.values())): stage for stage in stages}

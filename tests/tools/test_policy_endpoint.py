@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from retrain.config.environment_checks import check_endpoint
 from retrain.config.load import load
+from retrain.errors import ConfigError, EngineError
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume, run
 from retrain.tools.harness_sessions import Sessions, plain_messages
@@ -17,6 +19,7 @@ from retrain.types import Completion, Rollout
 from tests.run.test_environment_runs import stored
 from tests.run.test_episodes import CHAT, END
 from tests.small_runs import rows
+from tests.waiting import PATIENCE_S
 
 
 def post(url, path, body, session=""):
@@ -155,7 +158,8 @@ def test_a_run_trains_on_what_programs_talk_about(toml, tmp_path):
                 answers.extend(threads.map(converse, urls * 4, prompts, names, range(4)))
 
     loaded = load(toml, [f'logging.dir="{tmp_path}/runs"', "logging.name=talked"])
-    done = run(loaded, Resume(), observe, around=lambda parts: source_of_episodes(parts, "127.0.0.1", 0))
+    how = ("127.0.0.1", 0, PATIENCE_S)
+    done = run(loaded, Resume(), observe, around=lambda parts: source_of_episodes(parts, *how))
     talking[0].join()
     assert [status for status, _ in answers] == [200] * 8
     for step, row in enumerate(rows(done / "metrics.jsonl")):
@@ -176,29 +180,69 @@ def test_a_trained_run_answers_and_records(train, tmp_path):
     found = {}
 
     def ask():
-        url = endpoint.url
-        found["told"] = converse(url, "12+34=", "one", 1)
-        found["missing"] = post(url, "/v1/sessions/one/reward", {"reward": 1.0})
-        found["elsewhere"] = post(url, "/v1/completions", {"prompt": "x"})
+        url, chat = endpoint.url, "/v1/chat/completions"
         bad = [{}, {"messages": "x"}, {"messages": [user("a")], "n": 2}, {"messages": [user("a")], "stream": True}]
-        found["refused"] = [post(url, "/v1/chat/completions", body) for body in bad]
-        found["reward"] = post(url, "/v1/sessions/one/reward", {"reward": "much"})
-        found["budget"] = [post(url, "/v1/chat/completions", {"messages": [user("1" * 50_000)]})]
-        endpoint.hurry()
+        try:
+            found.update(
+                told=converse(url, "12+34=", "one", 1),
+                missing=post(url, "/v1/sessions/one/reward", {"reward": 1.0}),
+                elsewhere=post(url, "/v1/completions", {"prompt": "x"}),
+                refused=[post(url, chat, body) for body in bad],
+                reward=post(url, "/v1/sessions/one/reward", {"reward": "much"}),
+                budget=post(url, chat, {"messages": [user("1" * 50_000)]}),
+            )
+        finally:
+            endpoint.hurry()
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    with pytest.raises(Exception, match="no more episodes"):
+    with pytest.raises(EngineError, match="no more episodes"):
         endpoint.work()
     thread.join()
     endpoint.close()
+    assert endpoint.submit("/v1/chat/completions", "", {"messages": [user("a")]})[0] == 503
     parts.close()
     assert found["told"] == (200, {"session": "one", "rows": 1})
     assert found["missing"][0] == found["elsewhere"][0] == 404
     assert [status for status, _ in found["refused"]] == [400] * 4
     assert found["reward"][0] == 400
-    assert found["budget"][0][0] == 400
-    assert "context_length_exceeded" in found["budget"][0][1]["error"]["message"]
+    assert found["budget"][0] == 400
+    assert "context_length_exceeded" in found["budget"][1]["error"]["message"]
     [row] = [json.loads(line) for line in file.read_text().splitlines()]
     one = Rollout.of_row(row)
     assert (one.reward, len(one.turns), one.correct) == (1.0, 2, True)
+
+
+def test_a_run_that_nobody_talks_to_says_so_and_ends(toml, tmp_path):
+    said = []
+
+    def observe(event, details):
+        said.append(details.get("text", ""))
+        if "answers at" in said[-1]:  # a conversation that nobody rewards, so that there is something to count
+            url = said[-1].split()[-1].removesuffix("/v1")
+            body = {"messages": [user("1+2=")], "max_tokens": 2}
+            threading.Thread(target=post, args=(url, "/v1/chat/completions", body), daemon=True).start()
+
+    loaded = load(toml, [f'logging.dir="{tmp_path}/runs"'])
+    with pytest.raises(EngineError, match=r"0 of the 4 sessions .* 1 have none yet; --patience"):
+        run(loaded, Resume(), observe, around=lambda parts: source_of_episodes(parts, "127.0.0.1", 0, 3.0))
+    [warned] = [text for text in said if "no program has asked" in text]
+    assert "Ctrl-C ends the run" in warned
+
+
+def test_what_cannot_train_on_programs_is_refused_with_its_place(toml):
+    check_endpoint(load(toml), False)
+    for more, key, why in (
+        ('[algorithm]\nalgorithm_mode = "vine"\n', "[algorithm] algorithm_mode", "a program cannot be put back"),
+        ('[algorithm]\nalgorithm_mode = "oracle"\n', "[algorithm] algorithm_mode", "a program cannot be put back"),
+        ("[rollout]\noverlap = 1\n", "[rollout] overlap", "between updates"),
+    ):
+        toml.write_text(TALK.replace("workers = 0", "workers = 1") + more)
+        with pytest.raises(ConfigError, match="program") as refused:
+            check_endpoint(load(toml), False)
+        [problem] = refused.value.problems
+        assert (problem.key, problem.line) == (key, (TALK + more).count("\n")), problem
+        assert why in problem.problem
+    toml.write_text(TALK)
+    with pytest.raises(ConfigError, match="several ranks"):
+        check_endpoint(load(toml), True)
