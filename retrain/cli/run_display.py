@@ -149,7 +149,7 @@ class Screen:
             self._first = (now - row.get("time/step_s", 0.0), self.done - 1)
         start, before = self._first
         self.left_s = (now - start) / (self.done - before) * (self.total - self.done)
-        for _, name, _ in _shown(self.latest | row):
+        for _, name, _ in _shown({**self.latest, **row}):
             if name in row:
                 self.latest[name] = float(row[name])
             if name in self.latest:
