@@ -123,10 +123,10 @@ $(RAY)/.ready: pyproject.toml $(PINS)
 	PIP_CONSTRAINT= $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c $(PINS) beartype pytest --editable '.[ray]'
 	@touch $@
 
-# It pins packages that vLLM's build has in other versions, and plays from there: retrain is not in it.
-$(HARNESS)/.ready: Makefile
+# A harness plays from an environment of its own: its packages and vLLM's do not fit together. retrain is not in it.
+$(HARNESS)/.ready: constraints-verifiers.txt
 	$(PYTHON) -m venv --clear $(HARNESS)
-	PIP_CONSTRAINT= $(HARNESS)/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.4.0
+	PIP_CONSTRAINT= $(HARNESS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-verifiers.txt verifiers
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python pyproject.toml $(PINS)
