@@ -14,11 +14,11 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 20_500,
-    "what retrain train imports": 11_075,
-    "with all that a run may name": 13_485,
+    "package": 20_950,
+    "what retrain train imports": 11_165,
+    "with all that a run may name": 13_575,
     "campaign": 2_710,
-    "tools": 1_680,
+    "tools": 1_990,
     "report": 500,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50

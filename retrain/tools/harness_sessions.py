@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from retrain.functional.seeds import derive_seed
-from retrain.run.episodes import rewarded
 from retrain.training.bridge import Bridge, Tools
 from retrain.training.chat import Chat, Prompt
 from retrain.types import Completion, Rollout, Turn
@@ -147,7 +146,7 @@ class Sessions:
             group=group,
             ended="done",
         )
-        return rewarded(rollout, value, {"env": value})
+        return rollout.rewarded(value, {"env": value})
 
 
 def plain_messages(given: Sequence[object]) -> list[Message]:
