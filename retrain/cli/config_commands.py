@@ -63,7 +63,8 @@ def explain(
 ) -> None:
     """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
 
-    Every stage is tried on a small synthetic batch. Of a campaign: its runs, and the run of its baseline.
+    Every stage is tried on a small synthetic batch, the rewards on a problem of the data; exit code 2
+    if one fails. Of a campaign: its runs, and the run of its baseline.
     """
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
     from retrain.campaign.preview import preview
@@ -86,6 +87,9 @@ def explain(
     print(json.dumps(facts, indent=2) if as_json else text)
     if not as_json:
         warn(warnings)
+    tried = (facts if campaign is None else facts["run"])["probe"]
+    if any(said.startswith("failed") for said in tried.values()):
+        raise typer.Exit(ConfigError.exit_code)
 
 
 def warn(warnings: tuple[ConfigProblem, ...]) -> None:

@@ -91,9 +91,9 @@ class Commands(TyperGroup):
             with suppress(OSError):  # the exit code says it as well
                 say("\n".join([str(error), *getattr(error, "__notes__", ())]), error=True)
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             with suppress(OSError):
-                say("interrupted", error=True)
+                say("\n".join(["interrupted", *getattr(stopped, "__notes__", ())]), error=True)
             raise typer.Exit(130) from None
 
 

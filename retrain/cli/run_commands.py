@@ -64,8 +64,20 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     from retrain.cli.run_display import display
     from retrain.run.session import Resume, run
 
-    with display(plain=plain) as observe:
-        run(loaded, Resume(*how, tuple(allow_change or ())), observe)
+    try:
+        with display(plain=plain) as observe:
+            run(loaded, Resume(*how, tuple(allow_change or ())), observe)
+    except KeyboardInterrupt as stopped:
+        stopped.add_note(_left(loaded.directory, file))
+        raise
+
+
+def _left(directory: Path, file: Path) -> str:
+    """Where an interrupted run is, and how it continues."""
+    saved = sorted(path.name for path in (directory / "checkpoints").glob("step-*"))
+    newest = f"its newest checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
+    resume = f"retrain train {file} --resume auto" if saved else f"retrain train {file} --fresh"
+    return f"the run is in {directory}; {newest}; continue with: {resume}"
 
 
 def _resume(asked: str | None, default: str, fresh: bool) -> tuple[Mode, Path | None]:

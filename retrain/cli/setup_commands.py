@@ -8,15 +8,14 @@ import platform
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from retrain.cli.config_commands import Json
-from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
 from retrain.system.sandbox import missing
 
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -37,16 +36,26 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 def init(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
     template: Annotated[
-        Literal["quickstart", "jsonl"], typer.Option(help="quickstart: builtin model and task; jsonl: your own data.")
+        str, typer.Option(help="quickstart: builtin model and task; jsonl: your own data; or a recipe of --list.")
     ] = "quickstart",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the templates, and end.")] = False,
 ) -> None:
     """Write a commented configuration to start from."""
+    templates = _templates()
+    if listed:
+        for name, source in templates.items():
+            print(f"{name:<18} {source.read_text(encoding='utf-8').partition(chr(10))[0].lstrip('# ')}")
+        return
+    if template not in templates:
+        fix = did_you_mean(template, [*templates], "retrain init --list shows what there is")
+        raise ConfigError([ConfigProblem("--template", 0, 0, template, "there is no such template", fix)])
     if file.exists() and not force:
         raise ConfigError(
             [ConfigProblem(str(file), 0, 0, "file", "exists already", "name another one, or add --force")]
         )
-    text = (files("retrain.cli") / "templates" / f"{template}.toml").read_text(encoding="utf-8")
+    text = templates[template].read_text(encoding="utf-8").replace(f"configs/{template}.toml", "FILE")
+    text = text.replace('"configs/data/', f'"{_recipes()}/data/')
     try:
         file.write_text(text.replace("FILE", str(file)), encoding="utf-8")
     except OSError as error:
@@ -56,6 +65,21 @@ def init(
     print(f"wrote {file}\nnext: retrain train {file}")
 
 
+def _recipes() -> Path:
+    """The folder of the recipes: in the wheel, or in the repository that this is a part of."""
+    shipped = Path(__file__).parent / "templates" / "recipes"
+    return shipped if shipped.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def _templates() -> dict[str, Path]:
+    """Every template by its name: the two to start from, then the recipes."""
+    own = {file.stem: file for file in sorted((Path(__file__).parent / "templates").glob("*.toml"), reverse=True)}
+    recipes = sorted(_recipes().rglob("*.toml"), key=lambda file: (len(file.parts), file))
+    return own | {
+        name: file for file in recipes if (name := file.relative_to(_recipes()).with_suffix("").as_posix()) not in own
+    }
+
+
 def plugins(
     kind: Annotated[str | None, typer.Argument(help="Only this kind: advantage, transform, preset ...")] = None,
     as_json: Json = False,
@@ -63,12 +87,14 @@ def plugins(
     """List every component: what it reads, its parameters with defaults, and where it comes from; and the presets."""
     from retrain.config.presets import preset_names
     from retrain.registry import KINDS, components
+    from retrain.registry.lookup import entry_names
 
     if kind not in (None, *KINDS, "preset"):
         fix = f"one of: {', '.join(KINDS)}, preset"
         raise ConfigError([ConfigProblem("retrain plugins", 0, 0, str(kind), "no such kind of component", fix)])
     rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
     rows += [_described(component) for component in components(kind)]
+    rows += [_installed(of, name) for of in KINDS if kind in (None, of) for name in entry_names(of)]
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
         return
@@ -97,6 +123,18 @@ def _preset(name: str) -> dict[str, Any]:
 
     row = {"kind": "preset", "name": name, "source": "built-in", "summary": preset_summary(name)}
     return {**row, "reads": [], "table": "", "params": {}}
+
+
+def _installed(kind: str, name: str) -> dict[str, Any]:
+    """A component that another package brings, which may not be importable here."""
+    from retrain.errors import ComponentError
+    from retrain.registry import find
+
+    try:
+        return _described(find(kind, name))
+    except ComponentError as error:
+        row = {"kind": kind, "name": name, "source": "entry point", "summary": f"cannot be used: {error.problem}"}
+        return {**row, "reads": [], "table": "", "params": {}}
 
 
 def _described(component: Any) -> dict[str, Any]:

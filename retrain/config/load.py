@@ -251,8 +251,8 @@ def _tables(document: Document, known: Known, may_import: bool) -> bool:
         elif isinstance(document.data[name], dict) and may_import and not close(name, known()):
             pending = True
         elif name not in entry_points:
-            is_table = isinstance(document.data[name], dict)
-            document.refuse((name,), *(("", "") if document.full else unknown_key((name,), is_table, known())))
+            value = document.data[name]
+            document.refuse((name,), *(("", "") if document.full else unknown_key((name,), value, known())))
     return pending
 
 

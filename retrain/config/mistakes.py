@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from retrain.config.document import Document, aliases
 from retrain.config.positions import Path
+from retrain.config.sections.synonyms import translated
 from retrain.errors import did_you_mean
 
 Catalog = dict[tuple[str, ...], list[str]]
@@ -92,7 +93,7 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[
     detail = details[0]
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_key(path, isinstance(value, dict), known)
+        return unknown_key(path, value, known)
     if kind == "missing":
         return "is missing", f"add {path[-1]} = ..." if isinstance(path[-1], str) else "make the list one longer"
     if kind in _LENGTHS:
@@ -116,11 +117,15 @@ def close(table: str, known: Catalog) -> bool:
     return bool(did_you_mean(table, known[()])) or any(table in keys for keys in known.values())
 
 
-def unknown_key(path: Path, is_table: bool, known: Catalog) -> tuple[str, str]:
-    """What is wrong with a key that nothing reads: a slip, the wrong table, or neither."""
-    key = str(path[-1])
+def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
+    """What is wrong with a key that nothing reads: another trainer's word, a slip, the wrong table, or neither."""
+    key, is_table = str(path[-1]), isinstance(value, dict)
+    if not is_table and (here := translated(key, value)):
+        return "is another trainer's word", here
     table = tuple(part for part in path[:-1] if isinstance(part, str))
     siblings = known.get(table, [])
+    if key == "name" and "label" in siblings:
+        return "unknown key", 'did you mean "label"?'
     if near := did_you_mean(key, siblings, cutoff=0.75):
         return "unknown key", near
     if homes := [home for home, keys in known.items() if key in keys and home != table]:

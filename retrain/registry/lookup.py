@@ -45,6 +45,11 @@ def _entry_points(kind: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"retrain.{kind}")}
 
 
+def entry_names(kind: str) -> list[str]:
+    """Names that other packages' entry points bring."""
+    return sorted(_entry_points(kind))
+
+
 def names(kind: str) -> list[str]:
     """Every name that `kind` can be called by, dotted paths aside."""
     return sorted({name for k, name in (*declared(), *REGISTERED) if k == kind} | set(_entry_points(kind)))

@@ -1,0 +1,53 @@
+"""Templates and recipes for a newcomer, and what Ctrl-C leaves."""
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from retrain.cli.main import app
+from retrain.cli.run_commands import _left
+from retrain.config.load import load
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(words))
+
+
+def test_every_recipe_is_listed_with_what_it_is():
+    listed = run("init", "--list").stdout.splitlines()
+    names = [line.split()[0] for line in listed]
+    assert {"quickstart", "jsonl", "dapo", "gpu/dapo"} <= set(names)
+    assert all(len(line.split()) > 3 for line in listed)
+
+
+def test_a_recipe_becomes_a_file_that_is_valid_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("init", "mine.toml", "--template", "mix").exit_code == 0
+    assert load("mine.toml").config.expert.path
+    assert "retrain train mine.toml" in Path("mine.toml").read_text()
+    wrong = run("init", "other.toml", "--template", "gpu/dappo")
+    assert (wrong.exit_code, 'did you mean "gpu/dapo"?' in wrong.output) == (2, True)
+
+
+def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
+    assert "it has no checkpoint yet; continue with: retrain train a.toml --fresh" in _left(tmp_path, Path("a.toml"))
+    for step in (5, 10):
+        (tmp_path / "checkpoints" / f"step-{step:06}").mkdir(parents=True)
+    said = _left(tmp_path, Path("a.toml"))
+    assert f"the run is in {tmp_path}; its newest checkpoint is step-000010" in said
+    assert said.endswith("continue with: retrain train a.toml --resume auto")
+
+
+def test_explain_fails_where_a_reward_fails_on_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "picky.py").write_text("def score(completion, problem):\n    return problem['extra']['tests'] * 1.0\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "answer": "a", "tests": 3}\n')
+    text = '[task]\nname = "jsonl"\n[jsonl]\npath = "rows.jsonl"\nheldout_fraction = 0.0\n[warmup]\nsteps = 0\n'
+    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "picky.score"\n')
+    good = run("explain", "run.toml")
+    assert (good.exit_code, "picky.score = 3.0" in good.stdout) == (0, True), good.output
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "answer": "a"}\n')
+    bad = run("explain", "run.toml")
+    assert (bad.exit_code, "KeyError: 'tests'" in bad.stdout) == (2, True)
