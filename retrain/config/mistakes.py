@@ -124,8 +124,6 @@ def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
         return "is another trainer's word", here
     table = tuple(part for part in path[:-1] if isinstance(part, str))
     siblings = known.get(table, [])
-    if key == "name" and "label" in siblings:
-        return "unknown key", 'did you mean "label"?'
     if near := did_you_mean(key, siblings, cutoff=0.75):
         return "unknown key", near
     if homes := [home for home, keys in known.items() if key in keys and home != table]:

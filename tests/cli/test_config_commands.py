@@ -27,7 +27,7 @@ MISTAKES: list[tuple[str, str, str, tuple[str, ...]]] = [
         "slip in a nested table",
         "[model.lora]\nrank = 8",
         "2:1",
-        ("[model.lora] rank", "keys of [model.lora]: r, alpha"),
+        ("[model.lora] rank", "write [model.lora] r = 8"),
     ),
     ("quoted number", '[training]\nbatch_size = "16"', "2:1", ("must be an integer", "write batch_size = 16")),
     ("float for an integer", "[training]\ngroup_size = 8.0", "2:1", ("must be an integer", "write group_size = 8")),

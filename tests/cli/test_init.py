@@ -1,5 +1,7 @@
 """Templates and recipes for a newcomer, and what Ctrl-C leaves."""
 
+import tomllib
+import zipfile
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -29,6 +31,20 @@ def test_a_recipe_becomes_a_file_that_is_valid_anywhere(tmp_path, monkeypatch):
     assert "retrain train mine.toml" in Path("mine.toml").read_text()
     wrong = run("init", "other.toml", "--template", "gpu/dappo")
     assert (wrong.exit_code, 'did you mean "gpu/dapo"?' in wrong.output) == (2, True)
+
+
+def test_a_built_wheel_holds_every_recipe_and_its_data(tmp_path):
+    from hatchling.builders.wheel import WheelBuilder
+
+    [wheel] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path))
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if "/templates/recipes/" in name}
+        recipes = {name.partition("/recipes/")[2] for name in shipped}
+        assert {file.relative_to(ROOT / "configs").as_posix() for file in (ROOT / "configs").rglob("*.toml")} <= recipes
+        assert any(name.startswith("data/") for name in recipes)
+        for name in shipped:
+            if name.endswith(".toml"):
+                tomllib.loads(archive.read(name).decode())
 
 
 def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):

@@ -53,6 +53,28 @@ def test_plugins_lists_names_reads_parameters_and_summaries():
     assert all(row["summary"] for row in built_in.values()), built_in
 
 
+def test_plugins_lists_what_other_packages_bring(tmp_path, monkeypatch):
+    from retrain.registry import lookup
+
+    (tmp_path / "zoo_code.py").write_text(
+        'def fn(rewards, *, knob: float = 1.0):\n    """Zoo\'s own."""\n    return rewards\n'
+    )
+    (tmp_path / "zoo-1.0.dist-info").mkdir()
+    (tmp_path / "zoo-1.0.dist-info" / "METADATA").write_text("Name: zoo\nVersion: 1.0\n")
+    points = "[retrain.advantage]\nzoo_median = zoo_code:fn\nzoo_gone = zoo_missing:fn\n"
+    (tmp_path / "zoo-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    lookup._entry_points.cache_clear()
+    try:
+        listed = run("plugins", "advantage")
+    finally:
+        lookup._entry_points.cache_clear()
+    assert listed.exit_code == 0, listed.output
+    assert "advantage zoo_median  (entry point)\n    Zoo's own." in listed.stdout
+    assert "knob = 1.0" in listed.stdout
+    assert "advantage zoo_gone  (entry point)\n    cannot be used: " in listed.stdout
+
+
 def test_plugins_of_one_kind_as_text():
     result = run("plugins", "advantage")
     assert "advantage grpo  (built-in)" in result.stdout

@@ -84,7 +84,10 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
     axes = list(_axes(settings, source))
     for index, entry in enumerate(settings.conditions or _STANDARD):
         at: Path = ("campaign", "conditions", index) if settings.conditions else ("campaign",)
-        own = [(_path(key), value, (*at, key)) for key, value in (entry.model_extra or {}).items()]
+        changes = dict(entry.model_extra or {})
+        if changes.pop("name", None) is not None:
+            source.refuse((*at, "name"), "unknown key", 'did you mean "label"?')
+        own = [(_path(key), value, (*at, key)) for key, value in changes.items()]
         for path, value, place in own:
             for leaf, fix in owned(path, value, settings):
                 source.refuse((*place, *leaf[len(path) :]), "the campaign sets this", fix)

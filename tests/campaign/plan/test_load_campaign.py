@@ -221,6 +221,14 @@ transform_mode = "none"
     ]
 
 
+def test_a_condition_is_called_by_its_label(problems):
+    found = problems("""[[campaign.conditions]]
+name = "mine"
+advantage_mode = "maxrl"
+""")
+    assert found == ['2:1 [[campaign.conditions]] name: unknown key; did you mean "label"?']
+
+
 def test_two_conditions_need_two_labels_and_an_axis_is_a_list(problems):
     found = problems("""[[campaign.conditions]]
 label = "a"
