@@ -261,7 +261,8 @@ def evaluation(row: Mapping[str, Any]) -> str:
     """An evaluation as a line: accuracy with its 95% interval, that of greedy decoding, after how many steps."""
     interval = f" (95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
     greedy = f", greedy {row['greedy_accuracy']:.1%}," if "greedy_accuracy" in row else ""
-    return f"held-out accuracy {row['accuracy']:.1%}{interval}{greedy} after {row['step']} steps"
+    sets = [f", {key[: -len('/accuracy')]} {row[key]:.1%}" for key in row if key.endswith("/accuracy")]
+    return f"held-out accuracy {row['accuracy']:.1%}{interval}{greedy}{''.join(sets)} after {row['step']} steps"
 
 
 def clock(seconds: float) -> str:

@@ -91,6 +91,16 @@ def _check_schedule(config: Config, document: Document) -> None:
 
 
 def _check_eval(config: Config, document: Document) -> None:
+    names = [one.name for one in config.eval.sets]
+    for index, name in enumerate(names):
+        at = ("eval", "sets", index, "name")
+        if name in names[:index]:
+            document.refuse(at, f'two sets are called "{name}"', "rename one of them")
+        if name in ("task", "time"):
+            document.refuse(at, f'"{name}" is the name of other figures of an evaluation', "choose another")
+    if names and config.environments:
+        fix = "remove [[eval.sets]], or train in one [environment]"
+        document.refuse(("eval", "sets"), "[[environments]] evaluates each of its tasks, and no other set", fix)
     largest, samples = max(config.eval.pass_at, default=0), config.eval.samples
     if largest > samples:
         document.refuse(

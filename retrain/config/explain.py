@@ -235,7 +235,7 @@ def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str,
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
     settings, steps = loaded.config.eval, loaded.config.training.max_steps
-    if not settings.problems:
+    if not settings.problems and not loaded.sets:
         return {"evaluations": 0}
     within = (steps - 1) // settings.every if settings.every else 0
     return {

@@ -28,7 +28,7 @@ from retrain.config.document import Document, Place, read
 from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
-from retrain.config.presets import Preset, lay_task, lay_under
+from retrain.config.presets import Preset, lay_task, lay_under, of_eval_set
 from retrain.config.resolve import Resolved, labels, needs_import, slots
 from retrain.config.schema import RUN_NAME, Config
 from retrain.config.unread import judged, unread_keys
@@ -55,6 +55,7 @@ class LoadedConfig:
         places: where each value was written.
         warnings: what works and is probably not what was meant.
         preset: what `algorithm_mode` expanded to, if it names a preset.
+        sets: what evaluates each of `[[eval.sets]]`, by its name: the run's configuration with the keys of the set.
         unread: keys that nothing in the run reads, with the mistake that they are; `load` refuses them, a campaign
             where no condition reads them.
     """
@@ -68,6 +69,7 @@ class LoadedConfig:
     warnings: tuple[ConfigProblem, ...]
     preset: Preset | None = None
     unread: Mapping[Path, ConfigProblem] = field(default_factory=dict[Path, ConfigProblem])
+    sets: Mapping[str, LoadedConfig] = field(default_factory=dict[str, "LoadedConfig"])
 
     @property
     def name(self) -> str:
@@ -190,7 +192,7 @@ def validate(document: Document) -> LoadedConfig:
         if (component := bound[slot]) is not None:
             resolved.bound.setdefault(slot.kind, []).append(component)
     graph = _plan(document, config, resolved)
-    _stop(document, binder)
+    sets = _eval_sets(document, binder, config)
     unread = unread_keys(document, config, resolved, {slot: one for slot, one in bound.items() if one}, graph)
     return LoadedConfig(
         document.file,
@@ -199,10 +201,29 @@ def validate(document: Document) -> LoadedConfig:
         tables,
         resolved,
         document.places,
-        tuple(dict.fromkeys(document.warnings)),
+        tuple(dict.fromkeys([*document.warnings, *(warning for one in sets.values() for warning in one.warnings)])),
         preset,
-        {path: one for path, one in unread.items() if preset is None or one.file != preset.file},
+        {
+            path: one
+            for path, one in unread.items()
+            if (preset is None or one.file != preset.file) and all(path in other.unread for other in sets.values())
+        },
+        sets,
     )
+
+
+def _eval_sets(document: Document, binder: Binder, config: Config) -> dict[str, LoadedConfig]:
+    """Each of `[[eval.sets]]` as a configuration; their mistakes are reported together, behind those of the run."""
+    _stop(document, binder)
+    found: dict[str, LoadedConfig] = {}
+    for index, entry in enumerate(config.eval.sets):
+        try:
+            found[entry.name] = validate(of_eval_set(document, index, entry))
+        except ConfigError as error:
+            document.problems += error.problems
+            binder.traces += getattr(error, "__notes__", ())
+    _stop(document, binder)
+    return found
 
 
 def _known_keys() -> Catalog:

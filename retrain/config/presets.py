@@ -12,8 +12,9 @@ from typing import Any
 import tomli
 
 from retrain import registry
-from retrain.config.document import Document, Place, show
+from retrain.config.document import Document, Place, fork, lay, show
 from retrain.config.positions import Path, positions
+from retrain.config.sections.heldout import EvalSet
 
 FOLDER = FilePath(__file__).parents[1] / "presets"
 
@@ -80,6 +81,24 @@ def lay_task(document: Document) -> None:
     for path, value in leaves(registry.find("task", name).traits.get("settings", {})):
         if not _set_already(document.data, path):
             _put(document.data, path, copy.deepcopy(value))
+
+
+_MOVED: dict[str, Path] = {"task": ("task", "name"), "task_params": ("task", "params"), "rewards": ("rewards",)}
+"""Keys of an evaluation set, and where the configuration of a run has them; the others are keys of [eval]."""
+
+
+def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
+    """The run's configuration with what entry `index` of `[[eval.sets]]` says instead."""
+    found, at = fork(document), ("eval", "sets", index)
+    del found.data["eval"]["sets"]
+    if entry.task is not None:
+        found.data["task"] = {}
+        if registry.is_registered("task", entry.task):  # of a file that is named for evaluation every row is held out
+            found.data["task"]["params"] = {**registry.find("task", entry.task).traits.get("whole", {})}
+    said = entry.model_dump(mode="json", exclude_defaults=True) | {"problems": entry.problems}
+    for key in [key for key in said if key != "name"]:
+        lay(found, _MOVED.get(key, ("eval", key)), said[key], document, (*at, key))
+    return found
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

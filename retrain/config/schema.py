@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from retrain.config.sections.heldout import Eval
 from retrain.config.sections.problems import Environment, Mixed, Reward, RewardPool, Task
 from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Section, Seed
 from retrain.types import BUILTIN
@@ -207,31 +208,6 @@ class Warmup(Section):
     """Its own seed, so that runs with different `[training] seed` start from the same weights."""
     cache: bool = True
     """Reuse the weights of an earlier warm-up with the same settings."""
-
-
-class Eval(Section):
-    """`[eval]`: held-out problems, before, during and after training."""
-
-    every: Natural = 20
-    """Steps between evaluations; 0 evaluates at the start and the end only."""
-    problems: Natural = 256
-    """Held-out problems, the same for every seed; 0 switches evaluation off."""
-    samples: Count = 1
-    """Sampled completions per problem."""
-    temperature: Positive = 1.0
-    """Temperature of the sampled completions."""
-    greedy: bool = True
-    """Also score one greedy completion per problem."""
-    pass_at: Annotated[tuple[Count, ...], Array] = (1,)
-    """Report pass@k for these k; none may exceed samples."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling."""
-    top_k: Natural = 0
-    """Sample among the k likeliest tokens; 0 switches it off."""
-    seed: Seed = 0
-    """Its own seed, so that runs with different `[training] seed` are measured alike."""
-    max_tokens: Count | None = None
-    """Response budget; unset: that of training."""
 
 
 class Checkpoint(Section):

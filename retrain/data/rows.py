@@ -24,11 +24,14 @@ from retrain.system.files import NO_FILE_FIX, no_file, sha256
 from retrain.types import Problem
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A column in a template. Empty braces are none."""
 _BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
 _FILE = {**_BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
 """Trait `when` of a task that reads a file."""
+_WHOLE = {"heldout_fraction": 1.0, "heldout_path": None}
+"""Trait `whole` of a task that reads a file: the parameters with which every row is held out."""
 
 _TRIED = 20
 """Rows at the start of a file that `validate` reads."""
@@ -84,7 +87,8 @@ class RowTask(Reading, Task):
 
     Args:
         seed: of the order of every epoch.
-        heldout_fraction: share of the training rows to hold out where the held-out rows have no other source.
+        heldout_fraction: share of the training rows to hold out where the held-out rows have no other source; 1 leaves
+            none to train on.
         shuffle: a new order for every epoch; False keeps the order of the source.
     Attributes:
         train, held: the two sides of the split.
@@ -96,7 +100,7 @@ class RowTask(Reading, Task):
     held: Sequence[Problem] = field(init=False, repr=False)
     digest: str = field(init=False)
     _: KW_ONLY
-    heldout_fraction: Fraction = 0.1
+    heldout_fraction: Share = 0.1
     shuffle: bool = True
     fix: ClassVar[str] = 'mend them, or leave them out with on_bad_row = "skip"'
 
@@ -120,6 +124,8 @@ class RowTask(Reading, Task):
 
     def problem(self, index: int) -> Problem:
         """Training problem number `index`; after the last problem the next epoch begins."""
+        if not self.train:
+            raise DataError("heldout_fraction = 1 holds out every row, and none is left to train on; lower it")
         epoch, position = divmod(index, len(self.train))
         return self.train[epoch_order(self.seed, epoch, len(self.train))[position] if self.shuffle else position]
 
@@ -176,7 +182,7 @@ def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], 
     return check
 
 
-@task("jsonl", when=_FILE, check_files=_files(records.jsonl_rows))
+@task("jsonl", when=_FILE, whole=_WHOLE, check_files=_files(records.jsonl_rows))
 class Jsonl(FileTask):
     """One JSON object per line, UTF-8, at most 1,000,000 bytes; blank lines are ignored."""
 
@@ -184,7 +190,7 @@ class Jsonl(FileTask):
     rows = staticmethod(records.jsonl_rows)
 
 
-@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, check_files=_files(records.parquet_rows))
+@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, whole=_WHOLE, check_files=_files(records.parquet_rows))
 class Parquet(FileTask):
     """Rows of a parquet file (extra `parquet`); places count rows from 1."""
 
@@ -192,7 +198,12 @@ class Parquet(FileTask):
     rows = staticmethod(records.parquet_rows)
 
 
-@task("hub", extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
+@task(
+    "hub",
+    extra=("datasets", "hub"),
+    when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))},
+    whole={"heldout_fraction": 1.0, "heldout_split": None},
+)
 @dataclass
 class Hub(RowTask):
     """Rows of a data set (extra `hub`); what is in the local cache needs no network.
@@ -282,7 +293,7 @@ def split(problems: Sequence[Problem], fraction: float, name: str) -> tuple[list
     hashes = {problem.id: prompt_hash(problem) for problem in problems}
     held = {id_ for id_, digest in hashes.items() if int(digest[:16], 16) < fraction * 2**64}
     train = [problem for problem in problems if problem.id not in held]
-    if not train:
+    if not train and fraction < 1:
         raise DataError(f"{name}: all {len(problems)} rows are held out; lower heldout_fraction = {fraction:g}")
     return train, in_hash_order([problem for problem in problems if problem.id in held])
 

@@ -91,6 +91,7 @@ def render_card(card: Card) -> str:
         card=card,
         last=card.evaluations[-1] if card.evaluations else None,
         curve=_curve(card.evaluations),
+        sets=_sets(card.evaluations),
         recipe=recipe(card.config),
         settings=settings(card.config),
     )
@@ -116,6 +117,19 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> Table:
     chosen = [rows[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
     columns = [name for name in _CURVE if any(name in row for row in rows)]
     return Table(columns, [[_number(row.get(name)) for name in columns] for row in chosen])
+
+
+def _sets(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The last evaluation of each set of problems; no rows if there is one set alone."""
+    last = rows[-1] if rows else {}
+    names = [key.removesuffix("/accuracy") for key in last if key.endswith("/accuracy")]
+    keys = [
+        *dict.fromkeys(key.removeprefix(f"{name}/") for name in names for key in last if key.startswith(f"{name}/"))
+    ]
+    columns = [key for key in keys if key in (*_CURVE, "problems") or key.startswith(("avg@", "pass@"))]
+    return Table(
+        ["set", *columns], [[name, *(_number(last.get(f"{name}/{column}")) for column in columns)] for name in names]
+    )
 
 
 def _number(value: Any) -> str:

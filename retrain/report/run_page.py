@@ -90,10 +90,7 @@ def _facts(metrics: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
 
 def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str, str, Sequence[str]]]:
     """(title, caption, drawing, names of its layers); the drawing is empty where there is nothing to draw."""
-    rows = [(r["step"], r["accuracy"], r.get("ci_low", r["accuracy"]), r.get("ci_high", r["accuracy"])) for r in evals]
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
-    greedy = [(float(row["step"]), row["greedy_accuracy"]) for row in evals if "greedy_accuracy" in row]
-    dashed = "; dashed: greedy" if greedy else ""
     curves: list[tuple[str, str, str, Sequence[str]]] = []
     for key, title, caption, share in _CHARTS:
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
@@ -105,23 +102,36 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     layers = {key[len("time/") : -len("_s")]: [float(row.get(key, 0.0)) for row in metrics] for key in phases}
     stacked = stacked_chart([float(row["step"]) for row in metrics], layers, steps)
     return [
-        ("Held-out accuracy", f"sampled, with its 95% interval{dashed}", interval_chart(rows, steps, greedy), ()),
+        *(_held_out(evals, label, steps) for label in ("", *_labels(evals))),
         *curves,
         ("Seconds per step", "by phase; evaluation is not in them", stacked, tuple(layers)),
     ]
 
 
+def _held_out(evals: Sequence[Row], label: str, steps: tuple[float, float]) -> tuple[str, str, str, Sequence[str]]:
+    """The curve of the accuracy of one set, as in `_charts`."""
+    keys = [f"{label}{name}" for name in ("accuracy", "ci_low", "ci_high")]
+    rows = [(row["step"], *(row.get(key, row[keys[0]]) for key in keys)) for row in evals if keys[0] in row]
+    key = f"{label}greedy_accuracy"
+    greedy = [(float(row["step"]), row[key]) for row in evals if key in row]
+    title = f"Held-out accuracy{label and f', {label[:-1]}'}"
+    caption = f"sampled, with its 95% interval{'; dashed: greedy' if greedy else ''}"
+    return title, caption, interval_chart(rows, steps, greedy), ()
+
+
 def _evaluations(evals: Sequence[Row]) -> Table:
-    """A row for each evaluation, and below it one for each environment of a mix."""
-    ks = {key for row in evals for key in row if key.startswith("pass@")} - {"pass@1"}  # which is the accuracy
+    """A row for each evaluation, and below it one for each of its sets: those of `[eval]`, or environments of a mix."""
+    ks = {name for row in evals for key in row if (name := key.rpartition("/")[2]).startswith("pass@")} - {
+        "pass@1"
+    }  # which is the accuracy
     shares = ["greedy_accuracy", *sorted(ks, key=lambda key: int(key.partition("@")[2]))]
-    shares = [key for key in shares if any(key in row for row in evals)]
-    labels = dict.fromkeys(key.removesuffix("accuracy") for row in evals for key in row if key.endswith("/accuracy"))
+    labels = _labels(evals)
+    shares = [key for key in shares if any(f"{label}{key}" in row for row in evals for label in ("", *labels))]
     return Table.of(
         [
             {
                 "step": str(row["step"]),
-                **({"environment": label[:-1]} if labels else {}),
+                **({"set": label[:-1]} if labels else {}),
                 "accuracy": percent(row.get(f"{label}accuracy")),
                 "95% interval": f"{percent(row.get(f'{label}ci_low'))} to {percent(row.get(f'{label}ci_high'))}",
                 **{key.replace("_", " "): percent(row.get(f"{label}{key}")) for key in shares},
@@ -132,6 +142,11 @@ def _evaluations(evals: Sequence[Row]) -> Table:
             for label in ("", *labels)
         ]
     )
+
+
+def _labels(evals: Sequence[Row]) -> list[str]:
+    """Before the figures of each set of held-out problems: "aime/"."""
+    return [*dict.fromkeys(key.removesuffix("accuracy") for row in evals for key in row if key.endswith("/accuracy"))]
 
 
 def _samples(run: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
 from retrain.run.continuations import Continuations
 from retrain.run.episodes import World
-from retrain.run.rank_edges import SharedPool, build_sampler
+from retrain.run.rank_edges import Pool, SharedPool, build_sampler
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
 from retrain.tracking.tracker_guard import Guard
@@ -68,7 +68,7 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         **vars(trained),
         sampler=sampler,
         task=task,
-        pool=SharedPool(lambda: reward_pool(loaded), ranks) if ranks.size > 1 else reward_pool(loaded),
+        pool=_pool(loaded, ranks),
         chat=model.chat,
         layout=Layout(model.pad_id, trained.policy.device, max_tokens, config.rollout.mask_truncated),
         prompts=prompts,
@@ -77,7 +77,14 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         trackers=_trackers(() if ranks.rank else components.all("tracker"), trained.resources, observe),
     )
     trained.resources["continue_from"].parts = ref(parts)
+    parts.sets = {name: _measured(parts, one, loaded) for name, one in loaded.sets.items()}
     return parts
+
+
+def _measured(parts: Parts, one: LoadedConfig, loaded: LoadedConfig) -> Parts:
+    """The parts as one of `[[eval.sets]]` needs them: its settings and task, and its rewards if it has its own."""
+    pool = parts.pool if one.config.rewards == loaded.config.rewards else _pool(one, parts.ranks)
+    return replace(parts, config=one.config, task=one.task(one.config.training.seed), pool=pool)
 
 
 def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:
@@ -279,6 +286,10 @@ def _shard(config: Config, device: torch.device, model: Any, ranks: Ranks) -> Sh
         return "full"
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     return "none" if 2 * size <= torch.cuda.get_device_properties(device).total_memory else "full"
+
+
+def _pool(loaded: LoadedConfig, ranks: Ranks) -> Pool:
+    return SharedPool(lambda: reward_pool(loaded), ranks) if ranks.size > 1 else reward_pool(loaded)
 
 
 def reward_pool(loaded: LoadedConfig) -> RewardPool:

@@ -23,7 +23,8 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     completion per problem; `avg@n` equals `accuracy` and names n; `pass@k` is the unbiased estimate.
     `task/NAME` is a figure of the task's own.
     A completion whose score failed counts as wrong and is reported as `failed`. With `[[environments]]` there is
-    `LABEL/accuracy` and the like for each of them, of its own problems.
+    `LABEL/accuracy` and the like for each of them, of its own problems, and with `[[eval.sets]]` for each set; if
+    `[eval] problems` is 0, the figures of the first set are those without a label as well.
 
     Args:
         step: optimizer steps done so far. The sampling seed does not depend on it, so that two
@@ -31,6 +32,15 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     Raises:
         DataError: there is no problem to evaluate on.
     """
+    found = {name: _measure(one) for name, one in parts.sets.items()}
+    whole = _measure(parts) if parts.config.eval.problems or not found else next(iter(found.values()))
+    return {"step": step, **whole} | {
+        f"{name}/{key}": value for name, row in found.items() for key, value in row.items()
+    }
+
+
+def _measure(parts: Parts) -> dict[str, Any]:
+    """The figures of one set of problems."""
     settings = parts.config.eval
     problems = parts.task.heldout(settings.problems)
     if not problems:
@@ -42,7 +52,7 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     sampled = _sample(parts, posed, settings.samples, settings.temperature)
     greedy = _sample(parts, posed, 1, 0.0) if settings.greedy else []
     shared = {"samples": settings.samples, "temperature": settings.temperature}
-    row: dict[str, Any] = {"step": step, **_figures(parts, sampled, greedy), **shared}
+    row: dict[str, Any] = {**_figures(parts, sampled, greedy), **shared}
     for label in filter(None, labels(parts.config)):
         own = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
         row |= {f"{label}/{name}": value for name, value in _figures(parts, *own).items()} if own[0] else {}

@@ -218,7 +218,7 @@ def evaluate_and_record(parts: Parts, step: int) -> None:
     """Evaluate on held-out problems, if there are to be any, and write the row, unless it is there."""
     rows = parts.ranks.first(lambda: read_rows(parts.directory.path / "eval.jsonl"))
     known = {row["step"] for row in rows}
-    if not parts.config.eval.problems or step in known:
+    if not (parts.config.eval.problems or parts.sets) or step in known:
         return
     parts.observe("phase", {"name": f"evaluation after {step} steps"})
     began = time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from retrain.protocols import Part, Policy, Ranks, Sampler, Task, Tracker
@@ -117,6 +117,7 @@ class Parts(Trained):
         trackers: sinks of metrics besides the run directory.
         source: gives the episodes of every step instead of the task and the environment.
         has_base: a sampler that takes adapters has the base that they belong to.
+        sets: the parts as each of `[[eval.sets]]` needs them, by its name.
     """
 
     sampler: Sampler
@@ -130,6 +131,7 @@ class Parts(Trained):
     trackers: Sequence[Tracker] = ()
     source: Source | None = None
     has_base: bool = False
+    sets: Mapping[str, Parts] = field(default_factory=dict[str, "Parts"])
 
     def hurry(self) -> None:
         """The run is to stop after this step. From a signal handler."""
@@ -151,7 +153,10 @@ class Parts(Trained):
     def data(self) -> dict[str, dict[str, Any]]:
         """Hash of each section's data; None for a task that has no `fingerprint`."""
         found: dict[str, dict[str, Any]] = {"task": {"data": self.task.fingerprint()}}
-        return found | ({"expert": {"data": self.experts.data}} if self.experts is not None else {})
+        found |= {"expert": {"data": self.experts.data}} if self.experts is not None else {}
+        return found | (
+            {"eval": {name: one.task.fingerprint() for name, one in self.sets.items()}} if self.sets else {}
+        )
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
         """Restore the parts; returns (step, cursor)."""
@@ -162,7 +167,8 @@ class Parts(Trained):
 
     def close(self) -> None:
         """End the processes of rewards and environment, the trackers and the sampler."""
-        self.pool.close()
+        for pool in {id(one.pool): one.pool for one in (self, *self.sets.values())}.values():
+            pool.close()
         if self.world is not None:
             self.world.close()
         for tracker in self.trackers:

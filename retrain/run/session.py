@@ -83,7 +83,8 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
     path = loaded.directory
     with _directory(loaded, resume, observe, ranks) as directory, Stop() as stop:
         previous = directory.previous_config(resume.path)
-        plugins = source_hashes(bound.component for bound in loaded.components.every())
+        every = (bound.component for one in (loaded, *loaded.sets.values()) for bound in one.components.every())
+        plugins = source_hashes(every)
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
         if previous:  # refused before torch is imported, though the checkpoint decides
             _changes(_with_new_keys(previous), masked(resolved), resume)

@@ -83,7 +83,7 @@ def test_a_mix_trains_is_measured_by_parts_and_resumes_to_the_bit(train, stopped
     right = sum(last[f"{label}/accuracy"] * last[f"{label}/problems"] for label in ("guess", "sums"))
     assert last["accuracy"] == pytest.approx(right / last["problems"])
     page = write_report(whole).read_text()
-    assert "<th>environment</th>" in page
+    assert "<th>set</th>" in page
     assert re.search(rf"<td>sums</td>\s*<td>{100 * last['sums/accuracy']:.1f}%</td>", page)
     assert "numbers, sums" in page
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.campaign_schema import Condition as Entry
-from retrain.config.document import Document, aliases, show
+from retrain.config.document import Document, fork, lay
 from retrain.config.positions import Path
 from retrain.config.presets import leaves
 from retrain.config.schema import Algorithm
@@ -192,40 +191,3 @@ def _short(value: Any) -> str:
     if isinstance(value, str) and value.isprintable():
         return value
     return f"{value:g}" if isinstance(value, float) else json.dumps(value, default=str)
-
-
-def fork(document: Document) -> Document:
-    """A copy with the same values and places; a change of either leaves the other as it is."""
-    lists = {"problems": [*document.problems], "warnings": [*document.warnings]}
-    return replace(document, data=copy.deepcopy(document.data), places={**document.places}, **lists)
-
-
-def lay(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
-    """Set `value` at `path` as written at `at` in `source`; tables are laid key by key, anything else is replaced."""
-    if isinstance(value, dict):
-        if at in source.places:
-            document.places.setdefault(path, source.places[at])
-        _table(document, path)
-        for key, inner in value.items():
-            lay(document, (*path, key), inner, source, (*at, key))
-        return
-    path = aliases().get(path, path)
-    table = _table(document, path[:-1])
-    if table is None:
-        document.problems.append(source.at(at, f"{show(path[:-1])} is not a table", "name a key of a table"))
-        return
-    table[str(path[-1])] = copy.deepcopy(value)
-    for below in [known for known in document.places if known[: len(path)] == path]:
-        del document.places[below]
-    for known in [known for known in source.places if known[: len(at)] == at]:
-        document.places[(*path, *known[len(at) :])] = source.places[known]
-
-
-def _table(document: Document, path: Path) -> dict[str, Any] | None:
-    """The table at `path`, made where it is missing; None where something else is."""
-    node: Any = document.data
-    for part in path:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            return None
-    return node

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.campaign.plan.conditions import Condition, conditions, fork, lay, owned, rungs, within
+from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
 from retrain.config.binder import Binder
-from retrain.config.document import Document, canonical, read
+from retrain.config.document import Document, canonical, fork, lay, read
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key

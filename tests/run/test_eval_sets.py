@@ -1,0 +1,102 @@
+"""`[[eval.sets]]`: several held-out sets, each with a task, rewards and settings of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError
+from retrain.functional.evaluation import mean_interval
+from retrain.report.run_page import render
+from tests.small_runs import rows
+
+SETS = """
+[[eval.sets]]
+name = "file"
+task = "jsonl"
+task_params = {{ path = "{path}" }}
+rewards = [{{ name = "easy.always" }}]
+samples = 3
+pass_at = [1, 3]
+greedy = false
+
+[[eval.sets]]
+name = "cold"
+problems = 4
+temperature = 0.1
+"""
+
+EASY = """
+def always(completion, answer):
+    return 1.0 if answer == "yes" else 0.0
+"""
+
+
+@pytest.fixture
+def sets(toml, tmp_path, monkeypatch):
+    """The small run with two sets: one of a file, three of whose four answers its reward takes for right."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "easy.py").write_text(EASY)
+    answers = ["yes", "yes", "no", "yes"]
+    lines = [json.dumps({"prompt": f"{number}+1?\n", "answer": answer}) for number, answer in enumerate(answers)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    toml.write_text(toml.read_text() + SETS.format(path=tmp_path / "rows.jsonl"))
+    return toml
+
+
+def test_each_set_is_measured_with_its_own_problems_and_rewards(sets, train, tmp_path):
+    run = train("checkpoint.every=4")
+    measured = rows(run / "eval.jsonl")
+    assert [row["step"] for row in measured] == [0, 2, 4]
+    for row in measured:
+        assert (row["file/problems"], row["file/samples"], row["file/accuracy"]) == (4, 3, 0.75)
+        assert (row["file/avg@3"], row["file/pass@3"]) == (0.75, 0.75)
+        assert (row["file/ci_low"], row["file/ci_high"]) == mean_interval([1, 1, 0, 1])[1:]
+        assert "file/greedy_accuracy" not in row
+        assert (row["cold/problems"], row["cold/temperature"], row["cold/samples"]) == (4, 0.1, 1)
+        assert row["problems"] == 6
+    page, card = render(run), (run / "model" / "README.md").read_text()
+    assert "Held-out accuracy, file" in page
+    assert "<td>cold</td>" in page
+    assert "By set of problems" in card
+    assert "| file |" in card
+    without = train("eval.sets=[]", "checkpoint.every=4", name="without")
+    plain = rows(without / "eval.jsonl")
+    assert [{key: row[key] for key in plain[0]} for row in measured] == plain, "sets change no other figure"
+
+
+def test_without_problems_of_its_own_the_first_set_is_the_result(sets, train):
+    run = train("eval.problems=0", "training.max_steps=1", "eval.every=0", "warmup.steps=1")
+    assert [row["accuracy"] for row in rows(run / "eval.jsonl")] == [0.75, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (('"easy.always"', '"exacct"'), '[[eval.sets.rewards]] name: no reward named "exacct"; did you mean "exact"?'),
+        (('"jsonl"', '"jsonk"'), '[[eval.sets]] task: no task named "jsonk"'),
+        (("{ path", "{ pat"), "pat: unknown key"),
+        (("pass_at = [1, 3]", "pass_at = [1, 4]"), "[[eval.sets]] pass_at: pass@4 needs as many completions"),
+        (('name = "cold"', 'name = "file"'), '[[eval.sets]] name: two sets are called "file"'),
+        (('name = "cold"', 'name = "task"'), '"task" is the name of other figures'),
+        (("rows.jsonl", "gone.jsonl"), "gone.jsonl"),
+        (("samples = 3", "sample = 3"), '[[eval.sets]] sample: unknown key; did you mean "samples"?'),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_set_is_found_at_its_line(sets, changed, says):
+    sets.write_text(sets.read_text().replace(*changed))
+    with pytest.raises(ConfigError, match=re.escape(says)) as refused:
+        load(sets)
+    [problem] = refused.value.problems
+    assert problem.line > 30, problem
+
+
+def test_a_table_that_a_set_alone_reads_is_read(sets):
+    sets.write_text(sets.read_text() + '\n[jsonl]\nanswer_field = "answer"\n')
+    loaded = load(sets)
+    assert [*loaded.sets] == ["file", "cold"]
+    assert loaded.sets["file"].components.one("task").params["heldout_fraction"] == 1.0
+    assert loaded.sets["cold"].components.one("task").name == "addition"
