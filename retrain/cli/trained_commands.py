@@ -15,13 +15,29 @@ from retrain.system.terminal import say
 Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
 
 
-def evaluate(run: Run, overrides: Overrides = None, as_json: Json = False) -> None:
+def evaluate(
+    run: Run,
+    overrides: Overrides = None,
+    all_checkpoints: Annotated[
+        bool, typer.Option("--all-checkpoints", help="Each checkpoint of the run, the oldest first, on a line.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Evaluate a trained model on its task's held-out problems.
 
     For instance: retrain eval runs/quickstart --set eval.problems=1000 --set eval.samples=8 --set 'eval.pass_at=[1,8]'
     """
-    from retrain.run.reopen import reopen
+    from retrain.run.reopen import each_checkpoint, reopen
 
+    if all_checkpoints:
+        from retrain.cli.run_display import evaluation
+
+        for parts in each_checkpoint(run, overrides or (), only_warnings):
+            from retrain.run.evaluate import evaluate as measure
+
+            row = measure(parts, parts.steps)
+            print(json.dumps(row) if as_json else evaluation(row), flush=True)
+        return
     parts = reopen(run, overrides or (), only_warnings)
     from retrain.run.evaluate import evaluate as measure
 

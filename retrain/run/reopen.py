@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,6 +55,36 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer, *, trained
             raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
         raise
     return parts
+
+
+def each_checkpoint(run: Path, overrides: Sequence[str], observe: Observer) -> Iterator[Parts]:
+    """The parts with the weights of every checkpoint of a run, the oldest first; one that is not valid is left out.
+
+    They are the same parts every time, closed at the end.
+
+    Raises:
+        ConfigError: there is no run with a checkpoint at this path.
+    """
+    parts: Parts | None = None
+    try:
+        for path in reversed(checkpoint.every(run / "checkpoints")):
+            if reason := checkpoint.problem(path):
+                observe("message", {"text": f"checkpoint {path}: {reason}; left out", "level": "warning"})
+            elif parts is None:
+                parts = reopen(path, overrides, observe)
+                yield parts
+            else:
+                from retrain.run.collect import sync
+
+                _restore(parts, run, checkpoint.load(path))
+                sync(parts, parts.policy.step)
+                yield parts
+    finally:
+        if parts is not None:
+            parts.close()
+    if parts is None:
+        fix = "give runs/NAME of a run that has saved one"
+        raise ConfigError([ConfigProblem(str(run), 0, 0, "run", "has no valid checkpoint", fix)])
 
 
 def reopen_trained(target: Path, observe: Observer) -> Trained:

@@ -102,8 +102,8 @@ def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -
             _write_manifest(stage, step, files)
             publication.close()
         # A checkpoint that was replaced (.old) is redundant now; it must not count as one of those to keep.
-        current = [path for path in _checkpoints(root) if not path.name.endswith(".old")]
-        for path in set(_checkpoints(root)) - set(current[:keep]):
+        current = [path for path in every(root) if not path.name.endswith(".old")]
+        for path in set(every(root)) - set(current[:keep]):
             _drop(path)
 
     with ExitStack() as publication:
@@ -126,7 +126,7 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
     """
     reasons: dict[str, str] = {}
     for _ in range(_VANISHED):
-        path = next((path for path in _checkpoints(root) if path.name not in reasons), None)
+        path = next((path for path in every(root) if path.name not in reasons), None)
         if path is None:
             break
         try:
@@ -152,7 +152,7 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
 
 def drop_after(root: Path, step: int) -> None:
     """Delete checkpoints of later steps than `step`: the run that continues there may take another course."""
-    for path in _checkpoints(root):
+    for path in every(root):
         if step_of(path) > step:
             _drop(path)
 
@@ -280,8 +280,8 @@ def _drop(path: Path) -> None:
         remove(path.rename(path.with_name(f"{_STAGE}{path.name}-dropped-{os.getpid()}")))
 
 
-def _checkpoints(root: Path) -> list[Path]:
-    """Newest first; a replaced one after the one that replaced it."""
+def every(root: Path) -> list[Path]:
+    """All checkpoints of a run, valid or not: newest first; a replaced one after the one that replaced it."""
     found = ((match, path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
     return [path for _, path in sorted(found, key=lambda item: (-int(item[0][1]), item[0][2] or ""))]
 
