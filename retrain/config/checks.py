@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from retrain.config.document import Document
 from retrain.config.presets import leaves, preset_names
+from retrain.config.resolve import labels
 from retrain.config.schema import Config
+from retrain.config.sections.heldout import Eval
+from retrain.errors import did_you_mean
 from retrain.system.files import NO_MODEL_FIX, no_model
 from retrain.system.sandbox import missing
 from retrain.system.secret_names import literal_secrets
@@ -108,6 +112,17 @@ def _check_eval(config: Config, document: Document) -> None:
             f"pass@{largest} needs as many completions per problem, and samples = {samples}",
             f"use samples = {largest}",
         )
+
+
+def check_best(config: Config, document: Document, sets: Mapping[str, Eval]) -> None:
+    """Refuse a `[checkpoint] best` that no evaluation measures."""
+    known = [f"eval/{name}" for name in config.eval.shares()] if config.eval.problems or sets else []
+    known += [f"eval/{label}/{name}" for label, settings in sets.items() for name in settings.shares()]
+    known += [f"eval/{label}/{name}" for label in filter(None, labels(config)) for name in config.eval.shares()]
+    best = config.checkpoint.best
+    if best is not None and best not in known:
+        fix = did_you_mean(best, known, f"one of: {', '.join(known)}" if known else "set [eval] problems")
+        document.refuse(("checkpoint", "best"), f'no evaluation measures "{best}"', fix)
 
 
 def _check_model(config: Config, document: Document) -> None:

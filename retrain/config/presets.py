@@ -91,6 +91,7 @@ def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
     """The run's configuration with what entry `index` of `[[eval.sets]]` says instead."""
     found, at = fork(document), ("eval", "sets", index)
     del found.data["eval"]["sets"]
+    found.data.get("checkpoint", {}).pop("best", None)  # which may be of another set
     if entry.task is not None:
         found.data["task"] = {}
         if registry.is_registered("task", entry.task):  # of a file that is named for evaluation every row is held out

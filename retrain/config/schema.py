@@ -217,6 +217,8 @@ class Checkpoint(Section):
     """Steps between checkpoints; 0 saves at the end only."""
     keep: Count = 2
     """Newest checkpoints that stay on disk."""
+    best: Annotated[str, Field(pattern=r"^eval/.")] | None = None
+    """Also keep the state whose evaluation was best by this share, such as "eval/accuracy" or "eval/NAME/pass@4"."""
     on_save_error: Literal["stop", "warn"] = "stop"
     """What a full disk does to the run."""
     resume: Literal["never", "auto"] = "never"

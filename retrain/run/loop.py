@@ -78,7 +78,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
             parts.steps = done
             if due(done, parts.config.eval.every, settings.max_steps):
                 with _saving(parts, collector, stop, start, done):
-                    evaluate_and_record(parts, done)
+                    evaluate_and_record(parts, done, collector)
             if (stopped := _agreed(parts, stop)) or due(done, parts.config.checkpoint.every, settings.max_steps):
                 parts.directory.save_checkpoint(done, collector.state_dict(done))
             if stopped and done < settings.max_steps:
@@ -214,8 +214,12 @@ def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> I
         yield rollout.row() | {"tokens": tokens} | credit
 
 
-def evaluate_and_record(parts: Parts, step: int) -> None:
-    """Evaluate on held-out problems, if there are to be any, and write the row, unless it is there."""
+def evaluate_and_record(parts: Parts, step: int, collector: Collector | None = None) -> None:
+    """Evaluate on held-out problems, if there are to be any, and write the row, unless it is there.
+
+    Args:
+        collector: knows the state that is saved if the evaluation is the best so far; None saves none.
+    """
     rows = parts.ranks.first(lambda: read_rows(parts.directory.path / "eval.jsonl"))
     known = {row["step"] for row in rows}
     if not (parts.config.eval.problems or parts.sets) or step in known:
@@ -227,6 +231,9 @@ def evaluate_and_record(parts: Parts, step: int) -> None:
     for tracker in parts.trackers:
         tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})
     parts.observe("eval", row)
+    key = (parts.config.checkpoint.best or "").removeprefix("eval/")
+    if key and collector and parts.ranks.first(lambda: parts.directory.is_best(key, step)):
+        parts.directory.save_checkpoint(step, collector.state_dict(step), best=True)
 
 
 def due(done: int, every: int, total: int) -> bool:

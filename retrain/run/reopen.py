@@ -27,7 +27,7 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer, *, trained
     Nothing is written to the run. What the engine hands over in files is in a temporary directory while the parts live.
 
     Args:
-        target: a run directory (its final model, or else its newest valid checkpoint) or a checkpoint in one.
+        target: a run directory (its final model, or else its newest valid checkpoint), `best` or a checkpoint in one.
         overrides: `key=value`, as after `--set`.
         trained: take the trained weights; otherwise those that the run started from.
     Raises:
@@ -170,8 +170,10 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         if found is not None:
             return target, found[1]
         problem, fix = "has neither a final model nor a checkpoint yet", "wait for the first one"
-    elif target.parent.name == "checkpoints" and target.is_dir():
+    elif target.parent.name in ("checkpoints", "best") and target.is_dir():
         return target.parent.parent, checkpoint.load(target)
+    elif target.name == "best" and (found := checkpoint.newest(target, lambda _: None, own=False)) is not None:
+        return target.parent, found[1]
     else:
         problem, fix = "is not a run", "give runs/NAME or runs/NAME/checkpoints/step-000100"
     raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])

@@ -187,4 +187,6 @@ def finish(parts: Parts, seconds: float) -> None:
     export(parts, folder)
     with understood(run):
         text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
+    for best in checkpoint.every(run / "best"):
+        text += f" The best by {parts.config.checkpoint.best} is {best}."
     parts.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})

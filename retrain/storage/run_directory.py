@@ -5,6 +5,7 @@ runs/NAME/
     metrics.jsonl  eval.jsonl                             one row per step, one per evaluation
     rollouts/step-000010.jsonl.gz                         completions of a step with their credit
     checkpoints/step-000100/                              see retrain.storage.checkpoint
+    best/step-000080/                                     the checkpoint whose evaluation was best, if asked for
     model/                                                final weights in the transformers format
     report.html  status.json  lock
 """
@@ -16,13 +17,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
 from retrain.protocols import ALONE, Ranks
 from retrain.storage import checkpoint
-from retrain.storage.run_files import parse_row
+from retrain.storage.run_files import parse_row, read_rows
 from retrain.system.files import remove, sync, write_bytes, write_text, writing
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
@@ -36,7 +38,7 @@ Mode = Literal["new", "resume", "auto", "fresh"]
 """What an existing run of that name means: new refuses, resume requires, auto continues, fresh deletes it."""
 
 _FILES = ("config.toml", "config.resolved.json", "environment.json", "metrics.jsonl", "eval.jsonl", "report.html")
-_FOLDERS = ("rollouts", "checkpoints", "model")
+_FOLDERS = ("rollouts", "checkpoints", "best", "model")
 _ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
 
 
@@ -184,7 +186,8 @@ class RunDirectory:
             self._say("there is no checkpoint to resume from: starting from step 0")
         with writing(self.path):
             self._rewind(done)
-            checkpoint.drop_after(self.checkpoints, done)
+            for root in (self.checkpoints, self.path / "best"):
+                checkpoint.drop_after(root, done)
         return state
 
     def _rewind(self, done: int) -> None:
@@ -211,16 +214,25 @@ class RunDirectory:
             write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
         return path
 
-    def save_checkpoint(self, done: int, state: State) -> bool:
+    def is_best(self, key: str, done: int) -> bool:
+        """Whether figure `key` of the evaluation after `done` steps is greater than that of the best checkpoint."""
+        values = {row["step"]: row.get(key, -inf) for row in read_rows(self.path / "eval.jsonl")}
+        kept = [values.get(checkpoint.step_of(path), -inf) for path in checkpoint.every(self.path / "best")]
+        return values.get(done, -inf) > max(kept, default=-inf)
+
+    def save_checkpoint(self, done: int, state: State, *, best: bool = False) -> bool:
         """Save the state after `done` steps; `on_save_error` decides whether a failure ends the run.
 
+        Args:
+            best: save it as the best so far, in place of the last that was.
         Returns:
             whether it is saved.
         """
         try:
             # Before the checkpoint: a resumed run keeps the rows up to it, so they must be on the disk by then.
             self._flush()
-            checkpoint.save(self.checkpoints, done, {**state, **self._started}, self._settings.keep, self.ranks)
+            root, keep = (self.path / "best", 1) if best else (self.checkpoints, self._settings.keep)
+            checkpoint.save(root, done, {**state, **self._started}, keep, self.ranks)
         except StorageError as error:
             if self._settings.on_save_error == "stop":
                 raise
