@@ -27,6 +27,7 @@ def check(config: Config, document: Document) -> None:
     _check_sampling(config, document)
     _check_schedule(config, document)
     _check_eval(config, document)
+    _check_stop(config, document)
     _check_paths(config, document)
     _check_model(config, document)
     _check_algorithm(config, document)
@@ -94,6 +95,18 @@ def _check_schedule(config: Config, document: Document) -> None:
         )
 
 
+def _check_stop(config: Config, document: Document) -> None:
+    stop, path = config.training.stop_when, ("training", "stop_when")
+    if stop is None:
+        return
+    if [stop.above, stop.below, stop.patience].count(None) != 2:
+        document.refuse(
+            path, "takes one of above, below and patience", 'write { metric = "eval/accuracy", above = 0.95 }'
+        )
+    elif stop.patience and "rows" in stop.model_fields_set:
+        document.refuse((*path, "rows"), "patience counts values already", "remove one of the two")
+
+
 def _check_eval(config: Config, document: Document) -> None:
     names = [one.name for one in config.eval.sets]
     for index, name in enumerate(names):
@@ -114,15 +127,18 @@ def _check_eval(config: Config, document: Document) -> None:
         )
 
 
-def check_best(config: Config, document: Document, sets: Mapping[str, Eval]) -> None:
-    """Refuse a `[checkpoint] best` that no evaluation measures."""
+def check_measured(config: Config, document: Document, sets: Mapping[str, Eval]) -> None:
+    """Refuse a figure that no evaluation measures, in `[checkpoint] best` or `[training] stop_when`."""
     known = [f"eval/{name}" for name in config.eval.shares()] if config.eval.problems or sets else []
     known += [f"eval/{label}/{name}" for label, settings in sets.items() for name in settings.shares()]
     known += [f"eval/{label}/{name}" for label in filter(None, labels(config)) for name in config.eval.shares()]
-    best = config.checkpoint.best
-    if best is not None and best not in known:
-        fix = did_you_mean(best, known, f"one of: {', '.join(known)}" if known else "set [eval] problems")
-        document.refuse(("checkpoint", "best"), f'no evaluation measures "{best}"', fix)
+    asked: list[tuple[tuple[str, ...], str | None]] = [(("checkpoint", "best"), config.checkpoint.best)]
+    if (stop := config.training.stop_when) is not None and stop.event == "eval":
+        asked.append((("training", "stop_when", "metric"), stop.metric))
+    for path, name in asked:
+        if name is not None and name not in known:
+            fix = did_you_mean(name, known, f"one of: {', '.join(known)}" if known else "set [eval] problems")
+            document.refuse(path, f'no evaluation measures "{name}"', fix)
 
 
 def _check_model(config: Config, document: Document) -> None:

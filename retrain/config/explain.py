@@ -235,11 +235,12 @@ def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str,
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:
     settings, steps = loaded.config.eval, loaded.config.training.max_steps
-    if not settings.problems and not loaded.sets:
+    measured = [one.config.eval for one in (loaded, *loaded.sets.values()) if one.config.eval.problems]
+    if not measured:
         return {"evaluations": 0}
     within = (steps - 1) // settings.every if settings.every else 0
     return {
         "evaluations": within + 2,
-        "completions_each": settings.problems * (settings.samples + settings.greedy),
-        "half_width_of_accuracy_at_most": round(0.98 / settings.problems**0.5, 3),
+        "completions_each": sum(one.problems * (one.samples + one.greedy) for one in measured),
+        "half_width_of_accuracy_at_most": round(0.98 / measured[0].problems ** 0.5, 3),
     }

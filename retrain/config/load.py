@@ -22,7 +22,7 @@ from retrain.algorithms.graph.column_graph import Stage
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.binder import Binder
-from retrain.config.checks import check, check_best
+from retrain.config.checks import check, check_measured
 from retrain.config.credit_checks import check_credit, check_expert, check_overlap, division
 from retrain.config.document import Document, Place, read
 from retrain.config.environment_checks import check_environment
@@ -222,7 +222,7 @@ def _eval_sets(document: Document, binder: Binder, config: Config) -> dict[str, 
         except ConfigError as error:
             document.problems += error.problems
             binder.traces += getattr(error, "__notes__", ())
-    check_best(config, document, {name: one.config.eval for name, one in found.items()})
+    check_measured(config, document, {name: one.config.eval for name, one in found.items()})
     _stop(document, binder)
     return found
 

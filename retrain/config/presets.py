@@ -91,7 +91,8 @@ def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
     """The run's configuration with what entry `index` of `[[eval.sets]]` says instead."""
     found, at = fork(document), ("eval", "sets", index)
     del found.data["eval"]["sets"]
-    found.data.get("checkpoint", {}).pop("best", None)  # which may be of another set
+    for table, key in (("checkpoint", "best"), ("training", "stop_when")):  # which may name another set
+        found.data.get(table, {}).pop(key, None)
     if entry.task is not None:
         found.data["task"] = {}
         if registry.is_registered("task", entry.task):  # of a file that is named for evaluation every row is held out

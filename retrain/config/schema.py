@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from retrain.config.sections.heldout import Eval
+from retrain.config.sections.heldout import Eval, StopWhen
 from retrain.config.sections.problems import Environment, Mixed, Reward, RewardPool, Task
 from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Section, Seed
 from retrain.types import BUILTIN
@@ -168,6 +168,8 @@ class Training(Section):
     """Prompts that are longer are left out of training; unset: only those that the model has no room for."""
     temperature: Positive = 1.0
     """Sampling temperature; the trainer's log-probs are taken at the same."""
+    stop_when: StopWhen | None = None
+    """End the run early: { metric = "eval/accuracy", above = 0.95 }."""
     epochs: Count = 1
     """Passes over each step's batch."""
     minibatches: Count = 1

@@ -71,7 +71,8 @@ def _render(run: Path) -> str:
 
 def _state(facts: Row) -> str:
     of = f" of {facts['max_steps']}" if facts["max_steps"] else ""
-    error = f": {facts['error']}" if facts["error"] else ""
+    why = facts["error"] or facts["stopped"]
+    error = f": {why}" if why else ""
     return f"{facts['state']}, {facts['steps']}{of} steps{error}"
 
 

@@ -20,7 +20,8 @@ def status(run: Path) -> dict[str, Any]:
 
     Returns:
         path, state ("running", "killed", or how it ended), steps, max_steps, reward, accuracy with ci_low
-        and ci_high after eval_step steps, eta_s while running, checkpoint (the newest), owner, error.
+        and ci_high after eval_step steps, eta_s while running, checkpoint (the newest), owner, error,
+        stopped (why it ended early).
 
     Raises:
         ConfigError: there is no run at this path.
@@ -58,6 +59,7 @@ def _status(run: Path) -> dict[str, Any]:
         "checkpoint": checkpoints[-1] if checkpoints else None,
         "owner": lock.owner(),
         "error": stored.get("error"),
+        "stopped": stored.get("stopped"),
     }
 
 

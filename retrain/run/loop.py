@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from retrain.run.collect import Collection, added, assign_credit, check_parity, 
 from retrain.run.evaluate import evaluate
 from retrain.run.rank_edges import check_credit
 from retrain.run.run_parts import Parts
-from retrain.run.stop_signal import Stop
+from retrain.run.stop_signal import Stop, Watch
 from retrain.storage.run_files import read_rows
 from retrain.types import Batch, Metrics, State
 
@@ -38,7 +39,7 @@ _MAX_NONFINITE = 3
 
 
 def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
-    """Train from step `start` to `[training] max_steps`.
+    """Train from step `start` to `[training] max_steps`, or until a metric is where `stop_when` wants it.
 
     One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row; with
     `[rollout] overlap` sampling and scoring are one step ahead (see `Collector`).
@@ -54,13 +55,13 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         EngineError: sampler and trainer disagree; or the sampler failed, and what was trained has been saved.
         StorageError: the run directory cannot be written; what was trained has been saved if that was possible.
     """
-    settings, nonfinite = parts.config.training, 0
+    settings, nonfinite, watch = parts.config.training, 0, _watched(parts)
     sync(parts, start)
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
     stop.defer(parts.hurry)
     with Collector(parts, cursor, saved) as collector:
-        for step in range(start, settings.max_steps):
+        for step in takewhile(lambda _: not parts.directory.stopped, range(start, settings.max_steps)):
             seed_generators(derive_seed(settings.seed, "step", step))
             clock, done = Clock(), step + 1
             with _saving(parts, collector, stop, start, step):
@@ -76,13 +77,19 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
             if nonfinite >= _MAX_NONFINITE:
                 raise diverged(parts, collection, batch, bad)
             parts.steps = done
-            if due(done, parts.config.eval.every, settings.max_steps):
+            if due(done, parts.config.eval.every, watch.last(done, settings.max_steps)):
                 with _saving(parts, collector, stop, start, done):
                     evaluate_and_record(parts, done, collector)
-            if (stopped := _agreed(parts, stop)) or due(done, parts.config.checkpoint.every, settings.max_steps):
+            if (stopped := _agreed(parts, stop)) or due(done, parts.config.checkpoint.every, watch.last(done, settings.max_steps)):
                 parts.directory.save_checkpoint(done, collector.state_dict(done))
-            if stopped and done < settings.max_steps:
+            if stopped and done < watch.last(done, settings.max_steps):
                 raise Preempted(f"stopped by {stopped} after step {done}; --resume auto goes on from there")
+
+
+def _watched(parts: Parts) -> Watch:
+    """What observes the run from now on, and ends it early."""
+    watch = parts.observe = Watch(parts.config.training.stop_when, parts.directory, parts.observe)
+    return watch
 
 
 def _agreed(parts: Parts, stop: Stop) -> str:

@@ -187,6 +187,7 @@ def finish(parts: Parts, seconds: float) -> None:
     export(parts, folder)
     with understood(run):
         text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
+    text += f" It ended early: {parts.directory.stopped}." if parts.directory.stopped else ""
     for best in checkpoint.every(run / "best"):
         text += f" The best by {parts.config.checkpoint.best} is {best}."
     parts.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})

@@ -1,5 +1,6 @@
-"""SIGTERM asks a run to stop after the current step; before the first step, and the second time, it ends at once.
+"""What ends a run before its last step: a signal, or a metric.
 
+SIGTERM asks a run to stop after the current step; before the first step, and the second time, it ends at once.
 Ctrl-C ends it wherever it is.
 """
 
@@ -7,10 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from retrain.errors import Preempted
+from retrain.storage.run_files import read_rows
 from retrain.system.process import SignalHandler
+from retrain.types import Observer
+
+if TYPE_CHECKING:
+    from retrain.config.sections.heldout import StopWhen
+    from retrain.storage.run_directory import RunDirectory
 
 
 class Stop(SignalHandler):
@@ -49,3 +58,49 @@ class Stop(SignalHandler):
             raise Preempted(f"stopped by {self.requested} with no step under way; --resume auto starts again")
         if self._tell is not None:
             self._tell()
+
+
+class Watch:
+    """`[training] stop_when`: an observer that ends the run when a metric has got there, with a reason.
+
+    It depends on the run's rows alone. A resumed run reads them again, and ends where it would have ended.
+
+    Args:
+        directory: its rows are read, and its `stopped` gets the reason.
+        observe: gets every event first.
+    """
+
+    def __init__(self, settings: StopWhen | None, directory: RunDirectory, observe: Observer) -> None:
+        self._settings, self._directory, self._observe = settings, directory, observe
+        self._best, self._count = -inf, 0
+        if settings is not None:
+            file = directory.path / ("eval.jsonl" if settings.event == "eval" else "metrics.jsonl")
+            for row in directory.ranks.first(lambda: read_rows(file)):
+                self._see(row, settings)
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Take in a row of the metric, and pass every event on."""
+        self._observe(event, details)
+        if self._settings is not None and event == self._settings.event:
+            self._see(details, self._settings)
+
+    def last(self, done: int, total: int) -> int:
+        """The last step of the run as far as is known after `done` steps, on all ranks: `done` or `total`."""
+        if self._settings is not None:  # times differ between ranks
+            self._directory.stopped = self._directory.ranks.same(self._directory.stopped)
+        return done if self._directory.stopped else total
+
+    def _see(self, row: Mapping[str, Any], settings: StopWhen) -> None:
+        value = row.get(settings.key)
+        if value is None or self._directory.stopped:
+            return
+        bound, sign = (settings.above, ">=") if settings.above is not None else (settings.below, "<=")
+        if bound is None:
+            bound = self._best
+        reached = value >= bound if sign == ">=" else value <= bound
+        self._best, self._count = max(self._best, value), self._count + 1 if reached else 0
+        if self._count >= (settings.patience or settings.rows):
+            steps = row["step"] + (settings.event == "step")
+            why = f"{settings.metric} = {value:.4g} {sign} {bound:.4g}"
+            times = f", {self._count} times in a row" if self._count > 1 else ""
+            self._directory.stopped = f"after {steps} steps {why}{times}"

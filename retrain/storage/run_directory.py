@@ -56,6 +56,7 @@ class RunDirectory:
 
     Attributes:
         ranks: who saves checkpoints together. restored: the checkpoint that the run continues from.
+        stopped: why the run ends before its last step; empty if it does not.
 
     Raises:
         ConfigError: an existing run and no permission to touch it, nothing to resume, or another
@@ -65,6 +66,7 @@ class RunDirectory:
 
     ranks: Ranks = ALONE
     restored: Path | None = None
+    stopped: str = ""
 
     def __init__(self, path: Path, mode: Mode, settings: Checkpoint, observe: Observer) -> None:
         self.path, self.mode = path, mode
@@ -92,6 +94,8 @@ class RunDirectory:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         status: dict[str, Any] = {"outcome": _outcome(error)}
+        if error is None and self.stopped:
+            status["stopped"] = self.stopped
         if isinstance(error, RetrainError):
             status |= {"exit_code": error.exit_code, "error": str(error).split("\n")[0]}
         if isinstance(error, ConfigError) and self._earlier:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from retrain.config.explain import _evaluation
 from retrain.config.load import load
 from retrain.errors import ConfigError
 from retrain.functional.evaluation import mean_interval
@@ -101,3 +102,9 @@ def test_a_table_that_a_set_alone_reads_is_read(sets):
     assert (params["heldout_fraction"], params["id_field"]) == (1.0, "key")
     assert params["path"] != "rows.jsonl"
     assert loaded.sets["cold"].components.one("task").name == "addition"
+
+
+def test_explain_counts_the_completions_of_all_sets(sets):
+    alone = _evaluation(load(sets, ["eval.problems=0"]))
+    assert alone["completions_each"] == 256 * 3 + 4 * 2
+    assert _evaluation(load(sets))["completions_each"] == 6 * 2 + alone["completions_each"]

@@ -213,6 +213,8 @@ def _read(cell: Cell, max_steps: int | None) -> Cell:
     metrics, evals = read_rows(path / "metrics.jsonl"), read_rows(path / "eval.jsonl")
     if max_steps is None:
         max_steps = int(config["training"]["max_steps"]) if metrics else 0
+    if read_json(path / "status.json").get("stopped"):  # [training] stop_when
+        max_steps = len(metrics)
     if status == "done" and (why := _no_result(metrics, evals, max_steps)):
         status, reason = "failed", why
     spent = [accumulate([float(row.get(key, 0.0)) for row in metrics], initial=0.0) for key in _SPENT_KEYS]

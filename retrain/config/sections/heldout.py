@@ -1,4 +1,4 @@
-"""Sections that say what is measured on held-out problems."""
+"""Sections that say what is measured on held-out problems, and when a metric ends a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,31 @@ from pydantic import Field
 
 from retrain.config.sections.problems import Reward
 from retrain.config.sections.section import Array, Count, Natural, Params, Positive, Section, Seed
+
+
+class StopWhen(Section):
+    """`[training] stop_when`: a metric that ends the run before max_steps, by one of above, below and patience."""
+
+    metric: Annotated[str, Field(min_length=1)]
+    """Of a step, as reward/mean; or of an evaluation, as eval/accuracy or eval/NAME/pass@4."""
+    above: float | None = None
+    """It ends when the metric is at least this."""
+    below: float | None = None
+    """It ends when the metric is at most this."""
+    patience: Count | None = None
+    """It ends when so many values in a row did not exceed the greatest before them."""
+    rows: Count = 1
+    """So many values in a row have to reach the bound."""
+
+    @property
+    def event(self) -> str:
+        """What reports the metric."""
+        return "eval" if self.metric.startswith("eval/") else "step"
+
+    @property
+    def key(self) -> str:
+        """The metric's name in its row."""
+        return self.metric.removeprefix("eval/")
 
 
 class EvalSet(Section):

@@ -81,6 +81,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("run_name", "experiment_name"), _key("[logging] name")),
     **dict.fromkeys(("save_steps", "save_freq", "save_interval"), _key("[checkpoint] every")),
     **dict.fromkeys(("save_total_limit", "max_actor_ckpt_to_keep"), _key("[checkpoint] keep")),
+    **dict.fromkeys(("metric_for_best_model", "load_best_model_at_end"), _said('[checkpoint] best = "eval/accuracy"')),
     **dict.fromkeys(("eval_steps", "test_freq"), _key("[eval] every")),
     **dict.fromkeys(("model_name_or_path", "pretrain", "model_name"), _key("[model] path")),
     **dict.fromkeys(("lora_r", "lora_rank", "rank"), _key("[model.lora] r")),
