@@ -245,13 +245,17 @@ def _sections(document: Document, known: Known) -> Config:
 
 
 def _drop(data: dict[str, Any], path: Path) -> None:
-    """Remove what is at `path`; a list goes as a whole, since its entries are known by their index."""
+    """Remove what is at `path`, or the table that lacks it; a list goes whole: its entries are known by their index."""
     if any(isinstance(part, int) for part in path):
         data.pop(str(path[0]), None)
         return
+    table = data
     for part in path[:-1]:
-        data = data.get(str(part), {})
-    data.pop(str(path[-1]), None)
+        table = table.get(str(part), {})
+    if str(path[-1]) in table:
+        del table[str(path[-1])]
+    elif path[:-1]:
+        _drop(data, path[:-1])
 
 
 def _tables(document: Document, known: Known, may_import: bool) -> bool:

@@ -87,6 +87,10 @@ _MOVED: dict[str, Path] = {"task": ("task", "name"), "task_params": ("task", "pa
 """Keys of an evaluation set, and where the configuration of a run has them; the others are keys of [eval]."""
 
 
+_WHOLE = {"heldout_fraction": 1.0, "heldout_path": None, "heldout_split": None}
+"""Parameters with which a task holds out every row."""
+
+
 def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
     """The run's configuration with what entry `index` of `[[eval.sets]]` says instead."""
     found, at = fork(document), ("eval", "sets", index)
@@ -96,7 +100,7 @@ def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
     if entry.task is not None:
         found.data["task"] = {}
         if registry.is_registered("task", entry.task):  # of a file that is named for evaluation every row is held out
-            found.data["task"]["params"] = {**registry.find("task", entry.task).traits.get("whole", {})}
+            found.data["task"]["params"] = registry.find("task", entry.task).takes(_WHOLE)
     said = entry.model_dump(mode="json", exclude_defaults=True) | {"problems": entry.problems}
     for key in [key for key in said if key != "name"]:
         lay(found, _MOVED.get(key, ("eval", key)), said[key], document, (*at, key))

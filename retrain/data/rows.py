@@ -30,8 +30,6 @@ _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 _BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
 _FILE = {**_BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
 """Trait `when` of a task that reads a file."""
-_WHOLE = {"heldout_fraction": 1.0, "heldout_path": None}
-"""Trait `whole` of a task that reads a file: the parameters with which every row is held out."""
 
 _TRIED = 20
 """Rows at the start of a file that `validate` reads."""
@@ -87,8 +85,7 @@ class RowTask(Reading, Task):
 
     Args:
         seed: of the order of every epoch.
-        heldout_fraction: share of the training rows to hold out where the held-out rows have no other source; 1 leaves
-            none to train on.
+        heldout_fraction: share of the training rows to hold out where the held-out rows have no other source.
         shuffle: a new order for every epoch; False keeps the order of the source.
     Attributes:
         train, held: the two sides of the split.
@@ -182,7 +179,7 @@ def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], 
     return check
 
 
-@task("jsonl", when=_FILE, whole=_WHOLE, check_files=_files(records.jsonl_rows))
+@task("jsonl", when=_FILE, check_files=_files(records.jsonl_rows))
 class Jsonl(FileTask):
     """One JSON object per line, UTF-8, at most 1,000,000 bytes; blank lines are ignored."""
 
@@ -190,7 +187,7 @@ class Jsonl(FileTask):
     rows = staticmethod(records.jsonl_rows)
 
 
-@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, whole=_WHOLE, check_files=_files(records.parquet_rows))
+@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, check_files=_files(records.parquet_rows))
 class Parquet(FileTask):
     """Rows of a parquet file (extra `parquet`); places count rows from 1."""
 
@@ -198,12 +195,7 @@ class Parquet(FileTask):
     rows = staticmethod(records.parquet_rows)
 
 
-@task(
-    "hub",
-    extra=("datasets", "hub"),
-    when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))},
-    whole={"heldout_fraction": 1.0, "heldout_split": None},
-)
+@task("hub", extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
 @dataclass
 class Hub(RowTask):
     """Rows of a data set (extra `hub`); what is in the local cache needs no network.
@@ -385,11 +377,8 @@ def _as_text(value: Any) -> Any:
 @lru_cache(maxsize=16)
 def _schema(prompt: str, answer: str, solution: str, id: str) -> TypeAdapter[Any]:
     """A row with columns of these names; it keeps whatever else it holds."""
-    answers: Any = (
-        (Annotated[str, BeforeValidator(_as_text)], Field(alias=answer))
-        if answer
-        else (Literal[""], Field("", alias="\0"))
-    )
+    text = Annotated[str, BeforeValidator(_as_text)]
+    answers: Any = (text, Field(alias=answer)) if answer else (Literal[""], Field("", alias="\0"))
     row: Any = create_model(
         "Row",
         __config__=ConfigDict(strict=True, extra="allow"),

@@ -119,17 +119,14 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table(columns, [[_number(row.get(name)) for name in columns] for row in chosen])
 
 
-def _sets(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _sets(evaluations: Sequence[Mapping[str, Any]]) -> Table:
     """The last evaluation of each set of problems; no rows if there is one set alone."""
-    last = rows[-1] if rows else {}
+    last = evaluations[-1] if evaluations else {}
     names = [key.removesuffix("/accuracy") for key in last if key.endswith("/accuracy")]
-    keys = [
-        *dict.fromkeys(key.removeprefix(f"{name}/") for name in names for key in last if key.startswith(f"{name}/"))
-    ]
-    columns = [key for key in keys if key in (*_CURVE, "problems") or key.startswith(("avg@", "pass@"))]
-    return Table(
-        ["set", *columns], [[name, *(_number(last.get(f"{name}/{column}")) for column in columns)] for name in names]
-    )
+    figures = dict.fromkeys(key.partition("/")[2] for key in last if key.partition("/")[0] in names)
+    columns = [key for key in figures if key in (*_CURVE, "problems") or key.startswith(("avg@", "pass@"))]
+    rows = [[name, *(_number(last.get(f"{name}/{column}")) for column in columns)] for name in names]
+    return Table(["set", *columns], rows)
 
 
 def _number(value: Any) -> str:

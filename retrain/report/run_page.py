@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,30 +103,27 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     layers = {key[len("time/") : -len("_s")]: [float(row.get(key, 0.0)) for row in metrics] for key in phases}
     stacked = stacked_chart([float(row["step"]) for row in metrics], layers, steps)
     return [
-        *(_held_out(evals, label, steps) for label in ("", *_labels(evals))),
+        *_held_out(evals, steps),
         *curves,
         ("Seconds per step", "by phase; evaluation is not in them", stacked, tuple(layers)),
     ]
 
 
-def _held_out(evals: Sequence[Row], label: str, steps: tuple[float, float]) -> tuple[str, str, str, Sequence[str]]:
-    """The curve of the accuracy of one set, as in `_charts`."""
-    keys = [f"{label}{name}" for name in ("accuracy", "ci_low", "ci_high")]
-    rows = [(row["step"], *(row.get(key, row[keys[0]]) for key in keys)) for row in evals if keys[0] in row]
-    key = f"{label}greedy_accuracy"
-    greedy = [(float(row["step"]), row[key]) for row in evals if key in row]
-    title = f"Held-out accuracy{label and f', {label[:-1]}'}"
-    caption = f"sampled, with its 95% interval{'; dashed: greedy' if greedy else ''}"
-    return title, caption, interval_chart(rows, steps, greedy), ()
+def _held_out(evals: Sequence[Row], steps: tuple[float, float]) -> Iterator[tuple[str, str, str, Sequence[str]]]:
+    """The curve of the accuracy, and one for each set, as in `_charts`."""
+    for label in ("", *_labels(evals)):
+        key, low, high, best = (f"{label}{name}" for name in ("accuracy", "ci_low", "ci_high", "greedy_accuracy"))
+        rows = [(row["step"], row[key], row.get(low, row[key]), row.get(high, row[key])) for row in evals if key in row]
+        greedy = [(float(row["step"]), row[best]) for row in evals if best in row]
+        caption = "sampled, with its 95% interval" + ("; dashed: greedy" if greedy else "")
+        yield "Held-out accuracy" + (label and f", {label[:-1]}"), caption, interval_chart(rows, steps, greedy), ()
 
 
 def _evaluations(evals: Sequence[Row]) -> Table:
     """A row for each evaluation, and below it one for each of its sets: those of `[eval]`, or environments of a mix."""
-    ks = {name for row in evals for key in row if (name := key.rpartition("/")[2]).startswith("pass@")} - {
-        "pass@1"
-    }  # which is the accuracy
-    shares = ["greedy_accuracy", *sorted(ks, key=lambda key: int(key.partition("@")[2]))]
     labels = _labels(evals)
+    ks = {int(k) for row in evals for key in row if (k := key.partition("pass@")[2])} - {1}  # which is the accuracy
+    shares = ["greedy_accuracy", *(f"pass@{k}" for k in sorted(ks))]
     shares = [key for key in shares if any(f"{label}{key}" in row for row in evals for label in ("", *labels))]
     return Table.of(
         [

@@ -70,6 +70,9 @@ def test_eval_measures_the_saved_model_and_its_checkpoints(run, cli):
     assert checkpoint["step"] == middle["step"] == 2
     assert checkpoint["avg_tokens"] == middle["avg_tokens"]
     assert "accuracy" in cli("eval", str(run)).stdout
+    every = [json.loads(line) for line in cli("eval", str(run), "--all-checkpoints", "--json").stdout.splitlines()]
+    assert [(row["step"], row["accuracy"]) for row in every] == [(2, middle["accuracy"]), (4, last["accuracy"])]
+    assert "after 4 steps" in cli("eval", str(run), "--all-checkpoints").stdout.splitlines()[-1]
 
 
 def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
