@@ -144,3 +144,15 @@ def test_a_run_whose_last_evaluation_is_not_of_its_end_has_no_result(tmp_path):
         ("maxrl", 1): ("failed", "no result: last evaluation after 0 of 40 steps"),
         ("maxrl", 2): ("failed", "no result: metrics.jsonl holds 0 of 40 steps"),
     }
+
+
+def test_a_run_that_a_metric_has_ended_has_a_result(tmp_path):
+    write_campaign(tmp_path / "a", **SMALL)
+    cell = tmp_path / "a" / "cells" / "maxrl" / "s1"
+    evals, steps = ((cell / name).read_text().splitlines() for name in ("eval.jsonl", "metrics.jsonl"))
+    done = json.loads(evals[1])["step"]
+    (cell / "eval.jsonl").write_text("\n".join(evals[:2]) + "\n")
+    (cell / "metrics.jsonl").write_text("\n".join(steps[:done]) + "\n")
+    (cell / "status.json").write_text(json.dumps({"outcome": "finished", "stopped": f"after {done} steps"}))
+    found = read_campaign(tmp_path / "a").cells["maxrl", 1]
+    assert (found.status, found.curve[-1][0]) == ("done", done)
