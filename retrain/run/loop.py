@@ -24,7 +24,7 @@ from retrain.run.collect import Collection, added, assign_credit, check_parity, 
 from retrain.run.evaluate import evaluate
 from retrain.run.rank_edges import check_credit
 from retrain.run.run_parts import Parts
-from retrain.run.stop_signal import Stop, Watch
+from retrain.run.stop_signal import Stop
 from retrain.storage.run_files import read_rows
 from retrain.types import Batch, Metrics, State
 
@@ -55,7 +55,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         EngineError: sampler and trainer disagree; or the sampler failed, and what was trained has been saved.
         StorageError: the run directory cannot be written; what was trained has been saved if that was possible.
     """
-    settings, nonfinite, watch = parts.config.training, 0, _watched(parts)
+    settings, nonfinite = parts.config.training, 0
     sync(parts, start)
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
@@ -77,19 +77,21 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
             if nonfinite >= _MAX_NONFINITE:
                 raise diverged(parts, collection, batch, bad)
             parts.steps = done
-            if due(done, parts.config.eval.every, watch.last(done, settings.max_steps)):
+            if due(done, parts.config.eval.every, _last(parts, done)):
                 with _saving(parts, collector, stop, start, done):
                     evaluate_and_record(parts, done, collector)
-            if (stopped := _agreed(parts, stop)) or due(done, parts.config.checkpoint.every, watch.last(done, settings.max_steps)):
+            if (stopped := _agreed(parts, stop)) or due(done, parts.config.checkpoint.every, _last(parts, done)):
                 parts.directory.save_checkpoint(done, collector.state_dict(done))
-            if stopped and done < watch.last(done, settings.max_steps):
+            if stopped and done < _last(parts, done):
                 raise Preempted(f"stopped by {stopped} after step {done}; --resume auto goes on from there")
 
 
-def _watched(parts: Parts) -> Watch:
-    """What observes the run from now on, and ends it early."""
-    watch = parts.observe = Watch(parts.config.training.stop_when, parts.directory, parts.observe)
-    return watch
+def _last(parts: Parts, done: int) -> int:
+    """The last step of the run as far as is known after `done` steps, on all ranks: `done` or max_steps."""
+    settings, directory = parts.config.training, parts.directory
+    if settings.stop_when is not None:  # times differ between ranks
+        directory.stopped = parts.ranks.same(directory.stopped)
+    return done if directory.stopped else settings.max_steps
 
 
 def _agreed(parts: Parts, stop: Stop) -> str:

@@ -17,7 +17,7 @@ from retrain.protocols import ALONE, Ranks
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.run_parts import Parts
-from retrain.run.stop_signal import Stop
+from retrain.run.stop_signal import Stop, Watch
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import Mode, RunDirectory
 from retrain.storage.run_environment import environment
@@ -94,7 +94,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
         directory.write_config(_source(loaded), environment() | {"ranks": ranks.size}, started)
-        parts = build(loaded, directory, observe)
+        parts = _watched(build(loaded, directory, observe))
         try:
             start, cursor = _restore(parts, state, resume)
             with around(parts):
@@ -165,6 +165,13 @@ def _accept(
         changes.append(f"ranks: {saved} -> {started['ranks']}, which rounds differently: the same run, not bit for bit")
     for change in changes:
         observe("message", {"text": f"resuming with {change}", "level": "warning"})
+
+
+def _watched(parts: Parts) -> Parts:
+    """The parts, with an observer that ends the run early if `[training] stop_when` asks for one."""
+    if (settings := parts.config.training.stop_when) is not None:
+        parts.observe = Watch(settings, parts.directory, parts.observe)
+    return parts
 
 
 def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, int]:

@@ -70,27 +70,21 @@ class Watch:
         observe: gets every event first.
     """
 
-    def __init__(self, settings: StopWhen | None, directory: RunDirectory, observe: Observer) -> None:
+    def __init__(self, settings: StopWhen, directory: RunDirectory, observe: Observer) -> None:
         self._settings, self._directory, self._observe = settings, directory, observe
         self._best, self._count = -inf, 0
-        if settings is not None:
-            file = directory.path / ("eval.jsonl" if settings.event == "eval" else "metrics.jsonl")
-            for row in directory.ranks.first(lambda: read_rows(file)):
-                self._see(row, settings)
+        file = directory.path / ("eval.jsonl" if settings.event == "eval" else "metrics.jsonl")
+        for row in directory.ranks.first(lambda: read_rows(file)):
+            self._see(row)
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Take in a row of the metric, and pass every event on."""
         self._observe(event, details)
-        if self._settings is not None and event == self._settings.event:
-            self._see(details, self._settings)
+        if event == self._settings.event:
+            self._see(details)
 
-    def last(self, done: int, total: int) -> int:
-        """The last step of the run as far as is known after `done` steps, on all ranks: `done` or `total`."""
-        if self._settings is not None:  # times differ between ranks
-            self._directory.stopped = self._directory.ranks.same(self._directory.stopped)
-        return done if self._directory.stopped else total
-
-    def _see(self, row: Mapping[str, Any], settings: StopWhen) -> None:
+    def _see(self, row: Mapping[str, Any]) -> None:
+        settings = self._settings
         value = row.get(settings.key)
         if value is None or self._directory.stopped:
             return
