@@ -24,6 +24,7 @@ from retrain.errors import ConfigError
         ('[logging]\nreport_to = "wandb"', 'write [logging] trackers = ["wandb"]'),
         ("[ppo_clip]\nepsilon_high = 0.28", "write [ppo_clip] eps_high = 0.28"),
         ("[model.lora]\nrank = 8", "write [model.lora] r = 8"),
+        ('[algorithm]\nadv_estimator = "grpo"', 'write [algorithm] advantage_mode = "grpo_std"'),
         ("num_generations = 8", "write [training] group_size = 8"),
     ],
 )  # fmt: skip

@@ -45,17 +45,15 @@ def _in_the_repository(monkeypatch):
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_configurations_are_valid(block, tmp_path):
     file = tmp_path / "block.toml"
+    rows = tmp_path / "rows.jsonl"  # files of problems are the reader's
+    rows.write_text('{"prompt": "1+1=", "question": "1+1=", "answer": "2", "solution": "2"}')
+    block = re.sub(r'(?<=path = ")[\w/]+\.jsonl', lambda name: name[0] if Path(name[0]).exists() else str(rows), block)
     file.write_text(block.replace('"../configs/', f'"{ROOT}/configs/'))
     overrides = ['plugins.search_paths=["plugins"]']
     if 'engine = "vllm"' in block and importlib.util.find_spec("vllm") is None:
         overrides.append("rollout.engine=auto")
     if 'executor = "ray"' in block and importlib.util.find_spec("ray") is None:
         overrides.append("campaign.executor=local")
-    if "[jsonl]" in block:  # its files are the reader's
-        (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "question": "1+1=", "answer": "2"}')
-        overrides += [
-            f'jsonl.{key}="{tmp_path}/rows.jsonl"' for key in re.findall(r"(?m)^((?:heldout_)?path) =", block)
-        ]
     if "[campaign]" in block:
         assert not load_campaign(file, overrides).warnings
     else:

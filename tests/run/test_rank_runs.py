@@ -25,6 +25,11 @@ ROOT = Path(__file__).parents[2]
 EXACT = ("model.dtype=float32", "torch.dtype=float32")
 RECIPES = sorted((ROOT / "configs").glob("*.toml"))
 AHEAD = ("rollout.overlap=1", "reward_pool.workers=1")
+ENDS = (
+    "training.max_steps=6",
+    'training.stop_when={metric="reward/mean", above=-9.0, rows=4}',
+    'checkpoint.best="eval/accuracy"',
+)
 LANES = ("rollout.overlap=1", "environment.workers=2")
 TINY = """
 training.max_steps=2 training.batch_size=2 training.group_size=4 training.max_tokens=12 training.threads=1
@@ -100,7 +105,7 @@ def _completions(file: Path):
 
 @pytest.mark.parametrize(
     "overrides",
-    [pytest.param((), id="in turn"), pytest.param(AHEAD, id="overlap", marks=pytest.mark.ranks)],
+    [pytest.param((), id="in turn"), pytest.param((*AHEAD, *ENDS), id="overlap", marks=pytest.mark.ranks)],
 )
 def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
     assert ask("two", *overrides)["errors"] == [None, None]

@@ -21,10 +21,14 @@ _SCALED = {
     "false": '[algorithm] advantage_mode = "grpo"',
     "none": '[algorithm] advantage_mode = "grpo"',
 }
-_ESTIMATORS = {name: f'[algorithm] advantage_mode = "{name}"' for name in ("grpo", "rloo", "reinforce_pp")} | {
+_ESTIMATORS = {
+    "grpo": '[algorithm] advantage_mode = "grpo_std"',
+    "group_norm": '[algorithm] advantage_mode = "grpo_std"',
+    "dr_grpo": '[algorithm] advantage_mode = "grpo"',
+    "rloo": '[algorithm] advantage_mode = "rloo"',
     "reinforce_plus_plus": '[algorithm] advantage_mode = "reinforce_pp"',
-    "reinforce": '[algorithm] advantage_mode = "reinforce_pp"',
 }
+"""verl's `adv_estimator`, which divides by the standard deviation in its `grpo`, and OpenRLHF's `advantage_estimator`."""
 
 
 def _key(name: str) -> Callable[[Any], str]:
