@@ -342,7 +342,10 @@ class Tracker(Protocol):
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step."""
+        """Record the metrics of a step, or of the evaluation after so many steps."""
+
+    def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record completions of a step whose rollouts are stored: prompt, text, answer, reward and its parts."""
 
     def close(self) -> None:
         """Flush and finish."""

@@ -240,6 +240,8 @@ class Logging(Section):
     """Columns to compute for their metrics alone, such as "sepa_lambda". A campaign adds what any condition reads."""
     trackers: Annotated[tuple[str, ...], Array] = ()
     """Sinks of metrics besides metrics.jsonl, by registered name or dotted path."""
+    completions: Natural = 0
+    """Completions that trackers get of each step whose rollouts are stored."""
 
 
 class Plugins(Section):

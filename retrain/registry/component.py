@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
-from retrain.registry.verbs import Check, guarded
+from retrain.registry.verbs import Check, guarded, misread
 
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,9 +109,11 @@ class Component:
             return target
         names = {"__module__": target.__module__, "__doc__": target.__doc__}
         whole: Any = target if protocol in target.__mro__ else type(target.__name__, (target, protocol), names)
-        if lacking := ", ".join(sorted(whole.__abstractmethods__)):
-            problem = f"{self.kind} {self.name!r} lacks {lacking}"
-            raise ComponentError(problem, f"see {protocol.__name__} in retrain/protocols.py")
+        lacking = ", ".join(sorted(whole.__abstractmethods__))
+        if wrong := f"lacks {lacking}" if lacking else misread(whole, protocol):
+            raise ComponentError(
+                f"{self.kind} {self.name!r} {wrong}", f"see {protocol.__name__} in retrain/protocols.py"
+            )
         if verbs and self.source != "built-in":
             whole = guarded(whole, protocol, Call(self.kind, self.name), verbs)
         return whole

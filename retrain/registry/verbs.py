@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,26 @@ EXECUTOR: Mapping[str, Check] = {"run": anything}
 PART: Mapping[str, Check] = {"state_dict": state} | dict.fromkeys(
     ("before", "after", "load_state_dict", "export"), anything
 )
+
+
+def misread(whole: type[Any], protocol: type[Any]) -> str:
+    """The first verb of a class that cannot be called as its protocol calls it, with how that is; or ""."""
+    for verb, default in inspect.getmembers(protocol, inspect.isfunction):
+        own = inspect.getattr_static(whole, verb)
+        if verb.startswith("_") or own is default or not inspect.isfunction(own):
+            continue
+        asked = [*inspect.signature(default).parameters.values()]
+        given, names = inspect.signature(own), [one.name for one in asked]
+        try:
+            given.bind(*(one.name for one in asked if one.kind is one.POSITIONAL_OR_KEYWORD))
+            # Taken by position: a name of the protocol in another place is two arguments the wrong way round.
+            found = [one.name for one in given.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+            if all(name not in names or names.index(name) == place for place, name in enumerate(found)):
+                continue
+        except TypeError:
+            pass
+        return f"has {verb}{given}, and it is called as {verb}({', '.join(names[1:])})"
+    return ""
 
 
 def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str, Check]) -> type[Any]:

@@ -26,7 +26,7 @@ from retrain.run.rank_edges import check_credit
 from retrain.run.run_parts import Parts
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_files import read_rows
-from retrain.types import Batch, Metrics, State
+from retrain.types import Batch, Metrics, Rollout, State
 
 _NONFINITE = "/nonfinite"
 """How the metrics end that say, of any model in training, that an update was skipped for its gradient."""
@@ -199,14 +199,28 @@ def record(parts: Parts, collection: Collection, batch: Batch | None, metrics: M
     step = collection.step
     row = {"step": step} | collection.metrics | metrics
     parts.directory.append("metrics.jsonl", row)
-    every = parts.config.logging.rollouts_every
-    if every and step % every == 0:
+    settings = parts.config.logging
+    if settings.rollouts_every and step % settings.rollouts_every == 0:
         parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch))
+        if settings.completions:
+            shown = shown_rows(collection.rollouts[: settings.completions])
+            for tracker in parts.trackers:
+                tracker.completions(step, shown)
     for tracker in parts.trackers:
-        tracker.log(step, row)
+        tracker.log(step, collection.metrics | metrics)
     sample = collection.rollouts[0]
     parts.observe("step", row | {"max_steps": parts.config.training.max_steps})
     parts.observe("sample", {"prompt": sample.prompt, "text": sample.text, "reward": sample.reward})
+
+
+def shown_rows(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+    """What a tracker shows of completions; every row has every reward."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.parts)
+    return [
+        {"prompt": one.prompt, "text": one.text, "answer": one.answer, "reward": one.reward}
+        | {f"reward/{name}": one.parts.get(name) for name in names}
+        for one in rollouts
+    ]
 
 
 def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> Iterator[dict[str, Any]]:

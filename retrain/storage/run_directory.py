@@ -7,7 +7,7 @@ runs/NAME/
     checkpoints/step-000100/                              see retrain.storage.checkpoint
     best/step-000080/                                     the checkpoint whose evaluation was best, if asked for
     model/                                                final weights in the transformers format
-    report.html  status.json  lock
+    report.html  status.json  lock  run_id
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ if TYPE_CHECKING:
 Mode = Literal["new", "resume", "auto", "fresh"]
 """What an existing run of that name means: new refuses, resume requires, auto continues, fresh deletes it."""
 
-_FILES = ("config.toml", "config.resolved.json", "environment.json", "metrics.jsonl", "eval.jsonl", "report.html")
+_FILES = (
+    "config.toml",
+    "config.resolved.json",
+    "environment.json",
+    "metrics.jsonl",
+    "eval.jsonl",
+    "report.html",
+    "run_id",
+)
 _FOLDERS = ("rollouts", "checkpoints", "best", "model")
 _ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
 

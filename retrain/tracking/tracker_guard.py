@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from retrain.protocols import Tracker
 from retrain.registry.call import described
-from retrain.types import Metrics, Observer
+from retrain.types import Observer
 
 _WAITING = 1000
 """Rows that may wait for a slow tracker."""
@@ -17,21 +19,25 @@ _WAITING = 1000
 class Guard(Tracker):
     """Runs a tracker in another thread and drops it at the first failure, with one warning.
 
-    `log` returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish within
+    Every verb returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish within
     `patience_s` seconds of `close` is left alone; metrics.jsonl has every row in any case.
     """
 
     def __init__(self, name: str, tracker: Tracker, observe: Observer, patience_s: float = 30.0) -> None:
         self.name = name
         self._tracker, self._observe, self._patience = tracker, observe, patience_s
-        self._work: queue.Queue[tuple[int, Metrics] | None] = queue.Queue(_WAITING)
+        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._disabled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand the metrics over."""
-        self._put((step, dict(metrics)))
+        self._put(partial(self._tracker.log, step, dict(metrics)))
+
+    def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Hand the completions over."""
+        self._put(partial(self._tracker.completions, step, rows))
 
     def close(self) -> None:
         """Let the tracker finish, for as long as it is worth waiting."""
@@ -41,18 +47,18 @@ class Guard(Tracker):
             if self._thread.is_alive():
                 self._disable(f"did not finish within {self._patience:g} s")
 
-    def _put(self, item: tuple[int, Metrics] | None) -> None:
+    def _put(self, work: Callable[[], None] | None) -> None:
         if self._disabled.is_set():
             return
         try:
-            self._work.put_nowait(item)
+            self._work.put_nowait(work)
         except queue.Full:
             self._disable(f"is {_WAITING} rows behind")
 
     def _run(self) -> None:
         try:
-            while (item := self._work.get()) is not None:
-                self._tracker.log(*item)
+            while (work := self._work.get()) is not None:
+                work()
             self._tracker.close()
         except BaseException as error:  # SystemExit as well: some libraries exit on bad credentials
             self._disable(f"raised {described(error)}")

@@ -1,8 +1,8 @@
 """wandb, TensorBoard and trackio.
 
 Each connects at the first row, not when it is built: with a `Guard` around it, a service that is down
-costs a warning. What is sent are the metrics and the resolved configuration; the command line, the
-environment, source files and the console are not.
+costs a warning. What is sent are the metrics, the resolved configuration, and as many completions as `[logging]
+completions` says; the command line, the environment, source files and the console are not.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import math
 import netrc
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 from retrain.protocols import Tracker
 from retrain.registry import tracker
+from retrain.system.files import write_text
 from retrain.system.secret_names import masked
 
 
@@ -28,27 +30,31 @@ class _Service(Tracker):
     def __init__(self, run_dir: Path, **options: Any) -> None:
         self._run_dir, self._options, self._run = run_dir, options, None
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a step."""
-        if self._run is None:
-            self._run: Any = self._connect(config=stored_config(self._run_dir), **self._options)
-        self._send(step, metrics)
+    def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Send a table."""
+        self._send_table(step, list(rows[0]), [list(row.values()) for row in rows])
 
     def close(self) -> None:
         """Finish the run."""
         if self._run is not None:
             self._run.finish()
 
+    @property
+    def _connected(self) -> Any:
+        if self._run is None:
+            self._run: Any = self._connect(config=stored_config(self._run_dir), **self._options)
+        return self._run
+
     @abstractmethod
     def _connect(self, **options: Any) -> Any: ...
 
     @abstractmethod
-    def _send(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None: ...
 
 
 @tracker("wandb")
 class Wandb(_Service):
-    """Weights & Biases; works offline, into the run directory, where there is no key.
+    """Weights & Biases; works offline, into the run directory, where there is no key. A resumed run has the same id.
 
     Args:
         project: project of the run.
@@ -70,8 +76,14 @@ class Wandb(_Service):
     ) -> None:
         super().__init__(run_dir, project=project, name=name or run_dir.name, group=group, tags=tags, mode=mode)
 
-    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({**metrics, "step": step})
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Send the metrics of a step."""
+        self._connected.log({**metrics, "step": step})
+
+    def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
+        import wandb
+
+        self.log(step, {"completions": wandb.Table([*columns], data, allow_mixed_types=True)})
 
     def _connect(self, *, mode: Literal["auto", "online", "offline"], **options: Any) -> Any:
         import wandb
@@ -88,32 +100,40 @@ class Wandb(_Service):
             x_save_requirements=False,
             init_timeout=30,
         )
-        run: Any = wandb.init(dir=self._run_dir, mode=mode, settings=settings, **options)
+        known = {"id": run_id(self._run_dir), "resume": "allow"}
+        run: Any = wandb.init(dir=self._run_dir, mode=mode, settings=settings, **known, **options)
         # Evaluations and steps share one axis, and a resumed run may log a step again.
         run.define_metric("*", step_metric="step")
         return run
 
 
 @tracker("tensorboard", extra=("tensorboard", "tensorboard"))
-class Tensorboard(Tracker):
-    """TensorBoard event files in `tensorboard/` of the run directory."""
+class Tensorboard(_Service):
+    """TensorBoard event files in `tensorboard/` of the run directory; the configuration and completions are texts."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder, self._writer = run_dir / "tensorboard", None
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a scalar per metric."""
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer: Any = SummaryWriter(str(self._folder))
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        super().__init__(run_dir)
 
     def close(self) -> None:
         """Flush the event file."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._run is not None:
+            self._run.close()
+
+    def _connect(self, *, config: Mapping[str, Any], **options: Any) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(self._run_dir / "tensorboard"))
+        writer.add_text("config", f"```\n{json.dumps(config, indent=1)}\n```")
+        return writer
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add a scalar per metric."""
+        for name, value in metrics.items():
+            self._connected.add_scalar(name, value, step)
+
+    def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
+        texts = ("\n".join(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True)) for row in data)
+        self._connected.add_text("completions", "\n\n".join(f"```\n{text}\n```" for text in texts), step)
 
 
 @tracker("trackio", extra=("trackio", "trackio"))
@@ -143,8 +163,22 @@ class Trackio(_Service):
 
         return trackio.init(**options, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
 
-    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Send the finite metrics of a step."""
+        self._connected.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+
+    def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        self._connected.log({"completions": trackio.Table(columns=columns, data=data)}, step=step)
+
+
+def run_id(run_dir: Path) -> str:
+    """The run's id at a service: made at its first start, and the same whenever it resumes."""
+    file = run_dir / "run_id"
+    if not file.is_file():
+        write_text(file, uuid4().hex)
+    return file.read_text(encoding="utf-8")
 
 
 def stored_config(run_dir: Path) -> dict[str, Any]:

@@ -320,7 +320,12 @@ UNUSABLE = {
     },
     "task": {"class fn:\n    def problem(self, index): ...": "lacks heldout"},
     "engine": {"class fn:\n    def sample(self, requests, sampling): ...": "lacks load_weights"},
-    "tracker": {"class fn: ...": "lacks log"},
+    "tracker": {
+        "class fn: ...": "lacks log",
+        "class fn:\n    def log(self, row, step): ...": r"log\(self, row, step\), and it is called as log\(step, ",
+        "class fn:\n    def log(self, metrics): ...": r"it is called as log\(step, metrics\)",
+        "class fn:\n    def log(self, step, metrics): ...\n    def close(self, code): ...": r"called as close\(\)",
+    },
 }
 
 

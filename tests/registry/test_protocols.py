@@ -78,6 +78,17 @@ def test_a_verb_without_a_default_must_be_written():
         build("task", NoWeights)
 
 
+def test_a_verb_may_name_its_parameters_as_it_likes_and_have_more_with_defaults():
+    class Mine:
+        def log(self, number, row, *, quiet=True):
+            pass
+
+        def close(self, *anything):
+            pass
+
+    build("tracker", Mine)
+
+
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(SOURCES[0].parent)))
 def test_no_verb_is_looked_for_by_its_name(file):
     calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]

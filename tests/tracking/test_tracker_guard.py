@@ -24,6 +24,9 @@ class Memory:
     def log(self, step, metrics):
         self.rows.append((step, dict(metrics)))
 
+    def completions(self, step, rows):
+        self.rows.append((step, rows))
+
     def close(self):
         self.closed = True
 
@@ -35,8 +38,9 @@ def test_rows_arrive_in_order_and_unshared():
     for step in range(50):
         metrics["a"] = float(step)
         guard.log(step, metrics)
+    guard.completions(49, [{"text": "x"}])
     guard.close()
-    assert memory.rows == [(step, {"a": float(step)}) for step in range(50)]
+    assert memory.rows == [*((step, {"a": float(step)}) for step in range(50)), (49, [{"text": "x"}])]
     assert memory.closed
     assert ear.events == []
 

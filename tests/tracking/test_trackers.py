@@ -40,11 +40,14 @@ import sys
 from pathlib import Path
 from retrain.registry import find
 run_dir = Path(sys.argv[1])
-made = find("tracker", "wandb").bind({"project": "p", "group": "g", "tags": ["a", "b"]}).build({"run_dir": run_dir})
-for step in range(3):
-    made.log(step, {"reward/mean": step / 10, "loss/total": float("nan")})
-made.log(2, {"eval/accuracy": 0.25})
-made.close()
+params = {"project": "p", "group": "g", "tags": ["a", "b"]}
+for start in (0, 3):  # the run, and the run resumed
+    made = find("tracker", "wandb").bind(params).build({"run_dir": run_dir})
+    made.completions(start, [{"prompt": "1+1=", "text": f"said {row}", "reward": row or None} for row in range(2)])
+    for step in range(start, start + 3):
+        made.log(step, {"reward/mean": step / 10, "loss/total": float("nan")})
+    made.log(start + 2, {"eval/accuracy": 0.25})
+    made.close()
 """
 
 
@@ -67,6 +70,11 @@ def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path
     assert b"reward/mean" in data
     assert b"eval/accuracy" in data
     assert b"0.125" in data
+    folders = [path.name for path in (tmp_path / "wandb").iterdir() if path.name.startswith("offline-run")]
+    assert {name.rsplit("-", 1)[1] for name in folders} == {(tmp_path / "run_id").read_text()}
+    [table, again] = (json.loads(file.read_text()) for file in files if file.name.endswith(".table.json"))
+    assert table["columns"] == again["columns"] == ["prompt", "text", "reward"]
+    assert table["data"] == [["1+1=", "said 0", None], ["1+1=", "said 1", 1]]
     assert CANARY.encode() not in data
     assert CANARY not in done.stdout + done.stderr
 
@@ -87,13 +95,20 @@ def test_wandb_looks_for_a_key_without_reading_it(tmp_path, monkeypatch):
 def test_tensorboard_writes_every_scalar(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    (tmp_path / "config.resolved.json").write_text(json.dumps({"training": {"lr": 0.125}}))
     made = built("tensorboard", tmp_path)
     for step in range(3):
         made.log(step, {"reward/mean": step / 4})
+    made.completions(2, [{"text": "# said"}])
     made.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 0.5)]
+    texts = [
+        event.tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"] for event in events.Tensors(tag)
+    ]
+    assert any('"lr": 0.125' in text for text in texts)
+    assert [text for text in texts if "said" in text] == ["```\ntext: # said\n```"]
 
 
 TRACKIO = """
@@ -103,6 +118,7 @@ from retrain.registry import find
 made = find("tracker", "trackio").bind({"project": "p", "name": "n"}).build({"run_dir": Path(sys.argv[1])})
 for step in range(3):
     made.log(step, {"reward/mean": step / 4, "loss/total": float("nan")})
+made.completions(2, [{"prompt": "1+1=", "text": "said", "reward": 1.0}])
 made.close()
 """
 
