@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retrain.config.document import Document
 from retrain.config.presets import leaves, preset_names
-from retrain.config.resolve import labels
+from retrain.config.resolve import mixed_labels
 from retrain.config.schema import Config
 from retrain.config.sections.heldout import Eval
 from retrain.errors import did_you_mean
@@ -131,7 +131,7 @@ def check_measured(config: Config, document: Document, sets: Mapping[str, Eval])
     """Refuse a figure that no evaluation measures, in `[checkpoint] best` or `[training] stop_when`."""
     known = [f"eval/{name}" for name in config.eval.shares()] if config.eval.problems or sets else []
     known += [f"eval/{label}/{name}" for label, settings in sets.items() for name in settings.shares()]
-    known += [f"eval/{label}/{name}" for label in filter(None, labels(config)) for name in config.eval.shares()]
+    known += [f"eval/{label}/{name}" for label in mixed_labels(config) for name in config.eval.shares()]
     asked: list[tuple[tuple[str, ...], str | None]] = [(("checkpoint", "best"), config.checkpoint.best)]
     if (stop := config.training.stop_when) is not None and stop.event == "eval":
         asked.append((("training", "stop_when", "metric"), stop.metric))

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from retrain.config.document import Document
-from retrain.config.resolve import Resolved, is_elsewhere, labels
+from retrain.config.resolve import Resolved, is_elsewhere, labels, mixed_labels
 from retrain.config.schema import Config, Environment, Task
 from retrain.errors import ConfigError
 from retrain.registry import Bound
@@ -40,15 +40,22 @@ def check_environment(config: Config, document: Document, resolved: Resolved) ->
 
 
 def _check_mix(config: Config, document: Document) -> None:
-    if not config.environments:
+    mix = "environments" if config.environments else "tasks"
+    if not (names := mixed_labels(config)):
         return
-    replaced = {("environment", "name"): config.environment.name is not None, ("task",): config.task != Task()}
-    for path in (path for path, given in replaced.items() if given):
-        document.refuse(path, "every entry of [[environments]] names its own", "remove it, or the entries")
-    for index, label in enumerate(names := labels(config)):
+    if config.task != Task():
+        document.refuse(("task",), f"every entry of [[{mix}]] names its own", "remove it, or the entries")
+    if config.environment.name is not None:
+        problem = (
+            "every entry of [[environments]] names its own" if config.environments else "[[tasks]] have no environment"
+        )
+        document.refuse(("environment", "name"), problem, "name environments and tasks in [[environments]]")
+    if config.environments and config.tasks:
+        document.refuse(("tasks",), "every entry of [[environments]] names its own task", "remove these, or those")
+    for index, label in enumerate(names):
         if label in names[:index]:
             problem = f'two entries have the label "{label}", so that metrics cannot tell them apart'
-            document.refuse(("environments", index, "name"), problem, "give one of them a label")
+            document.refuse((mix, index, "name"), problem, "give one of them a label")
 
 
 def _refuse_unread(environment: Environment, document: Document) -> None:

@@ -22,8 +22,9 @@ def json_schema() -> dict[str, Any]:
             also = {"transform": tuple(CHAINS), "algorithm": preset_names()}.get(kind.name, ())
             examples = list(dict.fromkeys((*also, *registry.names(kind.name))))
             _table(schema, section)["properties"][key]["examples"] = examples
-            if kind.name in MIXED:
-                _table(schema, "environments")["properties"][MIXED[kind.name][0]]["examples"] = examples
+            for mix, keys in MIXED.items():
+                if kind.name in keys:
+                    _table(schema, mix)["properties"][keys[kind.name][0]]["examples"] = examples
     for name, readers in registry.table_names().items():
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})

@@ -29,7 +29,7 @@ from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_task, lay_under, of_eval_set
-from retrain.config.resolve import Resolved, labels, needs_import, slots
+from retrain.config.resolve import Resolved, mixed_labels, needs_import, slots
 from retrain.config.schema import RUN_NAME, Config
 from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
@@ -101,13 +101,13 @@ class LoadedConfig:
         return division(self.config, expert="expert" in self.objective.sources)
 
     def task(self, seed: int) -> Task:
-        """The task of this seed; with `[[environments]]` the mixture of theirs."""
-        bound, entries = self.components.all("task"), self.config.environments
+        """The task of this seed; with `[[environments]]` or `[[tasks]]` the mixture of theirs."""
+        bound, entries = self.components.all("task"), self.config.environments or self.config.tasks
         if not entries:
             return bound[0].build({"seed": seed})
         from retrain.environments.mixture import Mixture, Part
 
-        named = zip(labels(self.config), bound, entries, strict=True)
+        named = zip(mixed_labels(self.config), bound, entries, strict=True)
         parts = {label: Part(one.build({"seed": derive_seed(seed, label)}), e.weight) for label, one, e in named}
         return Mixture(seed, parts)
 

@@ -98,6 +98,7 @@ def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
     for table, key in (("checkpoint", "best"), ("training", "stop_when")):  # which may name another set
         found.data.get(table, {}).pop(key, None)
     if entry.task is not None:
+        found.data.pop("tasks", None)
         found.data["task"] = {}
         if registry.is_registered("task", entry.task):  # of a file that is named for evaluation every row is held out
             found.data["task"]["params"] = registry.find("task", entry.task).takes(_WHOLE)

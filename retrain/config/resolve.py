@@ -23,14 +23,21 @@ AUTO = "auto"
 """`[rollout] engine` when the model decides."""
 
 
-MIXED = {"environment": ("name", "params"), "task": ("task", "task_params")}
-"""Keys of an entry of `[[environments]]` that name a component, and those with its parameters, by kind."""
+MIXED = {
+    "environments": {"environment": ("name", "params"), "task": ("task", "task_params")},
+    "tasks": {"task": ("name", "params")},
+}
+"""Lists of what a run mixes: keys of an entry that name a component, and those with its parameters, by kind."""
 
 
 def labels(config: Config) -> tuple[str, ...]:
     """Of the environments of a run; a single one has the label ""."""
-    single = ("",) if config.environment.name else ()
-    return tuple(entry.label or entry.name for entry in config.environments) or single
+    return mixed_labels(config) if config.environments else ("",) if config.environment.name else ()
+
+
+def mixed_labels(config: Config) -> tuple[str, ...]:
+    """Of the entries of `[[environments]]` or `[[tasks]]`."""
+    return tuple(entry.label or entry.name for entry in config.environments or config.tasks)
 
 
 def is_elsewhere(config: Config, environment: str | None) -> bool:
@@ -163,9 +170,10 @@ class Resolved:
 
 def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
     """Every key of a section, or of a table by a parameter annotated with a kind, that names a component."""
+    mix = next((section for section in MIXED if getattr(config, section)), "")
     for kind in registry.KINDS.values():
-        mixed = MIXED.get(kind.name) if config.environments else None
-        section, key, beside = ("environments", *mixed) if mixed else (*(kind.key or ("", "")), kind.params)
+        mixed = MIXED[mix].get(kind.name) if mix else None
+        section, key, beside = (mix, *mixed) if mixed else (*(kind.key or ("", "")), kind.params)
         several = getattr(config, section, ())
         whole = not isinstance(several, tuple)
         for index, entry in enumerate((several,) if whole else several):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from retrain.config.sections.heldout import Eval, StopWhen
-from retrain.config.sections.problems import Environment, Mixed, Reward, RewardPool, Task
+from retrain.config.sections.problems import Drawn, Environment, Mixed, Reward, RewardPool, Task
 from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Section, Seed
 from retrain.types import BUILTIN
 
@@ -256,6 +256,7 @@ class Config(Section):
 
     model: Model = Model()
     task: Task = Task()
+    tasks: Annotated[tuple[Drawn, ...], Array] = ()
     environment: Environment = Environment()
     environments: Annotated[tuple[Mixed, ...], Array] = ()
     rewards: Annotated[tuple[Reward, ...], Array, Field(min_length=1)] = (Reward(name="exact"),)

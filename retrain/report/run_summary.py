@@ -90,8 +90,9 @@ def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """Name of the task, or of the tasks of `[[environments]]`; empty if the configuration holds none."""
+    """Name of the task, or of the tasks of a mix; empty if the configuration holds none."""
     several = [entry["task"] for entry in config.get("environments", ())]
+    several += [entry["name"] for entry in config.get("tasks", ())]
     return ", ".join(dict.fromkeys(several)) or config.get("task", {}).get("name", "")
 
 

@@ -286,7 +286,10 @@ def valid_rows(rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
-    """What was sampled, over every rollout; means are over completions."""
+    """What was sampled, over every rollout; means are over completions.
+
+    Of a mix of tasks also task/LABEL/reward and task/LABEL/accuracy; `episodes.metrics` has those of environments.
+    """
     scored = [r for r in rollouts if r.reward is not None]
     rewards = [float(r.reward) for r in scored if r.reward is not None]
     lengths = [r.length for r in rollouts]
@@ -306,6 +309,10 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         values = [part for r in scored if (part := r.parts.get(name)) is not None]
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
+    for label in sorted({one.environment for one in rollouts if not one.ended} - {""}):
+        own = [one for one in scored if one.environment == label]
+        metrics[f"task/{label}/reward"] = sum(float(one.reward or 0) for one in own) / max(1, len(own))
+        metrics[f"task/{label}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(own))
     return metrics
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from retrain.config.resolve import labels
+from retrain.config.resolve import mixed_labels
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
@@ -22,9 +22,9 @@ def evaluate(parts: Parts, step: int) -> dict[str, Any]:
     evaluation temperature, with a 95% interval over problems; `greedy_accuracy` is one greedy
     completion per problem; `avg@n` equals `accuracy` and names n; `pass@k` is the unbiased estimate.
     `task/NAME` is a figure of the task's own.
-    A completion whose score failed counts as wrong and is reported as `failed`. With `[[environments]]` there is
-    `LABEL/accuracy` and the like for each of them, of its own problems, and with `[[eval.sets]]` for each set; if
-    `[eval] problems` is 0, the figures of the first set are those without a label as well.
+    A completion whose score failed counts as wrong and is reported as `failed`. With `[[environments]]` or
+    `[[tasks]]` there is `LABEL/accuracy` and the like for each of them, of its own problems, and with
+    `[[eval.sets]]` for each set; if `[eval] problems` is 0, the figures of the first set are those without a label.
 
     Args:
         step: optimizer steps done so far. The sampling seed does not depend on it, so that two
@@ -53,7 +53,7 @@ def _measure(parts: Parts) -> dict[str, Any]:
     greedy = _sample(parts, posed, 1, 0.0) if settings.greedy else []
     shared = {"samples": settings.samples, "temperature": settings.temperature}
     row: dict[str, Any] = {**_figures(parts, sampled, greedy), **shared}
-    for label in filter(None, labels(parts.config)):
+    for label in mixed_labels(parts.config):
         own = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
         row |= {f"{label}/{name}": value for name, value in _figures(parts, *own).items()} if own[0] else {}
     return row | {f"task/{name}": float(value) for name, value in parts.task.figures(problems, sampled).items()}

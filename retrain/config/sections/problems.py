@@ -56,6 +56,19 @@ class Mixed(Section):
     """Parameters of the task; those in its own table hold for every entry."""
 
 
+class Drawn(Section):
+    """One `[[tasks]]` entry: a task whose problems are mixed with those of the others, in place of `[task]`."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """A registered task or the dotted path of one."""
+    label: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]+$")] | None = None
+    """What metrics and evaluations call it; unset: its name."""
+    weight: Positive = 1.0
+    """How often its problems are drawn for training, relative to the other entries."""
+    params: Params = {}
+    """Parameters of the task; those in its own table hold for every entry."""
+
+
 class Reward(Section):
     """One `[[rewards]]` entry; the reward of a completion is the weighted sum."""
 
