@@ -19,6 +19,7 @@ from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.cli.main import COMMANDS, app
 from retrain.config.load import load
 from retrain.config.schema import Config
+from retrain.config.sections.synonyms import translated
 from retrain.registry import components
 from tests.campaign.tables import write_campaign
 from tests.cli.conftest import installed
@@ -178,6 +179,21 @@ def test_tables_of_metrics_name_what_is_written(name):
 @pytest.mark.parametrize("name", ["prm/lost", "reward/mean/x", "sepa/", "kl"])
 def test_a_metric_that_nothing_writes_would_be_noticed(name):
     assert not re.fullmatch(WRITTEN, name)
+
+
+def words_of_others():
+    """(word, what the row says) of the tables for people who come from another trainer."""
+    for page in PAGES:
+        for row in re.findall(r"^\| (`.*)\|$", page.read_text() if page.stem.startswith("from-") else "", re.MULTILINE):
+            words, says = row.split(" | ", 1)
+            yield from ((word, says) for word in re.findall(r"`(\w+)`", words))
+
+
+@pytest.mark.parametrize(("word", "says"), words_of_others())
+def test_pages_for_newcomers_say_what_validate_says(word, says):
+    """A key that the answer names stands in the row."""
+    keys = re.findall(r"\[+[\w.]+\]+ \w+", translated(word, 2))
+    assert any(key in says for key in keys) or (keys and "[[rewards]]" in says)
 
 
 def printed_after(command):
