@@ -28,7 +28,7 @@ _ESTIMATORS = {
     "rloo": '[algorithm] advantage_mode = "rloo"',
     "reinforce_plus_plus": '[algorithm] advantage_mode = "reinforce_pp"',
 }
-"""verl's `adv_estimator`, which divides by the standard deviation in its `grpo`, and OpenRLHF's `advantage_estimator`."""
+"""`adv_estimator` of verl, whose `grpo` divides by the standard deviation, and `advantage_estimator` of OpenRLHF."""
 
 
 def _key(name: str) -> Callable[[Any], str]:
