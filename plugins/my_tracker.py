@@ -4,7 +4,10 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
+from retrain import tracker
 
+
+@tracker("csv")
 class Csv:
     """One line per step and metric, in the run directory."""
 

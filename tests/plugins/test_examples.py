@@ -14,6 +14,7 @@ from plugins.stateful import RunningBaseline
 from retrain import Batch, compute_composable_advantages
 from retrain.cli.main import app
 from retrain.config.load import load
+from retrain.registry import find
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,6 +88,14 @@ def batch_of(rewards):
     blank = torch.zeros(len(rewards), 1)
     mask = blank.bool()
     return Batch(blank.long(), mask, mask, blank, rewards, mask[:, 0], mask[:, 0], mask[:, 0], mask[:, 0], blank)
+
+
+def test_tracker_writes_a_line_per_metric(tmp_path):
+    made = find("tracker", "plugins.my_tracker.Csv").bind({"name": "all.csv"}).build({"run_dir": tmp_path})
+    made.log(3, {"reward/mean": 0.5, "eval/accuracy": 0.25})
+    made.completions(3, [])
+    made.close()
+    assert (tmp_path / "all.csv").read_text().split() == ["3,reward/mean,0.5", "3,eval/accuracy,0.25"]
 
 
 EXAMPLES = pytest.mark.parametrize("file", sorted((ROOT / "plugins").glob("*.toml")), ids=lambda file: file.stem)
