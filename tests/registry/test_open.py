@@ -37,7 +37,6 @@ EXCEPTIONS = {
     ),
     "schema": ({"none", "uninformative"}, "values of [rollout] resample"),
     "conditions": ({"none"}, "a value of [algorithm] transform_mode that a label leaves out"),
-    "synonyms": ({"grpo", "rloo"}, "words of other trainers, which are answered with keys and names of this one"),
     "campaign_page": ({"planning"}, "area of the metrics that a chart shows"),
 }
 """Module -> the names that it may decide by, and why."""
