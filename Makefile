@@ -16,7 +16,7 @@ ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_
 QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray test-verifiers faults mutants check format docs bench gpu-check clean
+.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
@@ -93,6 +93,9 @@ format: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/python -m docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+recording: $(VENV)/.core
+	$(BIN)/python -m docs.recording runs/quickstart docs/images/terminal.svg
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def animated(run: Path) -> str:
     """All screens in one SVG, one after the other; the last alone where motion is not wanted."""
     styles, groups, last = [""], [""], ""
     for number, screen in enumerate(screens(run)):
-        console = Console(width=WIDTH, height=20, record=True, force_terminal=True, file=_Nowhere())
+        console = Console(width=WIDTH, height=20, record=True, force_terminal=True, file=StringIO())
         console.print(screen.render())
         last = console.export_svg(title="retrain train configs/quickstart.toml", unique_id=f"f{number}")
         styles += re.findall(rf"^\s*(\.f{number}-r\d+ \{{.*?\}})", last, re.MULTILINE)
@@ -73,15 +74,6 @@ def _joined(last: str, styles: list[str], groups: list[str]) -> str:
     text = f'{head}-matrix">{"".join(groups)}</g>\n    </g>{tail}'
     text = re.sub(r"f\d+-line", "line", text)  # all screens are clipped alike
     return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"
-
-
-class _Nowhere:
-    """A console's file: nothing is printed."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None: ...
 
 
 if __name__ == "__main__":
