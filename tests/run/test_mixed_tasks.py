@@ -28,7 +28,8 @@ params = { path = "words.jsonl", heldout_fraction = 0.5 }
 @pytest.fixture
 def toml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [{"prompt": f"{number} plus {number} =", "answer": 2 * number} for number in range(1, 31)]
+    pairs = [(f"{number} plus {number} =", 2 * number) for number in range(1, 31)]
+    rows = [{"prompt": prompt, "answer": answer, "solution": f"so {answer}"} for prompt, answer in pairs]
     (tmp_path / "words.jsonl").write_text("\n".join(map(json.dumps, rows)))
     file = tmp_path / "run.toml"
     file.write_text(TASKS + TOML)
