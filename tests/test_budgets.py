@@ -14,12 +14,12 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_421,
+    "package": 21_434,
     "what retrain train imports": 11_566,
     "with all that a run may name": 13_995,
     "campaign": 2_710,
     "tools": 1_990,
-    "report": 516,
+    "report": 529,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50
 """Modules of a room; lines of a module, docstrings and comments included; code lines of a function."""

@@ -27,7 +27,19 @@ _CHARTS: tuple[tuple[str, str, str, bool], ...] = (
     ("grad/norm", "Gradient norm", "before clipping", False),
 )
 """Metric, title, caption, and whether it is a share."""
+_IF_VARIED: tuple[tuple[str, str, str, bool], ...] = (
+    ("loss/total", "Loss", "what the update minimizes", False),
+    ("policy/approx_kl", "KL to the sampling policy", "mean of the old less the new log-prob, in nats", False),
+    ("loss/kl", "KL to the reference", "the loss term, before its weight, in nats", False),
+    ("policy/clip_fraction", "Clipped tokens", "share of tokens cut by the clip", True),
+    ("rollout/truncated", "Truncated", "share of completions that ran into max_tokens", True),
+    ("mismatch/kl", "Sampler against trainer", "KL of their log-probs, in nats", False),
+    ("optim/lr", "Learning rate", "of the last update of a step", False),
+)
+"""As above: metrics of which a chart says something only if they change."""
 
+_OF_THE_WHOLE = {"reward/mean", "reward/std", "reward/accuracy", "reward/failed"}
+"""What is reported of rewards besides the parts."""
 _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
 """Not phases of a step."""
 
@@ -93,9 +105,12 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     """(title, caption, drawing, names of its layers); the drawing is empty where there is nothing to draw."""
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
     curves: list[tuple[str, str, str, Sequence[str]]] = []
-    for key, title, caption, share in _CHARTS:
+    parts = sorted({key for row in metrics for key in row if key.startswith("reward/")} - _OF_THE_WHOLE)
+    rewards = [(key, f"Reward, {key[len('reward/') :]}", "mean of this part", False) for key in parts]
+    for key, title, caption, share in (*_CHARTS, *(rewards if len(rewards) > 1 else ()), *_IF_VARIED):
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
-        curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
+        if (key, title, caption, share) not in _IF_VARIED or len({value for _, value in points}) > 1:
+            curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
     # Where a rollout overlaps the update, its phase is the time that the loop waited for it.
     hidden = {"time/overlap_s", "time/rollout_s"} if any("time/wait_s" in row for row in metrics) else set[str]()
     times = {key for row in metrics for key in row if key.startswith("time/") and key.endswith("_s")}

@@ -52,6 +52,7 @@ def run(tmp_path):
         for step in range(30):
             row = {"step": step, "reward/mean": step / 30, "reward/accuracy": step / 30, "tokens/response": 10.0}
             row |= {"groups/informative": 0.5, "policy/entropy": 1.0, "grad/norm": float("nan") if step == 3 else 1.0}
+            row |= {"loss/total": step / 30, "optim/lr": 1e-4, "reward/exact": 0.1, "reward/format": step / 30}
             row |= {"time/rollout_s": 0.5, "time/update_s": 0.25, "time/step_s": 0.8, "time/tokens_per_s": 9.0}
             directory.append("metrics.jsonl", row | {"tokens/sampled": 100.0})
         directory.write_rollouts(
@@ -111,6 +112,9 @@ def test_the_report_is_well_formed_complete_and_stable(run):
         "Gradient norm",
         "Entropy",
         "Tokens per response",
+        "Loss",
+        "Reward, exact",
+        "Reward, format",
         "Seconds per step",
         "rollout",
         "pass@4",
@@ -122,7 +126,8 @@ def test_the_report_is_well_formed_complete_and_stable(run):
         "Resolved, with every default",
     ):
         assert part in text, part
-    assert html.count("<svg") == 8
+    assert html.count("<svg") == 11
+    assert "Learning rate" not in text, "it never changes"
     assert "step</text>" in html
     assert "nan" not in re.sub(r"<pre>.*?</pre>", "", html)
     assert "default-src 'none'" in html
