@@ -30,7 +30,7 @@ class Decoy(Addition):
     p_redo: Probability = 0.0
     p_check: Probability = 0.0
     max_digits: Digits = 2
-    p_phrase: Probability = 0.5
+    p_phrase: Probability = 0.8
 
     def _solution(self, a: int, b: int, rng: Random, habits: Habits) -> str:
         lines: list[str] = []

@@ -26,8 +26,8 @@ class Rare(Strategy):
         practice: training problems whose solutions come before that.
     """
 
-    p_quick: Probability = 0.98
-    practice: int = 12_000
+    p_quick: Probability = 0.972
+    practice: int = 8_000
 
     def _habits(self, index: int) -> Habits:
-        return replace(self, p_quick=0.3) if index < self.practice else self
+        return replace(self, p_quick=0.6) if index < self.practice else self

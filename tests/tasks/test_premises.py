@@ -86,8 +86,8 @@ def test_the_quick_way_of_strategy_is_never_right():
 
 def test_rare_practices_before_it_becomes_lazy():
     task = build("rare")
-    quick = [["let me think" not in task.problem(i).solution for i in range(at, at + 400)] for at in (0, 12_000)]
-    assert 0.2 < sum(quick[0]) / 400 < 0.4
+    quick = [["let me think" not in task.problem(i).solution for i in range(at, at + 400)] for at in (0, 8_000)]
+    assert 0.5 < sum(quick[0]) / 400 < 0.7
     assert sum(quick[1]) / 400 > 0.94
 
 
