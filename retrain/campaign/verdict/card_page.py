@@ -123,7 +123,7 @@ def _row(card: Card, task: str, condition: str) -> dict[str, str]:
     return {
         "task": task,
         "accuracy": estimate(one.difference, "+.3f"),
-        "verdict": conclusion(one),
+        "verdict": conclusion(one).partition(";")[0],
         "seeds": str(len(one.seeds)),
         "p": p_value(one.p).removeprefix("= "),
         "Holm": p_value(one.holm).removeprefix("= "),
