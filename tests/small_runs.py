@@ -1,5 +1,6 @@
 """Small real runs: the built-in model after a handful of warm-up steps, cached for the whole test session."""
 
+import gzip
 import hashlib
 import json
 import signal
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from retrain.config.load import load
 from retrain.errors import Preempted
@@ -100,3 +102,25 @@ def rows(file: Path) -> list[dict]:
 def digest(run_directory: Path) -> str:
     """sha256 of the final weights."""
     return hashlib.sha256((run_directory / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def same(found: Path, expected: Path, tolerance=1e-5):
+    """Rows, completions and weights of two runs."""
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        if not (expected / name).exists():
+            continue
+        for mine, theirs in zip(rows(found / name), rows(expected / name), strict=True):
+            assert mine == pytest.approx(theirs, rel=tolerance, abs=tolerance)
+    stored = sorted((expected / "rollouts").glob("*"))
+    assert sorted(file.name for file in (found / "rollouts").glob("*")) == [file.name for file in stored]
+    for file in stored:
+        for mine, theirs in zip(_completions(found / "rollouts" / file.name), _completions(file), strict=True):
+            assert mine == theirs
+    weights = [load_file(path / "model" / "model.safetensors") for path in (found, expected)]
+    assert weights[0].keys() == weights[1].keys()
+    return max(float((weights[0][name] - value).abs().max()) for name, value in weights[1].items())
+
+
+def _completions(file: Path):
+    with gzip.open(file) as lines:
+        return [json.loads(line)["completion_ids"] for line in lines]

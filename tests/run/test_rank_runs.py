@@ -1,6 +1,5 @@
 """Whole runs on two ranks: what they write is what one process writes, and they stop, resume and fail together."""
 
-import gzip
 import json
 import os
 import subprocess
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import tomli
-from safetensors.torch import load_file
 
 from retrain.protocols import ALONE, Sampler
 from retrain.rewards.pool import RewardPool
@@ -17,7 +15,7 @@ from retrain.run.rank_edges import RemoteSampler, SharedDirectory, SharedPool, S
 from retrain.storage.run_directory import RunDirectory
 from tests.run.test_environment_runs import PLUGINS
 from tests.run.test_environment_runs import RUN as GAME
-from tests.small_runs import TOML, rows
+from tests.small_runs import TOML, same
 from tests.training.rank_cases import whole_run
 
 pytest_plugins = ["tests.training.rank_pair"]
@@ -79,28 +77,6 @@ def ask(request, pair, tmp_path):
         return group.run("whole_run", str(toml), every, {"RETRAIN_CACHE": os.environ["RETRAIN_CACHE"]}, stop, mode)
 
     return go
-
-
-def same(found: Path, expected: Path, tolerance=1e-5):
-    """Rows, completions and weights of two runs."""
-    for name in ("metrics.jsonl", "eval.jsonl"):
-        if not (expected / name).exists():
-            continue
-        for mine, theirs in zip(rows(found / name), rows(expected / name), strict=True):
-            assert mine == pytest.approx(theirs, rel=tolerance, abs=tolerance)
-    stored = sorted((expected / "rollouts").glob("*"))
-    assert sorted(file.name for file in (found / "rollouts").glob("*")) == [file.name for file in stored]
-    for file in stored:
-        for mine, theirs in zip(_completions(found / "rollouts" / file.name), _completions(file), strict=True):
-            assert mine == theirs
-    weights = [load_file(path / "model" / "model.safetensors") for path in (found, expected)]
-    assert weights[0].keys() == weights[1].keys()
-    return max(float((weights[0][name] - value).abs().max()) for name, value in weights[1].items())
-
-
-def _completions(file: Path):
-    with gzip.open(file) as lines:
-        return [json.loads(line)["completion_ids"] for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import math
@@ -9,6 +10,8 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from retrain.protocols import Ranks
 from retrain.registry import find
 from retrain.run.rank_edges import _Unread
 from retrain.run.session import Resume, run
+from retrain.storage.checkpoint import save
 from retrain.storage.run_directory import Mode
 from retrain.training.model.loading import load_model
 from retrain.training.policy import TorchPolicy
@@ -268,6 +272,37 @@ def _tensor_bytes() -> int:
     return sum(sizes.values())
 
 
+def memory(ranks: Ranks, folder: str, out: str) -> dict[str, Any]:
+    """Bytes of tensors that each rank holds after an update, and adds at most while it saves and hands weights over."""
+    added, before = dict[str, int](), _tensor_bytes()
+    loaded: Any = load_model(folder, empty=ranks.size > 1)
+    policy = TorchPolicy(loaded.model, PolicySettings(lr=1e-3, eps=1e-4), ranks, loaded.source)
+    del loaded
+    policy.update(make_batch(), make_objective())
+    held = _tensor_bytes() - before
+    with _peak(added, "checkpoint"):
+        save(Path(out), 1, {"policy": policy.state_dict()}, 1, ranks)
+    with _peak(added, "sync"):
+        largest = max(value.nbytes for value in policy.weights().values())
+    return {"held": ranks.every(held), "added": ranks.every(added), "largest": largest}
+
+
+@contextmanager
+def _peak(found: dict[str, int], name: str) -> Generator[None]:
+    """Bytes that the process adds at most in this block, whatever they are for."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = _status("VmRSS")
+    yield
+    found[name] = _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
 def talk(ranks: Ranks) -> dict[str, Any]:
     """What the verbs give on this rank."""
     found: dict[str, Any] = {
@@ -315,6 +350,7 @@ CASES = {
     "held": held,
     "gathers": gathers,
     "from_files": from_files,
+    "memory": memory,
     "talk": talk,
 }
 

@@ -137,8 +137,8 @@ def test_an_engine_gets_every_weight_by_one_gather(pair, engine, lora):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model of 37 M parameters on the disk, with the builtin's tokenizer."""
-    place, shape = tmp_path_factory.mktemp("model"), {"num_hidden_layers": 8, "num_attention_heads": 8}
+    """A model of 75 M parameters on the disk, with the builtin's tokenizer."""
+    place, shape = tmp_path_factory.mktemp("model"), {"num_hidden_layers": 17, "num_attention_heads": 8}
     shape |= {"hidden_size": 512, "intermediate_size": 2048, "num_key_value_heads": 8, "head_dim": 64}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=8192, eos_token_id=1, tie_word_embeddings=True, **shape))
     build_tokenizer(["1+1=", "2"]).save_pretrained(place)
@@ -155,6 +155,16 @@ def test_ranks_read_their_shards_of_a_model_and_never_hold_all_of_it(pair, folde
         torch.testing.assert_close(found["weights"][name], value, rtol=0, atol=1e-5)
     layer_and_embedding = 4 * (4 * 512 * 512 + 3 * 512 * 2048 + 512 * 8192)
     assert max(found["most"]) < found["size"] / 2 + layer_and_embedding + 1e6 < found["size"]
+
+
+@pytest.mark.ranks
+def test_a_rank_holds_its_share_and_adds_little_while_it_saves_and_hands_weights_over(pair, folder, tmp_path):
+    found = pair.run("memory", folder, str(tmp_path / "two"))
+    alone = rank_cases.memory(ALONE, folder, str(tmp_path / "one"))
+    assert max(found["held"]) == pytest.approx(alone["held"][0] / 2, rel=0.1)
+    shard = found["held"][0] / 3  # two thirds are the optimizer's moments
+    for added in found["added"]:
+        assert max(added.values()) <= shard + found["largest"], added
 
 
 def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path):

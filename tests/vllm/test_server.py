@@ -29,7 +29,7 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
 from tests.engines.models import Asked, sample
 from tests.small_runs import TOML as RUN
-from tests.small_runs import rows
+from tests.small_runs import rows, same
 from tests.vllm import cpu_transfer
 from tests.vllm.models import PROMPTS, saved, worst_error
 from tests.waiting import ends, until
@@ -286,6 +286,16 @@ def train(tmp_path, arguments):
     file = tmp_path / "run.toml"
     file.write_text(RUN)
     return CliRunner().invoke(app, ["train", str(file), "--plain", *arguments])
+
+
+def test_two_ranks_sample_with_two_servers_as_one_process_does(servers, folder, tmp_path):
+    one, two = (options(servers, folder, tmp_path, name) for name in ("one", "two"))
+    assert train(tmp_path, one).exit_code == 0
+    command = [sys.executable, "-m", "retrain.cli.main", "train", str(tmp_path / "run.toml"), "--ranks", "2", "--plain"]
+    ended = subprocess.run([*command, *two], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one") <= 1e-5
+    assert {row["sampler/servers"] for row in rows(tmp_path / "runs" / "two" / "metrics.jsonl")} == {2}
 
 
 def test_a_run_that_samples_ahead_goes_on_when_a_server_dies_in_the_middle_of_a_sync(
