@@ -36,6 +36,20 @@ if "train" in sys.argv:  # not where somebody else only checks the configuration
     end(code)
 """
 
+RANKS = """
+import ctypes, os, sys
+
+def advantage(rewards):
+    return rewards
+
+if "RANK" in os.environ:
+    names = ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    with open("ranks.txt", "a") as file:
+        file.write(" ".join(os.environ.get(name) or "-" for name in names) + "\\n")
+    ctypes.CDLL(None)._exit(0)
+"""
+"""Instead of PLUGIN: every rank of a run writes down what it sees, and ends well."""
+
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -48,6 +62,17 @@ def write(folder: Path, conditions: dict[str, list], seeds: int = 1, **settings)
         lines += ["[[campaign.conditions]]", f'label = "{label}"', f"training.max_steps = {index + 1}"]
     lines += ["[algorithm]", 'advantage_mode = "ending.advantage"', "[warmup]", "steps = 0", "[eval]", "problems = 0"]
     (folder / "sweep.toml").write_text("\n".join(lines) + "\n")
+
+
+def write_ranks(folder: Path, size: int, **settings) -> None:
+    """Write sweep.toml: two runs, each of `size` ranks."""
+    write(folder, {"wide": [0]}, seeds=2, ranks=size, **settings)
+    (folder / "ending.py").write_text(RANKS)
+
+
+def seen(folder: Path) -> list[tuple[str, ...]]:
+    """(rank, ranks, GPUs, threads) of every rank that was started, sorted."""
+    return sorted(tuple(line.split()) for line in (folder / "ranks.txt").read_text().splitlines())
 
 
 def command(*arguments: str) -> list[str]:

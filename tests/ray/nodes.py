@@ -13,7 +13,7 @@ from pathlib import Path
 
 TOKEN = "of-the-tests-" + "0123456789abcdef" * 2
 _MARK = "RETRAIN_TEST_NODE"
-_SMALL = ("--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--disable-usage-stats", "--block")
+_SMALL = ("--object-store-memory=80000000", "--disable-usage-stats", "--block")
 
 
 def environment(token: str | None = TOKEN, **more: str) -> dict[str, str]:
@@ -34,11 +34,18 @@ class Nodes:
         self._processes: dict[str, subprocess.Popen] = {}
         self.folder = tempfile.mkdtemp(prefix="rt-", dir="/tmp")  # paths of sockets must be short
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, cpus: int = 1, gpus: int = 0) -> None:
         port = self.address.rpartition(":")[2]
         head = ("--head", f"--port={port}", f"--temp-dir={self.folder}", "--include-dashboard=false")
         where = (f"--address={self.address}",) if self._processes else head
-        command = [str(Path(sys.executable).parent / "ray"), "start", *where, *_SMALL]
+        command = [
+            str(Path(sys.executable).parent / "ray"),
+            "start",
+            *where,
+            f"--num-cpus={cpus}",
+            f"--num-gpus={gpus}",
+            *_SMALL,
+        ]
         log = Path(self.folder, f"{name}.txt")
         with log.open("wb") as file:
             process = self._processes[name] = subprocess.Popen(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.jobs import command, outcomes
+from tests.campaign.jobs import command, outcomes, seen, write_ranks
 from tests.faults.test_campaign import CELLS, assert_same, processes, sweep, under_way
 from tests.ray.nodes import Nodes, environment
 from tests.waiting import ends, until
@@ -105,6 +105,16 @@ def test_runs_end_with_a_killed_driver_and_save_for_a_stopped_one(nodes, quiet, 
     assert ends(campaign(tmp_path, RETRAIN_CACHE=cache)) == 0, told(tmp_path)
     assert outcomes(tmp_path)[cell]["attempts"] > 1
     assert_same(tmp_path, quiet)
+
+
+def test_the_ranks_of_a_run_are_on_one_node_and_see_its_gpus(nodes, tmp_path):
+    write_ranks(tmp_path, 2, executor="ray")
+    with (tmp_path / "sweep.toml").open("a") as file:
+        file.write(f'[ray]\naddress = "{nodes.address}"\ngpus_per_run = 1\n')
+    nodes.start("wide", cpus=2, gpus=2)
+    assert ends(campaign(tmp_path)) == 0, told(tmp_path)
+    assert seen(tmp_path) == [("0", "2", "0,1", "1")] * 2 + [("1", "2", "0,1", "1")] * 2
+    nodes.kill("wide")
 
 
 @pytest.mark.parametrize(

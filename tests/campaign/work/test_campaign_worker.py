@@ -9,7 +9,8 @@ import pytest
 
 from retrain.campaign.work.campaign_worker import gpus, machine_slots
 from retrain.campaign.work.run_process import crashed
-from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, retrain, write
+from retrain.errors import ConfigError
+from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, retrain, seen, write, write_ranks
 from tests.waiting import alive, ends, until
 
 
@@ -154,6 +155,25 @@ def test_slots_share_cores_and_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine_slots("auto") == [{"OMP_NUM_THREADS": "1"}] * cores
     assert machine_slots(1) == [{"OMP_NUM_THREADS": str(cores)}]
+
+
+def test_a_slot_has_a_gpu_for_every_rank(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in machine_slots("auto", ranks=2)] == ["0,1", "2,3"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in machine_slots("auto", ranks=2, most=3)] == ["0,1"]
+    with pytest.raises(ConfigError, match="there are 1 GPUs here for runs of 2 ranks"):
+        machine_slots("auto", ranks=2, most=1)
+
+
+def test_runs_of_ranks_are_started_side_by_side_on_the_gpus_that_a_worker_may_use(tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "CUDA_VISIBLE_DEVICES", "3,5,6,7,8")
+    write_ranks(tmp_path, 2, executor="dir")
+    script = retrain(tmp_path, "campaign", "sweep.toml", "--slurm").stdout
+    assert "#SBATCH --cpus-per-task=4" in script
+    assert "#SBATCH --gres=gpu:2" in script
+    result = retrain(tmp_path, "worker", "runs/sweep", "--gpus", "4", "--plain")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert seen(tmp_path) == [(rank, "2", gpus, "1") for rank in "01" for gpus in ("3,5", "6,7")]
 
 
 def test_which_ends_are_worth_a_restart():
