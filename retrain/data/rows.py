@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
 
+from retrain.data.problem_store import ProblemStore, hash_key
 from retrain.errors import DataError
 from retrain.functional.seeds import digest_of, epoch_order
 from retrain.protocols import Task
@@ -108,10 +110,15 @@ class RowTask(Reading, Task):
             heldout: None holds out a fraction of `rows`; otherwise a training row with one of its prompts is bad.
         """
         if heldout is None:
-            self.train, self.held = split(read_problems(rows, name, self), self.heldout_fraction, name)
+            problems = read_problems(rows, name, self)
+            self.train, held = problems.split(self.heldout_fraction)
+            if not len(self.train) and self.heldout_fraction < 1:
+                fix = f"lower heldout_fraction = {self.heldout_fraction:g}"
+                raise DataError(f"{name}: all {len(problems)} rows are held out; {fix}")
         else:
-            self.held = in_hash_order(read_problems(*heldout, self))
-            self.train = read_problems(rows, name, self, frozenset(map(prompt_hash, self.held)))
+            held = read_problems(*heldout, self)
+            self.train = read_problems(rows, name, self, frozenset(held.hashes))
+        self.held = held.in_hash_order()
 
     def sign(self, kind: str, contents: Sequence[Any]) -> None:
         """Set the digest: of the task's kind, of how rows are read, and of what identifies their contents."""
@@ -244,29 +251,31 @@ class Hub(RowTask):
 
 
 def read_problems(
-    rows: records.Rows, name: str, reading: Reading, forbidden: frozenset[str] = frozenset()
-) -> list[Problem]:
+    rows: records.Rows, name: str, reading: Reading, forbidden: frozenset[int] = frozenset()
+) -> ProblemStore:
     """The problems in `rows`.
 
     Args:
         name: of the source, for errors.
-        forbidden: hashes of prompts (`prompt_hash`) that must not occur: the held-out ones.
+        forbidden: hashes of prompts, see `ProblemStore`, that must not occur: the held-out ones.
 
     Raises:
         DataError: no rows, or more bad ones than `reading` allows; it lists the first of them together.
     """
-    places: dict[str, str] = {}
+    problems, known, lines = ProblemStore(), dict[int, int](), array("Q")
 
-    def parse(place: str, row: Any) -> Problem:
-        problem = _problem(row, place, reading)
-        if problem.id in places:
-            raise records.BadRow(f'{reading.id_field} "{problem.id}" is taken by {places[problem.id]}')
-        if prompt_hash(problem) in forbidden:
+    def take(place: str, row: Any) -> None:
+        problem, (source, _, line) = _problem(row, place, reading), place.rpartition(":")
+        if (key := hash_key(problem)) in forbidden:
             raise records.BadRow("this prompt is held out")
-        places[problem.id] = place
-        return problem
+        # A million names as hashes take less than half of what they take as text.
+        first = known.setdefault(hash(problem.id), len(problems))
+        if first < len(problems) and problems[first].id == problem.id:
+            raise records.BadRow(f'{reading.id_field} "{problem.id}" is taken by {source}:{lines[first]}')
+        problems.append(problem, key)
+        lines.append(int(line))
 
-    problems, bad = records.parsed_rows(rows, parse)
+    bad = records.bad_rows(rows, take)
     total = len(problems) + len(bad)
     if not total:
         raise DataError(f"{name}: no rows; it needs at least one")
@@ -278,26 +287,6 @@ def read_problems(
     if bad:
         _logger.warning("%s: %d of %d rows skipped, the first: %s", name, len(bad), total, bad[0])
     return problems
-
-
-def split(problems: Sequence[Problem], fraction: float, name: str) -> tuple[list[Problem], list[Problem]]:
-    """(training, held-out): a hash of the prompt decides, so equal prompts end on one side, whatever the seed."""
-    hashes = {problem.id: prompt_hash(problem) for problem in problems}
-    held = {id_ for id_, digest in hashes.items() if int(digest[:16], 16) < fraction * 2**64}
-    train = [problem for problem in problems if problem.id not in held]
-    if not train and fraction < 1:
-        raise DataError(f"{name}: all {len(problems)} rows are held out; lower heldout_fraction = {fraction:g}")
-    return train, in_hash_order([problem for problem in problems if problem.id in held])
-
-
-def in_hash_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Sorted by a hash of the prompt: the first few are a fair sample of all, and the same in every run."""
-    return sorted(problems, key=prompt_hash)
-
-
-def prompt_hash(problem: Problem) -> str:
-    """sha256 of the prompt, in hex."""
-    return digest_of(problem.prompt)
 
 
 def _problem(row: Any, place: str, reading: Reading) -> Problem:

@@ -181,13 +181,18 @@ def rows_of(path: str | Path) -> Rows:
 def parsed_rows(rows: Rows, parse: Callable[[str, Any], T]) -> tuple[list[T], list[str]]:
     """What `parse` makes of (place, row as read); and `place: reason` of each row for which it raises BadRow."""
     found: list[T] = []
+    return found, bad_rows(rows, lambda place, row: found.append(parse(place, row)))
+
+
+def bad_rows(rows: Rows, take: Callable[[str, Any], None]) -> list[str]:
+    """`place: reason` of each row for which `take`, which gets (place, row as read), raises BadRow."""
     bad: list[str] = []
     for place, row in rows:
         try:
-            found.append(parse(place, row))
+            take(place, row)
         except BadRow as reason:
             bad.append(f"{place}: {reason}")
-    return found, bad
+    return bad
 
 
 def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> list[T]:

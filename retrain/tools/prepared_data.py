@@ -9,7 +9,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from retrain.data.rows import RowTask, in_hash_order, prompt_hash
+from retrain.data.problem_store import prompt_hash
+from retrain.data.rows import RowTask
 from retrain.errors import DataError, StorageError
 from retrain.protocols import Task
 from retrain.system.extras import library
@@ -40,7 +41,7 @@ def select(
         everything, draws = distinct(task.train), len(task.train)
         train_size = train_size or draws
         val = distinct(task.held)[:val_size]
-        val = val or in_hash_order(everything)[: val_size or ceil(_HELD_SHARE * len(everything))]
+        val = val or sorted(everything, key=prompt_hash)[: val_size or ceil(_HELD_SHARE * len(everything))]
     else:
         train_size, draws = train_size or _SIZES[0], 1000 + 20 * (train_size or _SIZES[0])
         val = distinct(task.heldout(val_size or _SIZES[1]))

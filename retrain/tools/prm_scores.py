@@ -11,7 +11,8 @@ import torch
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from retrain.data.rows import Reading, prompt_hash, read_problems
+from retrain.data.problem_store import prompt_hash
+from retrain.data.rows import Reading, read_problems
 from retrain.engines.capability import positions
 from retrain.errors import ComponentError
 from retrain.run.build import choose_device
