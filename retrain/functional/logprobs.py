@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 FLOOR = -1e4
 """Least log-prob: keeps a forbidden token (logit -inf) finite; exp(FLOOR) is 0 in every float type."""
+
+_CACHED = 1 << 18
+"""Logits of one block: a megabyte in float32, half of a core's second cache."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +82,19 @@ class _Scores(torch.autograd.Function):
     """(lp, H, varentropy) of logits; saves one [n, V] tensor and writes the gradient in closed form.
 
     d lp / dz_v = [v = token] - p_v        d H / dz_v = -p_v (ln p_v + H)
+
+    A processor goes through a few rows at a time, which stay in its cache from one operation to the next.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        table = torch.log_softmax(wide / temperature, -1).clamp_min_(FLOOR)
-        weighted = table.exp().mul_(table)
-        entropy = -weighted.sum(-1)
-        varentropy = (torch.linalg.vecdot(weighted, table) - entropy.square()).clamp_min_(0)
+        table = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
+        entropy, varentropy = table.new_empty(2, len(table))
+        for rows, work in _blocks(table):
+            logs = torch.log_softmax(work.copy_(logits[rows]).div_(temperature), -1, out=table[rows]).clamp_min_(FLOOR)
+            weighted = torch.exp(logs, out=work).mul_(logs)
+            entropy[rows] = -weighted.sum(-1)
+            varentropy[rows] = (torch.linalg.vecdot(weighted, logs) - entropy[rows].square()).clamp_min_(0)
         ctx.save_for_backward(table, tokens, entropy)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         ctx.mark_non_differentiable(varentropy)
@@ -98,13 +105,25 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
         of_logprob, of_entropy = grads[:2]
         table, tokens, entropy = ctx.saved_tensors
-        out = table.exp()
-        if of_entropy is None:
-            assert of_logprob is not None
-            out.mul_(-of_logprob[:, None])
-        else:
-            slope = (table + entropy[:, None]).mul_(-of_entropy[:, None])
-            out.mul_(slope if of_logprob is None else slope.sub_(of_logprob[:, None]))
-        if of_logprob is not None:
-            out.scatter_add_(-1, tokens[:, None], of_logprob[:, None])
-        return out.div_(ctx.temperature).to(ctx.dtype), None, None
+        gradient = torch.empty_like(table, dtype=ctx.dtype)
+        for rows, work in _blocks(table):
+            logs, out = table[rows], torch.exp(table[rows], out=work)
+            if of_entropy is None:
+                assert of_logprob is not None
+                out.mul_(-of_logprob[rows, None])
+            else:
+                slope = (logs + entropy[rows, None]).mul_(-of_entropy[rows, None])
+                out.mul_(slope if of_logprob is None else slope.sub_(of_logprob[rows, None]))
+            if of_logprob is not None:
+                out.scatter_add_(-1, tokens[rows, None], of_logprob[rows, None])
+            gradient[rows] = out.div_(ctx.temperature)
+        return gradient, None, None
+
+
+def _blocks(table: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of the table in parts, each with memory of its size to work in, which the next part takes as well."""
+    count = max(1, _CACHED // max(1, table.shape[-1])) if table.device.type == "cpu" else max(1, len(table))
+    work = torch.empty_like(table[:count])
+    for first in range(0, len(table), count):
+        rows = slice(first, first + count)
+        yield rows, work[: len(table[rows])]
