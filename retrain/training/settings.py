@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LOGITS_AT_ONCE = 1 << 25
-"""Logits that exist at once unless `logprob_chunk` says otherwise: 128 MB of float32."""
+LOGITS_AT_ONCE = 1 << 26
+"""Logits that exist at once unless `logprob_chunk` says otherwise: 256 MB of float32."""
 
 
 Shard = Literal["full", "none"]

@@ -22,6 +22,8 @@ Part = tuple[Tensor, bool]
 _TOLERANCE = 1e-3
 _CACHED_CELLS = 2048
 """A processor is a tenth faster on parts whose activations stay in its cache than on larger ones."""
+_PARAMETERS_PER_CELL = 1 << 14
+"""A large model's weights do not stay there: to cast them for every part costs more."""
 
 
 class Forward:
@@ -42,10 +44,12 @@ class Forward:
         self.model, self.shards, self.temperature = model, shards, settings.temperature
         self.config: Any = model.config.get_text_config()  # its own, but for a model that sees images as well
         self.device: torch.device = shards.device or model.device
-        most = _CACHED_CELLS if self.device.type == "cpu" else settings.micro_batch_tokens
-        self.budget = min(settings.micro_batch_tokens, most)
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // self.config.vocab_size)
+        self.budget = settings.micro_batch_tokens
+        if self.device.type == "cpu":
+            large = min(self.chunk, sum(p.numel() for p in model.parameters()) // _PARAMETERS_PER_CELL)
+            self.budget = min(self.budget, max(_CACHED_CELLS, large))
         self.splits, self.packed_limit = False, 0.0
         self._probe()
 
