@@ -14,11 +14,11 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_434,
-    "what retrain train imports": 11_566,
-    "with all that a run may name": 13_995,
+    "package": 21_495,
+    "what retrain train imports": 11_585,
+    "with all that a run may name": 14_055,
     "campaign": 2_710,
-    "tools": 1_990,
+    "tools": 1_992,
     "report": 529,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retrain.data.addition import Addition, Digits, Probability
-from retrain.data.premise import SHORT, Span, answered
+from retrain.data.drawn import SHORT, Span, answered
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 

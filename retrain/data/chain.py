@@ -10,8 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain.data.addition import Probability
-from retrain.data.drawn import Drawn
-from retrain.data.premise import SHORT, Span, answered
+from retrain.data.drawn import SHORT, Drawn, Span, answered
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from retrain.data.addition import Addition, Digits, Habits, Probability
-from retrain.data.premise import SHORT, Span, explained
+from retrain.data.drawn import SHORT, Span, explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, cast
 
 from retrain.data.addition import Addition, Digits, Probability
-from retrain.data.premise import SHORT, answered
+from retrain.data.drawn import SHORT, answered
 from retrain.functional.seeds import derive_seed
 from retrain.registry import reward, task
 from retrain.types import Metrics, Problem, Rollout

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from retrain.data.addition import Probability
-from retrain.data.drawn import Drawn
-from retrain.data.premise import SHORT, Span, answered, explained
+from retrain.data.drawn import SHORT, Drawn, Span, answered, explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 

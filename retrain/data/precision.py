@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retrain.data.addition import Addition, Digits, Probability
-from retrain.data.premise import SHORT
+from retrain.data.drawn import SHORT
 from retrain.registry import task
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from retrain.data.addition import Habits, Probability
-from retrain.data.premise import SHORT
+from retrain.data.drawn import SHORT
 from retrain.data.strategy import Strategy
 from retrain.registry import task
 

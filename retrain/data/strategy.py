@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from retrain.data.addition import Addition, Digits, Probability, without_carries
-from retrain.data.premise import SHORT
+from retrain.data.drawn import SHORT
 from retrain.registry import task
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.data.addition import Addition, without_carries
-from retrain.data.premise import explained
+from retrain.data.drawn import explained
 from retrain.errors import ConfigError
 from retrain.registry import components, find
 from retrain.types import Rollout, Turn
