@@ -112,8 +112,6 @@ def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: in
     The state after `done` steps is saved first if that is possible, and the error says whether it was. If the run
     was to stop anyway, servers that stopped as well are no error.
     """
-    if stop.interrupted:  # Python drops what a signal raises inside a finalizer, so it may have been lost
-        raise KeyboardInterrupt
     try:
         yield
     except (EngineError, StorageError) as error:

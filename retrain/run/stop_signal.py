@@ -28,7 +28,6 @@ class Stop(SignalHandler):
     Attributes:
         deferred: a step may be under way. Until this is set there is nothing to save, and SIGTERM
             raises Preempted wherever the run is.
-        interrupted: Ctrl-C came, and KeyboardInterrupt was raised wherever the run was.
     """
 
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -36,7 +35,6 @@ class Stop(SignalHandler):
     def __init__(self) -> None:
         self.requested = ""
         self.deferred = False
-        self.interrupted = False
         self._came = False
         self._tell: Callable[[], None] | None = None
 
@@ -47,7 +45,6 @@ class Stop(SignalHandler):
     def receive(self, number: int) -> None:
         """Remember the signal, and stop at once if nothing is under way or it came before."""
         if number == signal.SIGINT:
-            self.interrupted = True
             raise KeyboardInterrupt
         if self._came:
             # The step does not end in time: leave now, the previous checkpoint is intact.

@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing import Self
 
 _PR_SET_PDEATHSIG = 1
+_AGAIN_S = 0.05
+"""After how long a signal is sent again: by then the finalizer has ended, or else it is sent once more."""
 
 
 def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callable[[], None]:
@@ -58,22 +61,42 @@ def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
 class SignalHandler(ABC):
     """Context manager inside whose block signals call `receive`. Only the main thread can enter it.
 
-    A signal that the process was started to ignore, such as Ctrl-C in a background job, stays ignored.
+    A signal that the process was started to ignore, such as Ctrl-C in a background job, stays ignored. Python drops
+    what is raised while it finalizes an object: such a signal is sent again.
 
     Attributes:
         numbers: the signals.
     """
 
     numbers: tuple[int, ...] = (signal.SIGTERM,)
+    _raised: tuple[int, BaseException | None] = (0, None)
 
     def __enter__(self) -> Self:
         heard = [number for number in self.numbers if signal.getsignal(number) != signal.SIG_IGN]
-        self._previous = {number: signal.signal(number, lambda number, _: self.receive(number)) for number in heard}
+        self._previous = {number: signal.signal(number, lambda number, _: self._receive(number)) for number in heard}
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._dropped
         return self
 
     def __exit__(self, *_: object) -> None:
+        sys.unraisablehook = self._hook
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _receive(self, number: int) -> None:
+        try:
+            self.receive(number)
+        except BaseException as error:
+            self._raised = number, error
+            raise
+
+    def _dropped(self, dropped: Any) -> None:
+        number, error = self._raised
+        if error is None or dropped.exc_value is not error:
+            self._hook(dropped)
+            return
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
 
     @abstractmethod
     def receive(self, number: int) -> None:
