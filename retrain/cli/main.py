@@ -107,7 +107,6 @@ app = typer.Typer(
     help="Composable reinforcement learning for language models, from one TOML file.",
     epilog="Start with: retrain init run.toml",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

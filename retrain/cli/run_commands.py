@@ -181,14 +181,16 @@ def _train_by_talk(file: Path, overrides: Sequence[str], how: tuple[str, int, fl
 
 
 def status(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Runs and campaigns; without any, all in runs/.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Runs, campaigns, or folders of them; without any, runs/.")
+    ] = None,
     as_json: Json = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again and again, until everything has ended.")
     ] = False,
 ) -> None:
     """Show how far runs and campaigns are: steps, reward, held-out accuracy, time left."""
-    found = runs or sorted({path.parent for name in (_STATUS, _PLAN) for path in Path("runs").glob(f"*/{name}")})
+    found = [one for path in runs or [Path("runs")] for one in _inside(path)]
     if not found:
         raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
     console = Console(highlight=False, soft_wrap=True)
@@ -208,6 +210,13 @@ def status(
             if not any(_going_on(one) for one in facts):
                 return
             time.sleep(_REFRESH_S)
+
+
+def _inside(path: Path) -> list[Path]:
+    """A run or campaign itself, else those of a folder; a path that is neither is a mistake in a name."""
+    found = sorted({file.parent for name in (_STATUS, _PLAN) for file in path.glob(f"*/{name}")})
+    own = (path / _STATUS).exists() or (path / _PLAN).exists()
+    return [path] if own or (not found and path != Path("runs")) else found
 
 
 def _facts(path: Path) -> dict[str, Any]:

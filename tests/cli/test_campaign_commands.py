@@ -77,6 +77,9 @@ def test_status_shows_campaigns_and_runs(swept, cli, monkeypatch):
     assert facts[1]["state"] == "finished"
     assert "2 of 3 runs done" in cli("status", "runs/sweep", "--watch").stdout
     assert cli("status", "runs/nothing").exit_code == 2
+    assert [one["path"] for one in json.loads(cli("status", "runs/sweep/cells/grpo", "--json").stdout)] == [
+        f"runs/sweep/cells/grpo/{name}" for name in ("again", "s0")
+    ]
 
 
 def test_validate_explain_and_schema_know_campaigns(swept, cli, monkeypatch):

@@ -1,4 +1,5 @@
 import importlib
+import os
 import subprocess
 import sys
 
@@ -50,6 +51,14 @@ def test_every_command_exists_and_explains_itself(name):
 def test_version():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"retrain {__version__}\n")
+
+
+@pytest.mark.parametrize(("words", "found"), [("retrain testb", "testbed"), ("retrain train --resu", "--resume")])
+def test_the_shell_completes_commands_and_options(words, found):
+    command = "from retrain.cli.main import app; app(prog_name='retrain')"
+    asked = {"_RETRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run([sys.executable, "-c", command], env=os.environ | asked, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, [found])
 
 
 def test_no_command_shows_the_help():
