@@ -253,7 +253,7 @@ def evaluate_and_record(parts: Parts, step: int, collector: Collector | None = N
         tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})
     parts.observe("eval", row)
     key = (parts.config.checkpoint.best or "").removeprefix("eval/")
-    if key and collector and parts.ranks.first(lambda: parts.directory.is_best(key, step)):
+    if key and collector and parts.directory.is_best(key, step):
         parts.directory.save_checkpoint(step, collector.state_dict(step), best=True)
 
 

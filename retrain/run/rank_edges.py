@@ -59,6 +59,9 @@ class SharedDirectory(RunDirectory):
             found.append(checkpoint.read(self.restored) if self.restored else None)
         return found[0]
 
+    def is_best(self, key: str, done: int) -> bool:
+        return self.ranks.first(partial(super().is_best, key, done))
+
     def append(self, name: Literal["metrics.jsonl", "eval.jsonl"], row: Mapping[str, Any]) -> None:
         self._once(partial(super().append, name, row))
 

@@ -71,7 +71,8 @@ def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path
     assert b"eval/accuracy" in data
     assert b"0.125" in data
     folders = [path.name for path in (tmp_path / "wandb").iterdir() if path.name.startswith("offline-run")]
-    assert {name.rsplit("-", 1)[1] for name in folders} == {(tmp_path / "run_id").read_text()}
+    assert folders
+    assert all(f"-{(tmp_path / 'run_id').read_text()}" in name for name in folders)  # a -1 follows within one second
     [table, again] = (json.loads(file.read_text()) for file in files if file.name.endswith(".table.json"))
     assert table["columns"] == again["columns"] == ["prompt", "text", "reward"]
     assert table["data"] == [["1+1=", "said 0", None], ["1+1=", "said 1", 1]]
