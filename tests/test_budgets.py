@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_495,
-    "what retrain train imports": 11_585,
-    "with all that a run may name": 14_055,
-    "campaign": 2_710,
+    "package": 21_515,
+    "what retrain train imports": 11_605,
+    "with all that a run may name": 14_075,
+    "campaign": 2_680,
     "tools": 1_992,
     "report": 529,
 }
