@@ -22,9 +22,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from retrain.environments.contract import Limits
+from retrain.environments.world import World
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
-from retrain.run.episodes import Player, World, roll
+from retrain.run.episodes import Player, roll
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
 from retrain.types import Completion, Problem, Request, Sampling

@@ -21,3 +21,11 @@ def asleep(answer: str, rng: Random) -> Game:
         yield f"{turn}"
     time.sleep(rng.uniform(0, 0.3))
     return 1.0
+
+
+def always_asleep(answer: str, rng: Random) -> Game:
+    """A tool that takes 0 to 300 ms, as long as it is asked."""
+    yield None
+    while True:
+        time.sleep(rng.uniform(0, 0.3))
+        yield "done"

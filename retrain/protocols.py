@@ -25,23 +25,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Sampler(Protocol):
-    """Where completions come from: an engine.
+Ask = Callable[[bool], "Sequence[Request] | None"]
+"""Requests to begin with; told whether nothing is being sampled, in which case it waits for some. None: no more."""
+
+Hear = Callable[[Request, Sequence[Completion]], None]
+"""Takes the completions of a request."""
+
+
+class Speaker(Protocol):
+    """What episodes need of a `Sampler`.
 
     Attributes:
-        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
-            that rounding explains; stale or wrong weights show more.
         room: tokens of a context with its completion that it takes, if that is less than the model knows.
-        takes_adapters: with LoRA the engine gets the frozen base once by `load_weights`, and then adapters by
-            `load_adapter`; otherwise it gets full weights, `Adapted`.
     """
 
-    tolerance: float = 0.0
     room: float = inf
-    takes_adapters: bool = False
-
-    def __init__(self) -> None:
-        """Without parameters, unless the class has its own."""
 
     @abstractmethod
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
@@ -49,6 +47,33 @@ class Sampler(Protocol):
 
         What a request draws depends on the sampling's seed and the request's stream, not on the other requests.
         """
+
+    def keep_sampling(self, ask: Ask, hear: Hear, sampling: Sampling) -> None:
+        """Sample what is asked until there is no more, and give each request's completions to `hear`, in any order.
+
+        By default whatever is there at a time is one call; an engine that takes requests while it samples others, so
+        that none waits for the slowest, has a better way.
+        """
+        while (requests := ask(True)) is not None:
+            for request, completions in zip(requests, self.sample(requests, sampling), strict=True):
+                hear(request, completions)
+
+
+class Sampler(Speaker, Protocol):
+    """Where completions come from: an engine.
+
+    Attributes:
+        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
+            that rounding explains; stale or wrong weights show more.
+        takes_adapters: with LoRA the engine gets the frozen base once by `load_weights`, and then adapters by
+            `load_adapter`; otherwise it gets full weights, `Adapted`.
+    """
+
+    tolerance: float = 0.0
+    takes_adapters: bool = False
+
+    def __init__(self) -> None:
+        """Without parameters, unless the class has its own."""
 
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:

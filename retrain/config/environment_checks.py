@@ -113,6 +113,7 @@ def launch(config: Config, resolved: Resolved) -> Launch:
         pool.env,
         environment.python,
         environment.workers > 0,
+        environment.threads,
     )
 
 

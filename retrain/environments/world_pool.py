@@ -6,8 +6,10 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +34,7 @@ class Launch:
         containment, variables: see `WorkerProcess`.
         python: another interpreter than this one.
         apart: in a process of their own; otherwise the episodes are held right here, unprotected.
+        threads: steps of different episodes that a worker does at the same time.
     """
 
     hellos: Mapping[str, Hello]
@@ -39,6 +42,7 @@ class Launch:
     variables: Sequence[str] = ()
     python: str | None = None
     apart: bool = True
+    threads: int = 1
 
 
 class _Task(NamedTuple):
@@ -54,9 +58,11 @@ class WorldPool:
 
     An episode is a problem, a seed and the replies so far. When the process is lost, the episode that it was busy
     with has failed; the others are played again in a new one, up to where they were. One that is answered differently
-    the second time is not deterministic, and has failed.
+    the second time is not deterministic, and has failed. If the process was busy with several, these are played again
+    first, one at a time, so that it shows which of them is at fault.
 
     Attributes:
+        threads: see `Launch`.
         traits: of the environments by label. `replay`: an episode can be played again. `rewards`: an episode that a
             limit ends has earned 0 at its end; otherwise [[rewards]] score it.
     Raises:
@@ -65,23 +71,65 @@ class WorldPool:
     """
 
     def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+        self._launch, self.threads = launch, launch.threads
+        self._answers: dict[int, Answer] = {}  # which nobody has taken yet
         self._live: dict[int, list[_Task]] = {}  # the steps that were answered, with the answers' digests
-        self._spent, self._steps, self._replayed = 0.0, 0, 0
+        self._spent, self._began, self._steps, self._replayed = 0.0, 0.0, 0, 0
         self._local = None if launch.apart else Worlds(launch.hellos)
         self._worker: _Worker | None = None
-        self.traits: Mapping[str, Mapping[str, bool]] = self._local.traits if self._local else self._ready({}).traits
+        self.traits: Mapping[str, Mapping[str, bool]] = self._local.traits if self._local else self._ready().traits
 
     def step(self, calls: Mapping[int, Body]) -> dict[int, Answer]:
         """Do one step of each of these episodes, by their numbers; one that fails changes none of the others."""
-        began, answers = time.perf_counter(), dict[int, Answer]()
-        try:
-            self._do(calls, answers)
-        except BaseException:
-            self.close()  # answers under way must not be taken for others
-            raise
-        self._spent, self._steps = self._spent + time.perf_counter() - began, self._steps + len(calls)
+        self.give(calls)
+        answers = self.look()
+        while self.busy:
+            wait([self.fileno()], max(0.0, self.deadline - time.monotonic()))
+            answers |= self.look()
         return answers
+
+    def give(self, calls: Mapping[int, Body]) -> None:
+        """Begin a step of each of these episodes; `look` has the answers."""
+        self._began, self._steps = self._began or time.perf_counter(), self._steps + len(calls)
+        with self._whole():
+            if self._local is not None:
+                self._answers |= {key: _answer(self._local.call(body)) for key, body in calls.items()}
+                return
+            worker = self._ready()
+            for key, body in calls.items():
+                if body[0] == "open":
+                    self._live[key] = []
+                if key in self._live:  # else it has failed while nothing was asked
+                    worker.queue.append(_Task(key, body))
+            worker.feed()
+
+    def look(self) -> dict[int, Answer]:
+        """The answers that have come since the last call, by episode, without waiting for any.
+
+        A step whose deadline has passed has failed.
+        """
+        with self._whole():
+            while self._worker is not None and self._act(self._worker):
+                pass
+        if self._began and not self.busy:
+            self._spent, self._began = self._spent + time.perf_counter() - self._began, 0.0
+        answers, self._answers = self._answers, {}
+        return answers
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are to come."""
+        return self._worker is not None and bool(self._worker.queue or self._worker.pending)
+
+    @property
+    def deadline(self) -> float:
+        """When to `look`, if not before."""
+        return self._worker.deadline if self._worker is not None else float("inf")
+
+    def fileno(self) -> int:
+        """For `multiprocessing.connection.wait` while it is busy: ready when there is something to `look` at."""
+        assert self._worker is not None
+        return self._worker.fileno()
 
     def finish(self) -> None:
         """End all episodes."""
@@ -90,13 +138,14 @@ class WorldPool:
             self._local.call(("finish",))
         if self._worker is not None:
             self._worker.queue.append(_Task(-1, ("finish",)))
-            self._drain(self._worker, {})
+            self.step({})
 
     def close(self) -> None:
         """Kill the worker. A later `step` starts a new one."""
         if self._worker is not None:
             self._worker.kill()
         self._live.clear()
+        self._answers.clear()
         self._worker = None
 
     def metrics(self) -> tuple[float, int, int]:
@@ -105,60 +154,58 @@ class WorldPool:
         self._spent, self._steps, self._replayed = 0.0, 0, 0
         return found
 
-    def _ready(self, answers: dict[int, Answer]) -> _Worker:
-        """A worker that has loaded the environment; one that has ended meanwhile is replaced."""
-        if self._worker is not None and self._worker.gone():
-            self._replace(self._worker, answers)
-        self._worker = worker = self._worker or _Worker(self._launch)
+    @contextmanager
+    def _whole(self) -> Generator[None]:
+        """What breaks off in this block ends the worker: answers under way must not be taken for others."""
         try:
-            while not worker.ready:
-                self._receive(worker, answers)
+            yield
         except BaseException:
             self.close()
             raise
-        return worker
 
-    def _do(self, calls: Mapping[int, Body], answers: dict[int, Answer]) -> None:
-        if self._local is not None:
-            answers |= {key: _answer(self._local.call(body)) for key, body in calls.items()}
-            return
-        worker = self._ready(answers)
-        for key, body in calls.items():
-            if body[0] == "open":
-                self._live[key] = []
-            if key in self._live:  # else it has failed while nothing was asked
-                worker.queue.append(_Task(key, body))
-        self._drain(worker, answers)
+    def _ready(self) -> _Worker:
+        """A worker that has loaded the environment; one that has ended meanwhile is replaced."""
+        if self._worker is not None and not self.busy and self._worker.gone():
+            self._replace(self._worker)
+        self._worker = self._worker or _Worker(self._launch)
+        with self._whole():
+            while not self._worker.ready:
+                wait([self.fileno()], max(0.0, self.deadline - time.monotonic()))
+                self._act(self._worker)
+        return self._worker
 
-    def _drain(self, worker: _Worker, answers: dict[int, Answer]) -> None:
-        """Have everything done that is in its queue, or in that of the worker that takes its place."""
-        while worker.queue or worker.pending:
-            worker.feed()
-            self._receive(worker, answers)
-            worker = self._worker or worker
-
-    def _receive(self, worker: _Worker, answers: dict[int, Answer]) -> None:
-        """Wait for a message or the deadline, and act on it."""
-        if wait([worker.fileno()], max(0.0, worker.deadline - time.monotonic())) or worker.has_answered():
-            self._hear(worker, answers)
+    def _act(self, worker: _Worker) -> bool:
+        """Take what it has said, or lose it after its deadline; whether there was anything."""
+        worker.feed()
+        if worker.has_answered():
+            self._hear(worker)
+        elif time.monotonic() >= worker.deadline:
+            detail = f"{worker.overdue()} for a step"
+            self._lose(worker, Answer("timeout", detail=detail), [task.key for task in worker.late()])
         else:
-            self._lose(worker, Answer("timeout", detail=f"{worker.overdue()} for a step"), answers)
+            return False
+        return True
 
-    def _hear(self, worker: _Worker, answers: dict[int, Answer]) -> None:
+    def _hear(self, worker: _Worker) -> None:
         try:
             for raw in worker.receive():
                 if not worker.ready:
                     worker.started(raw)
                     continue
-                answer = _answer(raw)
-                self._take(worker.answered(), answer, raw, answers)
-                if "MemoryError" in answer.detail:  # what fills its memory may be its own garbage
-                    return self._replace(worker, answers)
+                answer, several = _answer(raw), worker.running()
+                full = "MemoryError" in answer.detail  # what fills its memory may be another's, or its own garbage
+                if full and len(several) > 1:
+                    return self._replace(worker, several)
+                self._take(worker.answered(), answer, raw)
+                if full:
+                    return self._replace(worker)
         except WorkerLost as lost:
-            failure = Answer("error", detail=worker.ended(lost))
-            self._lose(worker, failure, answers, worker.last if lost.answered else None)
+            failure, several = Answer("error", detail=worker.ended(lost)), worker.running()
+            if lost.answered:  # the line came from an earlier step, not from one under way
+                several = [worker.last, *several] if self.threads > 1 and several else [worker.last]
+            self._lose(worker, failure, several)
 
-    def _take(self, task: _Task, answer: Answer, raw: Any, answers: dict[int, Answer]) -> None:
+    def _take(self, task: _Task, answer: Answer, raw: Any) -> None:
         history, digest = self._live.get(task.key), _digest(raw)
         if history is None:  # it failed before this answer came
             return
@@ -167,29 +214,31 @@ class WorldPool:
             answer = Answer("error", detail=detail)
         elif task.expected is not None:
             return
-        answers[task.key] = answer
+        self._answers[task.key] = answer
         if answer.kind == "say":
             history.append(task._replace(expected=digest))
         else:
             del self._live[task.key]
 
-    def _lose(self, worker: _Worker, failure: Answer, answers: dict[int, Answer], guilty: int | None = None) -> None:
-        """Blame the step that a worker was busy with, or the guilty episode, and replace the worker."""
-        if guilty is None and worker.pending:
-            guilty = worker.pending[0].key
-        if guilty in self._live:
-            answers[guilty] = failure
-            del self._live[guilty]
-        self._replace(worker, answers)
+    def _lose(self, worker: _Worker, failure: Answer, suspects: Sequence[int]) -> None:
+        """Replace the worker. Of its steps that came too late all have failed, of others one, if it is known."""
+        if failure.kind == "timeout" or len(suspects) == 1:
+            for guilty in self._live.keys() & suspects:
+                self._answers[guilty] = failure
+                del self._live[guilty]
+            suspects = ()
+        self._replace(worker, suspects)
 
-    def _replace(self, lost: _Worker, answers: dict[int, Answer]) -> None:
-        """A new worker that has the episodes where they were, and what was still to do."""
+    def _replace(self, lost: _Worker, suspects: Sequence[int] = ()) -> None:
+        """A new worker that has the episodes where they were, and what was still to do; suspects come first, alone."""
         lost.kill()
         asked = {task.key: task for task in (*lost.pending, *lost.queue) if task.expected is None}
         self._worker = worker = _Worker(self._launch)
-        for key, history in list(self._live.items()):
+        worker.suspects = set(suspects)
+        for key in sorted(self._live, key=lambda key: key not in worker.suspects):
+            history = self._live[key]
             if history and not self.traits[history[0].body[2].get("environment", "")]["replay"]:
-                answers[key] = Answer("error", detail="was lost with its process, and cannot be replayed")
+                self._answers[key] = Answer("error", detail="was lost with its process, and cannot be replayed")
                 del self._live[key]
                 continue
             self._replayed += bool(history)
@@ -201,6 +250,7 @@ class _Worker(TimedWorker):
 
     Attributes:
         queue: steps to send.
+        suspects: episodes whose steps are done alone.
         last: the episode of the last answer.
         traits: see `WorldPool`.
     """
@@ -211,13 +261,26 @@ class _Worker(TimedWorker):
         containment = launch.containment._replace(readable=readable)
         hellos = {label: tuple(hello) for label, hello in launch.hellos.items()}
         module, seconds = "retrain.environments.world_worker", next(iter(launch.hellos.values())).timeout_s
+        self.at_once = launch.threads
         super().__init__("the environment", module, hellos, containment, launch.variables, seconds, launch.python)
         self.last, self.traits = -1, dict[str, dict[str, bool]]()
         self.queue: deque[_Task] = deque()
+        self.suspects: set[int] = set()
+
+    def running(self) -> list[int]:
+        """The episodes that it may be busy with."""
+        return [task.key for task in islice(self.pending, self.at_once)]
 
     def feed(self) -> None:
-        """Send it more once it has answered everything."""
-        if not self.ready or self.pending:
+        """Send it more: once it has answered everything, or, if it has threads, for each that has nothing to do.
+
+        An episode's steps are done one after another.
+        """
+        if not self.ready:
+            return
+        if self.at_once > 1:
+            return self._feed_threads()
+        if self.pending:
             return
         tasks, size = list[_Task](), 0
         while self.queue and size < _CHUNK:
@@ -225,6 +288,15 @@ class _Worker(TimedWorker):
             size += sum(len(str(part)) for part in tasks[-1].body)
         if tasks:
             self.give([(task, task.body) for task in tasks])
+
+    def _feed_threads(self) -> None:
+        self.suspects &= {task.key for task in (*self.queue, *self.pending)}
+        busy, most = {task.key for task in self.pending}, 1 if self.suspects else self.at_once
+        for task in [*self.queue] if len(busy) < most else ():
+            if task.key not in busy and len(busy) < most:
+                self.queue.remove(task)
+                self.give([(task, task.body)])
+            busy.add(task.key)
 
     def answered(self) -> _Task:
         """The step that an answer has come to."""

@@ -80,7 +80,7 @@ TASK: Mapping[str, Check] = {
     **{"pose": anything, "figures": anything, "spans": anything},
 }
 ENGINE: Mapping[str, Check] = {"sample": completions} | dict.fromkeys(
-    ("load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything
+    ("keep_sampling", "load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything
 )
 EXECUTOR: Mapping[str, Check] = {"run": anything}
 PART: Mapping[str, Check] = {"state_dict": state} | dict.fromkeys(

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -26,7 +26,6 @@ from retrain.registry import Bound
 from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
 from retrain.run.continuations import Continuations
-from retrain.run.episodes import World
 from retrain.run.rank_edges import Pool, SharedPool, build_sampler
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
@@ -37,6 +36,9 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings, Shard
 from retrain.training.warmup import WarmupSettings, warm_start
 from retrain.types import ExpertRow, Observer, Problem
+
+if TYPE_CHECKING:
+    from retrain.environments.world import World
 
 _VOCABULARY_PROBLEMS = 2000
 """Problems whose texts a built-in model's tokenizer is made from."""
@@ -216,6 +218,7 @@ def build_world(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> Wo
         return None
     from retrain.config.environment_checks import launch
     from retrain.environments.contract import Limits
+    from retrain.environments.world import World
     from retrain.environments.world_pool import WorldPool
 
     start = launch(config, loaded.components)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from typing import TYPE_CHECKING
 
 from retrain.errors import DataError
-from retrain.run.episodes import FAILED, Player, World, roll, turn_stream
+from retrain.protocols import Speaker
+from retrain.run.episodes import FAILED, Player, roll, turn_stream
 from retrain.training.chat import Chat
 from retrain.types import Completion, ExpertRow, Problem, Request, Sampling
+
+if TYPE_CHECKING:
+    from retrain.environments.world import World
 
 _AT_ONCE = 512
 """Episodes that are live together."""
 
 
-class _Script:
+class _Script(Speaker):
     """Says the replies of problems instead of sampling; the stream of a request is the place of its problem."""
-
-    room = inf
 
     def __init__(self, chat: Chat, problems: Sequence[Problem]) -> None:
         self._lines: dict[int, tuple[str, list[int]]] = {}

@@ -1,78 +1,34 @@
 """Episodes: all that wait for the model are sampled in one call, a wave, and answered by their environment in another.
 
-With several workers each has its share of the groups, in a thread, and waits for no other.
+With several workers each has its share of the groups, in a thread, and waits for no other. Workers with threads of
+their own answer one episode while the engine samples for others: then none waits for the tool of another.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
 
-from retrain.errors import DataError, EngineError, UserCodeError
+from retrain.errors import DataError, EngineError
 from retrain.functional.seeds import derive_seed
-from retrain.training.bridge import Bridge, Said
+from retrain.protocols import Ask, Hear, Speaker
+from retrain.training.bridge import Bridge
 from retrain.training.chat import Chat, Posed, Prompt
 from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn
 
 if TYPE_CHECKING:
-    from retrain.environments.contract import Answer, Limits
+    from retrain.environments.contract import Answer
+    from retrain.environments.world import World
     from retrain.environments.world_pool import Body, WorldPool
-
-_logger = logging.getLogger(__name__)
-
-CUT = "\n[... {} tokens left out ...]\n"
-"""Stands for the middle of a long observation."""
 
 FAILED = ("error", "timeout")
 """How an episode ends that has no reward."""
-
-
-@dataclass(frozen=True)
-class World:
-    """The environment of a run.
-
-    Attributes:
-        pools: hold the live episodes, each a share of the groups that does not wait for the others'.
-        limits: of an episode.
-        context: tokens that the model knows of an episode in all.
-        max_failed: share of the episodes of a call above which failing is an error.
-        told: kinds of failures that have been shown.
-        turn: of the sampler, unless it takes calls from several threads.
-        over: the run has ended; what is under way goes no further.
-    """
-
-    pools: Sequence[WorldPool]
-    limits: Limits
-    context: float
-    max_failed: float
-    told: set[str] = field(default_factory=set[str])
-    turn: AbstractContextManager[Any] = field(default_factory=threading.Lock)
-    over: threading.Event = field(default_factory=threading.Event)
-
-    def metrics(self) -> Metrics:
-        """Milliseconds for each step of an episode, and episodes that were replayed, since the last call."""
-        spent, steps, replayed = map(sum, zip(*(pool.metrics() for pool in self.pools), strict=True))
-        return {"time/env_step_ms": 1000 * spent / max(1, steps), "env/replayed": float(replayed)}
-
-    def close(self) -> None:
-        """End the processes."""
-        for pool in self.pools:
-            pool.close()
-
-
-class Speaker(Protocol):
-    """What a player needs of a `Sampler`."""
-
-    @property
-    def room(self) -> float: ...
-
-    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]: ...
 
 
 @dataclass(frozen=True)
@@ -149,7 +105,9 @@ def roll(
     ]
     counts = {group: request.count for group, request in enumerate(requests, first)}
     world = player.world
-    if len(world.pools) == 1:
+    if world.pools[0].threads > 1:
+        _Flow([(_Game(player, sampling, counts, pool), pool) for pool in world.pools], episodes).play()
+    elif len(world.pools) == 1:
         _play(_Game(player, sampling, counts, world.pools[0]), episodes)
     else:
         lanes = [[one for one in episodes if one.group % len(world.pools) == lane] for lane in range(len(world.pools))]
@@ -160,7 +118,7 @@ def roll(
             except BaseException:
                 world.over.set()
                 raise
-    _check_failed(world, episodes)
+    world.check([one.detail for one in episodes if one.ended in FAILED], len(episodes))
     version = max((turn.weights_version for one in episodes for turn in one.turns), default=0)
     return [_rollout(player, episode, version) for episode in episodes]
 
@@ -172,26 +130,70 @@ def _play(game: _Game, episodes: Sequence[_Episode]) -> None:
         wave = list(game.requests(live))
         heard: list[_Episode] = []
         for (_, members), completions in zip(wave, game.sample([request for request, _ in wave]), strict=True):
-            for episode in members:
-                game.hear(episode, completions[episode.member if len(completions) > 1 else 0])
-                heard.append(episode)
+            heard += game.hear(members, completions)
         game.answer(heard)
     game.finish()
 
 
-def _check_failed(world: World, episodes: Sequence[_Episode]) -> None:
-    """Show each kind of failure once; UserCodeError if too many failed."""
-    failed = [one for one in episodes if one.ended in FAILED]
-    for one in failed:
-        kind = one.detail.partition(":")[0]
-        if kind not in world.told:
-            world.told.add(kind)
-            _logger.warning("environment: %s (shown once)", one.detail)
-    if len(failed) > world.max_failed * len(episodes):
-        raise UserCodeError(
-            f"{len(failed)} of {len(episodes)} episodes failed, more than [reward_pool] max_failed = "
-            f"{world.max_failed:g} allows; the first: {failed[0].detail}; mend the environment"
-        )
+class _Flow:
+    """Plays episodes to their ends, each as fast as the engine and its own environment answer.
+
+    Args:
+        shares: the game of each pool, in which a share of the groups is played.
+    """
+
+    def __init__(self, shares: Sequence[tuple[_Game, WorldPool]], episodes: Sequence[_Episode]) -> None:
+        self._games, self._pools = zip(*shares, strict=True)
+        self._live = {one.key: one for one in episodes}
+        self._groups: defaultdict[int, list[_Episode]] = defaultdict(list)
+        for one in episodes:
+            self._groups[one.group].append(one)
+        self._opening = {group: {one.key for one in members} for group, members in self._groups.items()}
+        self._asked: dict[int, list[_Episode]] = {}
+
+    def play(self) -> None:
+        """Until none is live."""
+        try:
+            for group, members in self._groups.items():
+                self._game(group).begin(members)
+            self._games[0].keep_sampling(self._ask, self._hear)
+        except BaseException:
+            for pool in self._pools:
+                pool.close()
+            raise
+        for game in self._games:
+            game.finish()
+
+    def _game(self, group: int) -> _Game:
+        return self._games[group % len(self._games)]
+
+    def _ask(self, idle: bool) -> list[Request] | None:
+        while True:
+            found = [request for game in self._games for request in self._turns(game)]
+            self._live = {key: one for key, one in self._live.items() if not one.over}
+            if found or not idle:
+                return found
+            if not self._live:
+                return None
+            busy = [pool for pool in self._pools if pool.busy]
+            wait([pool.fileno() for pool in busy], max(0.0, min(pool.deadline for pool in busy) - time.monotonic()))
+
+    def _turns(self, game: _Game) -> Iterator[Request]:
+        """What is to be sampled for episodes that have been answered; first turns once their group has begun."""
+        for one in game.heard(self._live):
+            members = [one]
+            if not one.turns:
+                left = self._opening.get(one.group, set())
+                left.discard(one.key)
+                members = self._groups[one.group] if not left and self._opening.pop(one.group, None) is not None else []
+            for request, several in game.requests([member for member in members if not member.over]):
+                self._asked[request.stream] = several
+                yield request
+
+    def _hear(self, request: Request, completions: Sequence[Completion]) -> None:
+        members = self._asked.pop(request.stream)
+        game = self._game(members[0].group)
+        game.reply(game.hear([one for one in members if not one.over], completions))
 
 
 class _Game:
@@ -207,6 +209,10 @@ class _Game:
         self._bridge = Bridge(player.chat)
         self._counts = counts
 
+    def keep_sampling(self, ask: Ask, hear: Hear) -> None:
+        """What the model says, until there is nothing left to ask."""
+        self._player.sampler.keep_sampling(ask, hear, self._sampling)
+
     def sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """What the model says; EngineError once the run has ended."""
         with self._world.turn:
@@ -216,15 +222,15 @@ class _Game:
 
     def open(self, episodes: Iterable[_Episode]) -> None:
         """Begin; the environment may add to the prompt."""
-        calls: dict[int, Body] = {}
-        for one in episodes:
-            calls[one.key] = (
-                "open",
-                one.key,
-                one.problem.facts,
-                derive_seed(self._sampling.seed, "environment", one.problem.id),
-            )
-        self._take(episodes, calls)
+        self._take(episodes, self._pool.step(self._openings(episodes)))
+
+    def begin(self, episodes: Iterable[_Episode]) -> None:
+        """The same, without waiting for the environment."""
+        self._pool.give(self._openings(episodes))
+
+    def _openings(self, episodes: Iterable[_Episode]) -> dict[int, Body]:
+        seeds = {one.key: derive_seed(self._sampling.seed, "environment", one.problem.id) for one in episodes}
+        return {one.key: ("open", one.key, one.problem.facts, seeds[one.key]) for one in episodes}
 
     def requests(self, live: Sequence[_Episode]) -> Iterable[tuple[Request, list[_Episode]]]:
         """What to sample, and for whom. The first turns of a group that sees one prompt are one request.
@@ -241,22 +247,38 @@ class _Game:
                 stream = turn_stream(one.stream, one.member, len(one.turns))
                 yield Request(ids, 1, self._budget(one), stream), [one]
 
-    def hear(self, one: _Episode, completion: Completion) -> None:
-        """Take a turn as it was sampled."""
-        start = len(one.ids)
-        one.ids += completion.ids
-        one.logprobs += completion.logprobs
-        one.left -= len(completion.ids)
-        one.turns.append(Turn(start, len(one.ids), completion.finish_reason, completion.weights_version))
+    def hear(self, members: Sequence[_Episode], completions: Sequence[Completion]) -> Sequence[_Episode]:
+        """Take turns as they were sampled, of one request; returns whose they are."""
+        for one in members:
+            completion, start = completions[one.member if len(completions) > 1 else 0], len(one.ids)
+            one.ids += completion.ids
+            one.logprobs += completion.logprobs
+            one.left -= len(completion.ids)
+            one.turns.append(Turn(start, len(one.ids), completion.finish_reason, completion.weights_version))
+        return members
 
     def answer(self, heard: Sequence[_Episode]) -> None:
         """Have the environment answer the turns of a wave."""
+        self._take(heard, self._pool.step(self._replies(heard)))
+
+    def reply(self, heard: Sequence[_Episode]) -> None:
+        """The same, without waiting for the environment."""
+        self._pool.give(self._replies(heard))
+
+    def heard(self, live: Mapping[int, _Episode]) -> list[_Episode]:
+        """Those of the episodes, by number, that the environment has answered since the last call."""
+        answers = self._pool.look()
+        found = [live[key] for key in answers if key in live]
+        self._take(found, answers)
+        return found
+
+    def _replies(self, heard: Sequence[_Episode]) -> dict[int, Body]:
         calls: dict[int, Body] = {}
         for one in heard:
             turn = one.turns[-1]
             text = self._player.chat.decode(one.ids[turn.start : turn.end])
             calls[one.key] = ("reply", one.key, text, turn.finish_reason, len(one.turns) - 1, one.left)
-        self._take(heard, calls)
+        return calls
 
     def finish(self) -> None:
         """End what limits have ended."""
@@ -273,8 +295,7 @@ class _Game:
         known = min(self._world.context, self._player.sampler.room)
         return known - len(one.prompt.ids) - len(one.ids)
 
-    def _take(self, episodes: Iterable[_Episode], calls: dict[int, Body]) -> None:
-        answers = self._pool.step(calls)
+    def _take(self, episodes: Iterable[_Episode], answers: Mapping[int, Answer]) -> None:
         for one in episodes:
             try:
                 self._said(one, answers[one.key])
@@ -302,8 +323,8 @@ class _Game:
         """Append what the environment said, if there is room for a reply to it."""
         new: list[int] = []
         if one.turns:
-            turn = one.turns[-1]
-            new = self._bridge.ids(self._short(answer.messages), one.ids[-1] if turn.finish_reason == "stop" else None)
+            said = self._bridge.short(answer.messages, self._world.limits.observation_tokens)
+            new = self._bridge.ids(said, one.ids[-1] if one.turns[-1].finish_reason == "stop" else None)
         elif answer.messages or answer.tools_text:
             opening = answer.messages, answer.tools, answer.tools_text
             one.prompt = self._bridge.opening(one.problem.prompt, *opening)
@@ -313,18 +334,6 @@ class _Game:
         one.ids += new
         one.logprobs += [0.0] * len(new)
         one.metrics["observation_tokens"] = one.metrics.get("observation_tokens", 0.0) + len(new)
-
-    def _short(self, said: Said) -> Said:
-        """Messages that are not longer than the limit, each cut in its middle."""
-        most, chat = self._world.limits.observation_tokens, self._player.chat
-        short: list[tuple[str, str]] = []
-        for role, text in said:
-            ids = chat.encode(text) if len(text) > most else []  # a token is at least one character
-            if len(ids) > most:
-                note = CUT.format(len(ids) - most)
-                text = chat.decode(ids[: -(-most // 2)]) + note + chat.decode(ids[len(ids) - most // 2 :])
-            short.append((role, text))
-        return short
 
 
 def _rollout(player: Player, one: _Episode, version: int) -> Rollout:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from retrain.protocols import Part, Policy, Ranks, Sampler, Task, Tracker
-from retrain.run.episodes import World
 from retrain.types import ExpertRow, Observer, Rollout, State
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from retrain.config.resolve import Resolved
     from retrain.config.schema import Config
     from retrain.data.expert_file import ExpertBuffer
+    from retrain.environments.world import World
     from retrain.registry import Bound
     from retrain.run.rank_edges import Pool
     from retrain.storage.run_directory import RunDirectory

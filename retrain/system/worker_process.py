@@ -2,7 +2,8 @@
 
 Calls go to the worker as pickles, from the parent, which is trusted. Answers come back as lines of JSON, because
 what runs in the worker is not: `[number of the call, answer]`. A line that is not the answer to the next call ends
-the worker; no answer is ever taken for that to another call.
+the worker; no answer is ever taken for that to another call. A worker with threads answers the calls that it is busy
+with in any order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,7 +78,13 @@ class WorkerProcess:
         variables: names of environment variables that it sees besides the usual ones.
         seconds: until a call that the worker does not take is given up.
         python: another interpreter, which sees this package's modules and otherwise its own alone.
+
+    Attributes:
+        at_once: calls that the worker is busy with at the same time, each in a thread.
+        place: of the call that the last answer came to, among those that had none.
     """
+
+    at_once, place = 1, 0
 
     def __init__(
         self,
@@ -89,9 +97,9 @@ class WorkerProcess:
     ) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(seconds)
-        self._sent = self._answered = 0
+        self._sent, self._open = 0, list[int]()
         self._unread = b""
-        command = [*_command(module, python), str(theirs.fileno())]
+        command = [*_command(module, python), str(theirs.fileno()), str(self.at_once)]
         # A new session: `end` kills the whole group, and Ctrl-C reaches the parent alone.
         seen = _environment(set(variables), own_path=python is None)
         options: dict[str, Any] = {"env": seen, "start_new_session": True}
@@ -110,19 +118,20 @@ class WorkerProcess:
         return bool(wait([self._socket], 0))
 
     def send(self, calls: Iterable[Any]) -> None:
-        """Send calls, which are answered in their order. `receive` raises if they did not arrive."""
+        """Send calls. `receive` raises if they did not arrive."""
         bodies = [pickle.dumps(call) for call in calls]
+        self._open += range(self._sent, self._sent + len(bodies))
         self._sent += len(bodies)
         with suppress(OSError):
             self._socket.sendall(b"".join(bodies))
 
     def receive(self) -> Iterator[Any]:
-        """The answers that have arrived to the next calls, in order; waits if nothing has arrived.
+        """The answers that have arrived, each to the call at `place`; waits if nothing has arrived.
 
         What arrived before a line that is no answer is still an answer, so that the right call is blamed for the line.
 
         Raises:
-            WorkerLost: the worker has ended, or sent what is not the answer to the next call.
+            WorkerLost: the worker has ended, or sent what is not the answer to a call that it is busy with.
         """
         try:
             arrived = self._socket.recv(1 << 16)
@@ -146,10 +155,11 @@ class WorkerProcess:
             number, answer = json.loads(line)
         except (ValueError, TypeError, RecursionError):
             raise WorkerLost("it sent what is no answer") from None
-        if type(number) is not int or number != self._answered or number >= self._sent:
-            again = type(number) is int and 0 < number < self._answered
+        if type(number) is not int or number not in self._open[: self.at_once]:
+            again = type(number) is int and 0 < number < self._sent and number not in self._open
             raise WorkerLost("it answered a call twice" if again else "it sent an answer to no call", again)
-        self._answered += 1
+        self.place = self._open.index(number)
+        del self._open[self.place]
         return answer
 
     def _how_it_ended(self) -> str:
@@ -172,8 +182,9 @@ class TimedWorker(WorkerProcess):
 
     Attributes:
         ready: it has answered the first call.
-        pending: calls sent and not answered, in order and as the sender names them; it is busy with the first.
-        deadline: when that call, or the first call, has taken too long; infinite when it has nothing to do.
+        pending: calls sent and not answered, in order and as the sender names them; it is busy with the first
+            `at_once` of them.
+        deadline: when one of these, or the first call, has taken too long; infinite when it has nothing to do.
     """
 
     def __init__(  # noqa: PLR0913 - those of its base
@@ -190,6 +201,7 @@ class TimedWorker(WorkerProcess):
         self._what, self._seconds = what, seconds
         self.ready = False
         self.pending: deque[Any] = deque()
+        self._clocks: list[float] = []
         self.deadline = time.monotonic() + _START_TIMEOUT_S
 
     def gone(self) -> bool:
@@ -197,16 +209,28 @@ class TimedWorker(WorkerProcess):
         return self.process.poll() is not None or (self.ready and self.has_answered())
 
     def give(self, calls: Sequence[tuple[Any, Any]]) -> None:
-        """Give it these calls, each with its name; the clock of the first runs from now."""
+        """Give it these calls, each with its name; a call's clock runs from when the worker is busy with it."""
         self.pending.extend(name for name, _ in calls)
-        self.deadline = time.monotonic() + self._seconds
+        self._clocks += [float("inf")] * len(calls)
+        self._wind()
         self.send([body for _, body in calls])
 
     def answered(self) -> Any:
         """The name of the call that an answer has come to; the clock of the next runs from now."""
-        name = self.pending.popleft()
-        self.deadline = time.monotonic() + self._seconds if self.pending else float("inf")
+        name = self.pending[self.place]
+        del self.pending[self.place], self._clocks[self.place]
+        self._wind()
         return name
+
+    def late(self) -> list[Any]:
+        """The names of the calls that have taken too long."""
+        now = time.monotonic()
+        return [name for name, clock in zip(self.pending, self._clocks, strict=True) if clock <= now]
+
+    def _wind(self) -> None:
+        end = time.monotonic() + self._seconds
+        self._clocks[: self.at_once] = [min(clock, end) for clock in self._clocks[: self.at_once]]
+        self.deadline = min(self._clocks[: self.at_once], default=float("inf"))
 
     def overdue(self) -> str:
         """What passing its deadline means, in words; UserCodeError if it is not even ready."""
@@ -247,19 +271,46 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
     calls = pipe.makefile("rb")
     containment, hello = pickle.load(calls)  # noqa: S301 - from the parent
     _contain(Containment(*containment))
-    itself = os.getpid()
+    send = _sender(pipe)
     answer, function = start(hello)
-    for number in itertools.count():
-        if os.getpid() != itself:
-            os._exit(0)  # a copy of the worker that the answering code made: the original answers
-        pipe.sendall(json.dumps([number, answer]).encode() + b"\n")
-        if function is None:
-            return
+    send(0, answer)
+    if function is None:
+        return
+    do = _answering(function, send)
+    for number in itertools.count(1):
         try:
             call = pickle.load(calls)  # noqa: S301 - from the parent
         except EOFError:
             return
-        answer = function(call)
+        do(number, call)
+
+
+def _sender(pipe: socket.socket) -> Callable[[int, Any], None]:
+    """Sends the answer to a numbered call."""
+    itself, turn = os.getpid(), threading.Lock()
+
+    def send(number: int, answer: Any) -> None:
+        if os.getpid() != itself:
+            os._exit(0)  # a copy of the worker that the answering code made: the original answers
+        line = json.dumps([number, answer]).encode() + b"\n"
+        with turn:
+            pipe.sendall(line)
+
+    return send
+
+
+def _answering(function: Callable[[Any], Any], send: Callable[[int, Any], None]) -> Callable[[int, Any], Any]:
+    """Answers a numbered call by the function: right here, or in one of the worker's threads."""
+    if (at_once := int(sys.argv[2])) == 1:
+        return lambda number, call: send(number, function(call))
+
+    def do(number: int, call: Any) -> None:
+        try:
+            send(number, function(call))
+        except BaseException:
+            os._exit(1)  # nobody would hear what a thread raises
+
+    return partial(ThreadPoolExecutor(at_once).submit, do)
 
 
 def limit(kind: int, value: int) -> None:

@@ -16,6 +16,9 @@ Tools = Sequence[Mapping[str, Any]]
 Said = Sequence[tuple[str, str]]
 """(role, text) of messages."""
 
+CUT = "\n[... {} tokens left out ...]\n"
+"""Stands for the middle of a long observation."""
+
 _logger = logging.getLogger(__name__)
 
 _MARK, _PROBE = "\u2402reply\u2403", "\u2402seen\u2403"
@@ -79,6 +82,17 @@ class Bridge:
         ids = self._chat.encode(self._tail([(self._role(role), text) for role, text in said]))
         place = ids.index(last) if last in ids else -1
         return ids[place + 1 :] if not self._chat.decode(ids[: max(place, 0)]).strip() else ids
+
+    def short(self, said: Said, most: int) -> Said:
+        """Messages of at most so many tokens each; a longer one is cut in its middle."""
+        short: list[tuple[str, str]] = []
+        for role, text in said:
+            ids = self._chat.encode(text) if len(text) > most else []  # a token is at least one character
+            if len(ids) > most:
+                note = CUT.format(len(ids) - most)
+                text = self._chat.decode(ids[: -(-most // 2)]) + note + self._chat.decode(ids[len(ids) - most // 2 :])
+            short.append((role, text))
+        return short
 
     def _role(self, role: str) -> str:
         if role not in self._roles:

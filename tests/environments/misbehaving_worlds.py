@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 
@@ -66,6 +67,18 @@ class Built:
         yield [{"role": "user", "content": f"{prompt} {extra} {problem['id']}"}, {"role": "tool", "content": reply}]
         yield f"{limits.max_turns} {seed} {reply.turn} {reply.tokens_left} {reply.finish_reason}"
         return None
+
+
+FOUR = threading.Barrier(4, timeout=300)
+
+
+def meeting(answer):
+    FOUR.wait()
+    yield None
+    FOUR.wait()
+    yield "again"
+    FOUR.wait()
+    return 1.0
 
 
 def odd(answer):

@@ -19,10 +19,12 @@ LIMIT_S = 4.0
 """For steps that hang: what does not hang stays below it on a machine however busy."""
 
 
-def pool(name="faulty", timeout_s=600.0, apart=True, python=None, memory_mb=2048, **params):
+def pool(name="faulty", timeout_s=600.0, apart=True, python=None, memory_mb=2048, threads=1, **params):
     target = f"misbehaving_worlds.{name}"
     hello = Hello(target, target, params, (str(HERE),), timeout_s, Limits(8, 16, 64, 64))
-    return WorldPool(Launch({"": hello}, Containment(memory_mb, not missing(), (str(HERE),)), (), python, apart))
+    return WorldPool(
+        Launch({"": hello}, Containment(memory_mb, not missing(), (str(HERE),)), (), python, apart, threads)
+    )
 
 
 def problem(answer, number=0):
@@ -67,12 +69,12 @@ def test_what_is_said_does_not_depend_on_the_process(quiet, apart):
     worlds.close()
 
 
-@pytest.mark.parametrize("at", ["reset", "middle", "end"])
+@pytest.mark.parametrize(("at", "threads"), [("reset", 1), ("middle", 1), ("end", 1), ("middle", 8)])
 @pytest.mark.parametrize("what", ["hang", "exit", "kill", "raise", "leave", "memory", "garbage", "fork"])
-def test_a_fault_costs_its_own_episode_only(quiet, what, at):
+def test_a_fault_costs_its_own_episode_only(quiet, what, at, threads):
     answers = ["fine"] * 128
     answers[77] = what
-    worlds = pool(timeout_s=LIMIT_S if what == "hang" else 600.0, at=at)
+    worlds = pool(timeout_s=LIMIT_S if what == "hang" else 600.0, threads=threads, at=at)
     log = play(worlds, answers)
     worlds.close()
     faulty = log.pop(77)
@@ -84,6 +86,14 @@ def test_a_fault_costs_its_own_episode_only(quiet, what, at):
     assert len(faulty) == {"reset": 1, "middle": 4, "end": 5}[at]
     named = {"raise": "no such move", "exit": "exit code 3", "memory": "MemoryError", "hang": "took longer"}
     assert named.get(what, "") in faulty[-1].detail
+
+
+def test_threads_answer_several_episodes_at_once():
+    """Each of four waits for the other three, at every step."""
+    worlds = pool("meeting", threads=4)
+    log = play(worlds, ["fine"] * 12)
+    worlds.close()
+    assert [[answer.kind for answer in seen] for _, seen in sorted(log.items())] == [["say", "say", "end"]] * 12
 
 
 def test_an_episode_that_answers_its_replay_differently_is_noticed(quiet):

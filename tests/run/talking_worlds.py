@@ -1,6 +1,7 @@
 """Environments for the tests of episodes. Imported by their workers."""
 
 import os
+import threading
 
 from retrain import Say
 
@@ -32,6 +33,21 @@ def dies_once(answer, rng):
         os._exit(1)
     reply = yield f"{len(reply)} {rng.randrange(100)}\n"
     return rng.random() + len(reply) / 100
+
+
+SECOND_IS_OVER = threading.Event()
+
+
+def waits_for_the_other(answer, problem):
+    """The first of two episodes ends when the second has had three turns."""
+    yield None
+    if problem["id"] == "0":
+        assert SECOND_IS_OVER.wait(300)
+        return 1.0
+    yield "once"
+    yield "more"
+    SECOND_IS_OVER.set()
+    return 1.0
 
 
 def breaks(answer):

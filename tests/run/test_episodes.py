@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.environments.contract import Limits
+from retrain.environments.world import World
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
+from retrain.protocols import Speaker
 from retrain.run.collect import complete
-from retrain.run.episodes import Player, World, roll
+from retrain.run.episodes import Player, roll
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
 from retrain.training.layout import Layout
@@ -49,7 +51,7 @@ class Letters:
 CHAT = Chat(Letters(), END)
 
 
-class Dice:
+class Dice(Speaker):
     """A sampler whose completions depend on (seed, stream, member) alone."""
 
     def __init__(self, room=inf):
@@ -67,10 +69,10 @@ def dice(seed, stream, member, most):
     return Completion(tuple(ids[:most]), logprobs[:most], "stop" if len(ids) <= most else "length", 7)
 
 
-def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, **params):
+def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, threads=1, **params):
     target = f"talking_worlds.{name}"
     hello = Hello(target, target, params, (str(Path(__file__).parent),), 600.0, limits, traits or {})
-    launch = Launch({"": hello}, Containment(0, False), apart=workers > 0)
+    launch = Launch({"": hello}, Containment(0, False), apart=workers > 0, threads=threads)
     return World([WorldPool(launch) for _ in range(max(1, workers))], limits, context, max_failed)
 
 
@@ -148,12 +150,12 @@ def test_episodes_are_those_of_a_literal_player(data):
         assert int(batch.lengths[row]) == sum(mask)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_shares_of_the_groups_are_played_as_the_whole_is(workers):
+@pytest.mark.parametrize(("workers", "threads"), [(2, 1), (3, 1), (0, 2), (1, 4), (2, 4)])
+def test_shares_of_the_groups_are_played_as_the_whole_is(workers, threads):
     limits = Limits(4, 6, 50, 20)
     posed, requests = asked(3, 5, limits)
     expected = roll(Player(Dice(), CHAT, world("chatty", limits)), posed, requests, SAMPLING)
-    shared = world("chatty", limits, workers=workers)
+    shared = world("chatty", limits, workers=workers, threads=threads)
     assert roll(Player(Dice(), CHAT, shared), posed, requests, SAMPLING) == expected
     shared.close()
 
@@ -171,7 +173,18 @@ def test_a_slow_answer_delays_its_own_share_only(monkeypatch):
     shared.close()
 
 
-def test_a_sampler_that_fails_ends_every_share():
+def test_with_threads_no_episode_waits_for_the_tool_of_another():
+    """The first episode is answered for the first time when the second has ended, after three turns."""
+    limits = Limits(4, 6, 50, 60)
+    posed, requests = asked(1, 2, limits)
+    shared = world("waits_for_the_other", limits, workers=1, threads=2)
+    rollouts = roll(Player(Dice(), CHAT, shared), posed, requests, SAMPLING)
+    shared.close()
+    assert [(one.ended, len(one.turns)) for one in rollouts] == [("done", 1), ("done", 3)]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_sampler_that_fails_ends_every_share(threads):
     limits = Limits(99, 6, 50, 10**6)
     posed, requests = asked(1, 2, limits)
 
@@ -182,7 +195,7 @@ def test_a_sampler_that_fails_ends_every_share():
                 raise EngineError("the sampler is gone")
             return [[dice(0, one.stream, 0, one.max_tokens)] for one in requests]
 
-    shared, sampler = world("endless", limits, workers=2), Broken()
+    shared, sampler = world("endless", limits, workers=2, threads=threads), Broken()
     with pytest.raises(EngineError, match="gone"):
         roll(Player(sampler, CHAT, shared), posed, requests, SAMPLING)
     assert len(sampler.calls) <= 5
@@ -281,10 +294,11 @@ def test_a_reply_that_is_cut_gets_its_end_from_the_environment():
     assert one.length == 6
 
 
-def test_an_episode_with_a_dead_member_draws_what_it_would():
+@pytest.mark.parametrize(("workers", "threads"), [(2, 1), (1, 8)])
+def test_an_episode_with_a_dead_member_draws_what_it_would(workers, threads):
     limits = Limits(4, 6, 50, 60)
     posed, requests = asked(8, 6, limits)
-    lively = world("dies_once", limits, workers=2)
+    lively = world("dies_once", limits, workers=workers, threads=threads)
     rollouts = roll(Player(Dice(), CHAT, lively), posed, requests, SAMPLING)
     lively.close()
     dead = [one.group for one in rollouts if one.status == "error"]

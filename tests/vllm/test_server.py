@@ -21,9 +21,13 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
+from retrain.config.load import load
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.engines.vllm.weight_transfer import _Client
+from retrain.run.evaluate import evaluate
+from retrain.run.reopen import reopen
+from retrain.run.session import Resume, run
 from retrain.system import http_client as http
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
@@ -49,6 +53,40 @@ max_model_len = 512
 kv_cache_mb = 64
 urls = ["{url}"]
 {more}
+"""
+CALCULATOR = """
+[model]
+path = "{folder}"
+dtype = "float32"
+
+[task]
+name = "sums"
+params = {{ p_quick = 0.3, p_slip = 0.0 }}
+
+[environment]
+name = "calculator"
+max_turns = 4
+turn_tokens = 14
+
+[training]
+max_steps = 1
+batch_size = 1
+group_size = 2
+max_tokens = 64
+lr = 1e-6
+
+[warmup]
+steps = 700
+lr = 5e-3
+problems = 3200
+
+[eval]
+problems = 256
+samples = 2
+greedy = false
+
+[logging]
+dir = "{folder}/runs"
 """
 ROOT = Path(__file__).parents[2]
 
@@ -312,6 +350,34 @@ def test_a_run_that_samples_ahead_goes_on_when_a_server_dies_in_the_middle_of_a_
     assert {row["sampler/servers"] for row in metrics} == {2, 1}
     assert ends(servers[1].process) == 5
     assert gone(group)
+
+
+def test_episodes_of_the_same_weights_are_equal_in_distribution_on_every_engine(servers, folder, tmp_path):
+    file = tmp_path / "calculator.toml"
+    file.write_text(CALCULATOR.format(folder=folder))
+    trained = run(load(file, []), Resume(), lambda *_: None)
+
+    def played(*overrides):
+        parts = reopen(trained, overrides, lambda *_: None)
+        try:
+            return evaluate(parts, 1)
+        finally:
+            parts.close()
+
+    urls, exact = json.dumps([server.url for server in servers]), "vllm.dtype=float32"
+    embedded = played()
+    waves = played("rollout.engine=vllm", exact, "vllm.kv_cache_mb=64")
+    threads = played("rollout.engine=vllm", exact, "vllm.kv_cache_mb=64", "environment.threads=16")
+    remote = played("rollout.engine=vllm-server", exact, f"vllm.urls={urls}", "environment.threads=16")
+    print([(one["accuracy"], one["turns"], one["avg_tokens"]) for one in (embedded, waves, threads, remote)])
+    share, episodes = embedded["accuracy"], 512
+    assert 0.05 < share < 0.95
+    for other in (waves, threads, remote):  # four standard errors; of the turns, which are 1 to 4, at the most
+        assert abs(other["accuracy"] - share) < 4 * (2 * share * (1 - share) / episodes) ** 0.5
+        assert abs(other["turns"] - embedded["turns"]) < 4 * 1.5 * (2 / episodes) ** 0.5
+        # What vLLM draws does not depend on what it samples at the same time, but for rounding.
+        assert abs(other["accuracy"] - waves["accuracy"]) < 6 / episodes
+        assert abs(other["avg_tokens"] - waves["avg_tokens"]) < 0.2
 
 
 def test_without_a_server_the_run_ends_with_exit_5_and_a_checkpoint(pair, folder, tmp_path, monkeypatch):

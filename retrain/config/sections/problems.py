@@ -31,6 +31,8 @@ class Environment(Section):
     """Tokens of what the environment says at once; longer text is cut in the middle, with a note."""
     workers: Natural = 1
     """Processes, each with a share of the live episodes that waits for no other; 0: the trainer itself holds them."""
+    threads: Count = 1
+    """Episodes that each worker answers at the same time; above 1 no episode waits for the tools of others."""
     timeout_s: Positive = 10.0
     """An episode whose environment takes longer for a step has failed."""
     python: str | None = None

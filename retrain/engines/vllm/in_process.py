@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from retrain.engines.capability import base_model, check_weights, full_shapes
 from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm.isolation import Isolation
 from retrain.errors import EngineError
-from retrain.protocols import Sampler, tolerance_of
+from retrain.protocols import Ask, Hear, Sampler, tolerance_of
 from retrain.registry import engine
 from retrain.types import Completion, Request, Sampling
 
@@ -181,25 +182,65 @@ class VllmEngine(Sampler):
         version = options.check(requests, sampling, self.version, self.room)
         prompts = [{"prompt_token_ids": list(request.ids)} for request in requests]
         with self._isolated():
-            self._wake()
-            # The turns of an episode, which one `sampling` draws, find the keys of the turns before.
-            if self._cached != (version, sampling) and not self._llm.reset_prefix_cache():
-                raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
-            self._cached = version, sampling
-            try:
+            self._begin(version, sampling)
+            with _sampling():
                 fields = _parameters(requests, sampling)
                 results = self._llm.generate(prompts, fields, use_tqdm=False, lora_request=self._adapter)
                 groups = [
                     options.completions(map(_row, result.outputs), request, sampling, version)
                     for result, request in zip(results, requests, strict=True)
                 ]
-            except Exception as error:
-                raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
             self._sleep()
+        self._check(groups, version)
+        return groups
+
+    def keep_sampling(self, ask: Ask, hear: Hear, sampling: Sampling) -> None:
+        """Sample what is asked until there is no more, and give each request's completions to `hear` as they come.
+
+        vLLM takes new requests between any two tokens.
+        """
+        waiting: dict[str, Request] = {}
+        with self._isolated():
+            try:
+                while (requests := ask(not waiting)) is not None:
+                    version = options.check(requests, sampling, self.version, self.room)
+                    self._begin(version, sampling)
+                    with _sampling():
+                        done = self._stepped(requests, waiting, sampling, version)
+                    self._check([group for _, group in done], version)
+                    for request, group in done:
+                        hear(request, group)
+            finally:
+                if waiting and self._llm is not None:
+                    self._llm.llm_engine.abort_request([*waiting])
+            self._sleep()
+
+    def _stepped(
+        self, requests: Sequence[Request], waiting: dict[str, Request], sampling: Sampling, version: int
+    ) -> list[tuple[Request, list[Completion]]]:
+        """Sample one more token of everything that waits, new requests included; returns what is complete."""
+        engine, done = self._llm.llm_engine, list[tuple[Request, list[Completion]]]()
+        for request, fields in zip(requests, _parameters(requests, sampling), strict=True):
+            number = str(next(self._llm.request_counter))
+            waiting[number] = request
+            engine.add_request(number, {"prompt_token_ids": [*request.ids]}, fields, lora_request=self._adapter)
+        for result in engine.step() if waiting else ():
+            if result.finished:
+                request, rows = waiting.pop(result.request_id), map(_row, result.outputs)
+                done.append((request, options.completions(rows, request, sampling, version)))
+        return done
+
+    def _begin(self, version: int, sampling: Sampling) -> None:
+        self._wake()
+        # The turns of an episode, which one `sampling` draws, find the keys of the turns before.
+        if self._cached != (version, sampling) and not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
+        self._cached = version, sampling
+
+    def _check(self, groups: Sequence[Sequence[Completion]], version: int) -> None:
         if any(score != score for group in groups for row in group for score in row.logprobs):
             self.close()  # the cache of keys would keep the NaNs under the next weights
             raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
-        return groups
 
     def close(self) -> None:
         """End the engine and give its memory back."""
@@ -252,8 +293,17 @@ def _vllm(module: str = "") -> Any:
     return importlib.import_module(f"vllm.{module}" if module else "vllm")
 
 
+@contextmanager
+def _sampling() -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
+
+
 def _parameters(requests: Sequence[Request], sampling: Sampling) -> list[Any]:
-    return [_vllm().SamplingParams(**options.request_fields(request, sampling)) for request in requests]
+    whole = {"output_kind": _vllm("sampling_params").RequestOutputKind.FINAL_ONLY}
+    return [_vllm().SamplingParams(**options.request_fields(request, sampling), **whole) for request in requests]
 
 
 def _row(output: Any) -> tuple[Sequence[int], Sequence[float], str]:

@@ -6,8 +6,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
@@ -16,7 +19,7 @@ from retrain.engines.capability import base_model, check_weights, full_shapes
 from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.errors import EngineError
-from retrain.protocols import Sampler, tolerance_of
+from retrain.protocols import Ask, Hear, Sampler, tolerance_of
 from retrain.registry import engine
 from retrain.system import http_client as http
 from retrain.types import Completion, Metrics, Request, Sampling
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 _VERSIONS = ("0.32.", "0.33.")
 _AT_ONCE = 64
 """Requests in flight; a server batches what it has."""
+_LOOK_S = 0.005
+"""How long to wait for the servers before looking whether there is more to ask."""
 _PROBE_S = 10.0
 """A server that does not say its version within this time is not given weights: it is frozen, or gone."""
 _INSPECTION_S = 60.0
@@ -163,6 +168,31 @@ class VllmServerEngine(Sampler):
         options.check(requests, sampling, self.version, self.room)
         self._failure = None
         return self._together(lambda n: self._request(n, requests[n], sampling), range(len(requests)), _AT_ONCE)
+
+    def keep_sampling(self, ask: Ask, hear: Hear, sampling: Sampling) -> None:
+        """Sample what is asked until there is no more, and give each request's completions to `hear` as they come."""
+        self._failure, waiting, numbers = None, 0, count()
+        done, pool = SimpleQueue[tuple[Request, Future[list[Completion]]]](), ThreadPoolExecutor(_AT_ONCE)
+
+        def begin(request: Request) -> None:
+            future = pool.submit(self._request, next(numbers), request, sampling)
+            future.add_done_callback(lambda future: done.put((request, future)))
+
+        try:
+            while (requests := ask(not waiting)) is not None:
+                options.check(requests, sampling, self.version, self.room)
+                for request in requests:
+                    begin(request)
+                waiting += len(requests)
+                with suppress(Empty):
+                    request, future = done.get(timeout=_LOOK_S)
+                    waiting -= 1
+                    hear(request, future.result())
+        except BaseException:
+            self._call.break_off()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def room(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
