@@ -24,11 +24,11 @@ from retrain.environments.contract import Limits
 from retrain.environments.world import World
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
-from retrain.protocols import Ask, Hear, Speaker
+from retrain.protocols import Sampler
 from retrain.run.episodes import Player, roll
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
-from retrain.types import Completion, Problem, Request, Sampling
+from retrain.types import Ask, Completion, Hear, Problem, Request, Sampling
 
 EPISODES, TURNS, PAIRS = 32, 16, 3
 LIMITS = Limits(TURNS, 4, 64, TURNS * 4)
@@ -46,11 +46,14 @@ class Latin:
         return bytes(ids).decode("latin-1")
 
 
-class InWaves(Speaker):
+class InWaves(Sampler):
     """Samples once every episode has asked."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self.engine, self.room = engine, engine.room
+
+    def load_weights(self, weights: Any, version: int) -> None:
+        """The engine has them."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         return self.engine.sample(requests, sampling)
@@ -65,7 +68,7 @@ class InWaves(Speaker):
                 waiting = []
 
 
-def seconds(sampler: Speaker, pool: WorldPool) -> float:
+def seconds(sampler: Sampler, pool: WorldPool) -> float:
     """To play all episodes."""
     chat = Chat(Latin(), 0)
     posed = [(Problem(str(n), "what?", "x"), chat.prompt("what?")) for n in range(EPISODES)]

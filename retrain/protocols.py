@@ -22,24 +22,28 @@ if TYPE_CHECKING:
 
     from torch import Tensor, device
 
+    from retrain.types import Ask, Hear
+
 T = TypeVar("T")
 
 
-Ask = Callable[[bool], "Sequence[Request] | None"]
-"""Requests to begin with; told whether nothing is being sampled, in which case it waits for some. None: no more."""
-
-Hear = Callable[[Request, Sequence[Completion]], None]
-"""Takes the completions of a request."""
-
-
-class Speaker(Protocol):
-    """What episodes need of a `Sampler`.
+class Sampler(Protocol):
+    """Where completions come from: an engine.
 
     Attributes:
+        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
+            that rounding explains; stale or wrong weights show more.
         room: tokens of a context with its completion that it takes, if that is less than the model knows.
+        takes_adapters: with LoRA the engine gets the frozen base once by `load_weights`, and then adapters by
+            `load_adapter`; otherwise it gets full weights, `Adapted`.
     """
 
+    tolerance: float = 0.0
     room: float = inf
+    takes_adapters: bool = False
+
+    def __init__(self) -> None:
+        """Without parameters, unless the class has its own."""
 
     @abstractmethod
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
@@ -49,31 +53,10 @@ class Speaker(Protocol):
         """
 
     def keep_sampling(self, ask: Ask, hear: Hear, sampling: Sampling) -> None:
-        """Sample what is asked until there is no more, and give each request's completions to `hear`, in any order.
-
-        By default whatever is there at a time is one call; an engine that takes requests while it samples others, so
-        that none waits for the slowest, has a better way.
-        """
+        """Sample until `ask` gives None, each request for `hear`; an engine may take more while it samples others."""
         while (requests := ask(True)) is not None:
             for request, completions in zip(requests, self.sample(requests, sampling), strict=True):
                 hear(request, completions)
-
-
-class Sampler(Speaker, Protocol):
-    """Where completions come from: an engine.
-
-    Attributes:
-        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
-            that rounding explains; stale or wrong weights show more.
-        takes_adapters: with LoRA the engine gets the frozen base once by `load_weights`, and then adapters by
-            `load_adapter`; otherwise it gets full weights, `Adapted`.
-    """
-
-    tolerance: float = 0.0
-    takes_adapters: bool = False
-
-    def __init__(self) -> None:
-        """Without parameters, unless the class has its own."""
 
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -115,10 +98,8 @@ class Rows:
         """A copy of the rows from `first` to before `end`."""
         import torch
 
-        starts = accumulate(map(len, self.parts), initial=0)
-        return torch.cat(
-            [part[max(0, first - s) : max(0, end - s)] for s, part in zip(starts, self.parts, strict=False)]
-        )
+        placed = zip(accumulate(map(len, self.parts), initial=0), self.parts, strict=False)
+        return torch.cat([part[max(0, first - start) : max(0, end - start)] for start, part in placed])
 
 
 class Gathering(Mapping[str, "Tensor"]):

@@ -389,3 +389,9 @@ class Adapted(Mapping[str, "Tensor"]):
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Called with the events of a run: `observe(event, details)`. The display and the log are observers."""
+
+
+Ask = Callable[[bool], Sequence[Request] | None]
+"""Requests to sample next; told whether the engine is idle, when it waits for some. None: no more."""
+Hear = Callable[[Request, Sequence[Completion]], None]
+"""Takes the completions of a request."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from retrain.errors import DataError
-from retrain.protocols import Speaker
+from retrain.protocols import Sampler
 from retrain.run.episodes import FAILED, Player, roll, turn_stream
 from retrain.training.chat import Chat
 from retrain.types import Completion, ExpertRow, Problem, Request, Sampling
@@ -18,7 +18,7 @@ _AT_ONCE = 512
 """Episodes that are live together."""
 
 
-class _Script(Speaker):
+class _Script(Sampler):
     """Says the replies of problems instead of sampling; the stream of a request is the place of its problem."""
 
     def __init__(self, chat: Chat, problems: Sequence[Problem]) -> None:
@@ -27,6 +27,9 @@ class _Script(Speaker):
             for turn, reply in enumerate(problem.replies):
                 stream = turn_stream(place, 0, turn) if turn else place
                 self._lines[stream] = problem.id, [*chat.encode(reply), chat.end_id]
+
+    def load_weights(self, weights: object, version: int) -> None:
+        """It has none."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The next reply of every episode; nothing where none is left."""

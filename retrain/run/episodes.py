@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from retrain.errors import DataError, EngineError
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Ask, Hear, Speaker
+from retrain.protocols import Sampler
 from retrain.training.bridge import Bridge
 from retrain.training.chat import Chat, Posed, Prompt
-from retrain.types import Completion, Metrics, Problem, Request, Rollout, Sampling, Turn
+from retrain.types import Ask, Completion, Hear, Metrics, Problem, Request, Rollout, Sampling, Turn
 
 if TYPE_CHECKING:
     from retrain.environments.contract import Answer
@@ -41,7 +41,7 @@ class Player:
         world: answers.
     """
 
-    sampler: Speaker
+    sampler: Sampler
     chat: Chat
     world: World
 

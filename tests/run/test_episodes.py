@@ -19,7 +19,7 @@ from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
 from retrain.errors import EngineError
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Speaker
+from retrain.protocols import Sampler
 from retrain.run.collect import complete
 from retrain.run.episodes import Player, roll
 from retrain.system.worker_process import Containment
@@ -51,11 +51,14 @@ class Letters:
 CHAT = Chat(Letters(), END)
 
 
-class Dice(Speaker):
+class Dice(Sampler):
     """A sampler whose completions depend on (seed, stream, member) alone."""
 
     def __init__(self, room=inf):
         self.calls, self.room = [], room
+
+    def load_weights(self, weights, version):
+        """It has none."""
 
     def sample(self, requests, sampling):
         self.calls.append(requests)

@@ -15,9 +15,9 @@ from retrain.engines.capability import base_model, check_weights, full_shapes
 from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm.isolation import Isolation
 from retrain.errors import EngineError
-from retrain.protocols import Ask, Hear, Sampler, tolerance_of
+from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
-from retrain.types import Completion, Request, Sampling
+from retrain.types import Ask, Completion, Hear, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor

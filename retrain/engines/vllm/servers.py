@@ -19,10 +19,10 @@ from retrain.engines.capability import base_model, check_weights, full_shapes
 from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm import weight_transfer as vllm_transfer
 from retrain.errors import EngineError
-from retrain.protocols import Ask, Hear, Sampler, tolerance_of
+from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
 from retrain.system import http_client as http
-from retrain.types import Completion, Metrics, Request, Sampling
+from retrain.types import Ask, Completion, Hear, Metrics, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
