@@ -67,10 +67,7 @@ class Sampler(Protocol):
         return play(self)
 
     def load_adapter(self, folder: Path, version: int) -> None:
-        """Sample with the base and the adapter in this folder, in peft's format, instead of the last adapter.
-
-        The folder stays as it is until the next call.
-        """
+        """Sample with the base and the adapter in this folder, of peft's format, which stays until the next call."""
         raise EngineError(f"{type(self).__name__} takes no adapters")
 
     def describe(self) -> str:
