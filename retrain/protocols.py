@@ -15,14 +15,25 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from retrain.errors import ComponentError, EngineError
-from retrain.types import Adapted, Batch, Completion, Metrics, Observer, Problem, Request, Rollout, Sampling, State
+from retrain.types import (
+    Adapted,
+    Ask,
+    Batch,
+    Completion,
+    Hear,
+    Metrics,
+    Observer,
+    Problem,
+    Request,
+    Rollout,
+    Sampling,
+    State,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, device
-
-    from retrain.types import Ask, Hear
 
 T = TypeVar("T")
 
@@ -67,7 +78,10 @@ class Sampler(Protocol):
         return play(self)
 
     def load_adapter(self, folder: Path, version: int) -> None:
-        """Sample with the base and the adapter in this folder, of peft's format, which stays until the next call."""
+        """Sample with the base and the adapter in this folder, in peft's format, instead of the last adapter.
+
+        The folder stays as it is until the next call.
+        """
         raise EngineError(f"{type(self).__name__} takes no adapters")
 
     def describe(self) -> str:
@@ -95,8 +109,10 @@ class Rows:
         """A copy of the rows from `first` to before `end`."""
         import torch
 
-        placed = zip(accumulate(map(len, self.parts), initial=0), self.parts, strict=False)
-        return torch.cat([part[max(0, first - start) : max(0, end - start)] for start, part in placed])
+        starts = accumulate(map(len, self.parts), initial=0)
+        return torch.cat(
+            [part[max(0, first - s) : max(0, end - s)] for s, part in zip(starts, self.parts, strict=False)]
+        )
 
 
 class Gathering(Mapping[str, "Tensor"]):
@@ -123,26 +139,6 @@ def shapes_of(weights: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
 def tolerance_of(dtype: Any) -> float:
     """Mean log-prob difference per token, in nats, that rounding in this torch dtype explains."""
     return 1e-3 if "32" in str(dtype) else 0.15
-
-
-def check_requests(requests: Sequence[Request], version: int | None, limit: float, holder: str, fix: str) -> int:
-    """The version of an engine's weights, which can serve these requests.
-
-    Raises:
-        EngineError: there are no weights, or a context is empty, or with its completion longer than the `limit`
-            tokens that the holder has room for.
-    """
-    if version is None:
-        raise EngineError("the sampler has no weights: call load_weights first")
-    if not all(len(request.ids) for request in requests):
-        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
-    longest = max(requests, key=lambda request: len(request.ids) + request.max_tokens, default=None)
-    if longest is not None and len(longest.ids) + longest.max_tokens > limit:
-        raise EngineError(
-            f"a prompt of {len(longest.ids)} tokens and max_tokens = {longest.max_tokens} need "
-            f"{len(longest.ids) + longest.max_tokens} positions, but {holder} has {limit:g}; {fix}"
-        )
-    return version
 
 
 class Ranks:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import EngineError
 from retrain.protocols import shapes_of
-from retrain.types import BUILTIN
+from retrain.types import BUILTIN, Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,3 +144,23 @@ def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str,
             f"these weights are not the sampler's: {'; '.join(wrong[:3])}{more}; "
             "send the full state_dict() of the merged model, tied entries included"
         )
+
+
+def check_requests(requests: Sequence[Request], version: int | None, limit: float, holder: str, fix: str) -> int:
+    """The version of an engine's weights, which can serve these requests.
+
+    Raises:
+        EngineError: there are no weights, or a context is empty, or with its completion longer than the `limit`
+            tokens that the holder has room for.
+    """
+    if version is None:
+        raise EngineError("the sampler has no weights: call load_weights first")
+    if not all(len(request.ids) for request in requests):
+        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+    longest = max(requests, key=lambda request: len(request.ids) + request.max_tokens, default=None)
+    if longest is not None and len(longest.ids) + longest.max_tokens > limit:
+        raise EngineError(
+            f"a prompt of {len(longest.ids)} tokens and max_tokens = {longest.max_tokens} need "
+            f"{len(longest.ids) + longest.max_tokens} positions, but {holder} has {limit:g}; {fix}"
+        )
+    return version

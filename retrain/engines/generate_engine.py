@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from retrain.engines.capability import BESIDE_OR_MERGED, base_model, positions
-from retrain.protocols import Sampler, check_requests, tolerance_of
+from retrain.engines.capability import BESIDE_OR_MERGED, base_model, check_requests, positions
+from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
 from retrain.types import Completion, Request, Sampling
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import BESIDE_OR_MERGED, base_model, fusable, positions, unsupported
+from retrain.engines.capability import BESIDE_OR_MERGED, base_model, check_requests, fusable, positions, unsupported
 from retrain.errors import ComponentError
-from retrain.protocols import Sampler, check_requests, tolerance_of
+from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
 from retrain.types import Completion, Request, Sampling
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retrain.engines.capability import check_requests
 from retrain.errors import ComponentError, EngineError
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import check_requests
 from retrain.registry import Finding
 from retrain.system.files import writing
 from retrain.system.http_client import address_mistakes
