@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_515,
-    "what retrain train imports": 11_605,
-    "with all that a run may name": 14_075,
+    "package": 21_755,
+    "what retrain train imports": 11_700,
+    "with all that a run may name": 14_230,
     "campaign": 2_680,
     "tools": 1_992,
     "report": 529,

@@ -158,8 +158,8 @@ TOGETHER = {"save_checkpoint"}
     ("shared", "plain", "others"),
     [
         (SharedDirectory, RunDirectory, TOGETHER),
-        (SharedSampler, Sampler, set()),
-        (RemoteSampler, Sampler, set()),
+        (SharedSampler, Sampler, {"keep_sampling"}),  # asked of what `lead` gives alone
+        (RemoteSampler, Sampler, {"keep_sampling"}),
         (SharedPool, RewardPool, {"__enter__", "__exit__"}),
     ],
 )
