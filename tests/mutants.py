@@ -231,7 +231,7 @@ MUTANTS = [
     Mutant(
         "a cut reply without its end",
         "run/episodes.py",
-        [('one.ids[-1] if turn.finish_reason == "stop" else None', "self._player.chat.end_id")],
+        [('one.ids[-1] if one.turns[-1].finish_reason == "stop" else None', "self._player.chat.end_id")],
         ["run/test_episodes.py"],
     ),
     Mutant(
