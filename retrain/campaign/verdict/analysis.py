@@ -104,6 +104,11 @@ class Comparison:
         return self.holm <= self.alpha
 
     @property
+    def untested(self) -> bool:
+        """Its interval excludes 0, but there are too few seeds for any outcome to be significant in its family."""
+        return len(self.seeds) < self.enough and (self.difference.low > 0 or self.difference.high < 0)
+
+    @property
     def enough(self) -> int:
         """The least number of seeds with which some outcome is significant as the first of its family."""
         return next(n for n in range(2, 99) if self.size * statistics.smallest_p(n) <= self.alpha)

@@ -22,9 +22,11 @@ def headline(analysis: Analysis) -> str:
     start = f"{runs - lost} of {runs} runs finished" if lost else f"All {runs} runs finished"
     if not found:
         return f"{start}. There is one condition, so there is nothing to compare."
+    more = sum(one.untested for one in found)
+    few = f" {more} more {'has' if more == 1 else 'have'} an interval without 0, and too few seeds." if more else ""
     if analysis.ladder:
-        return f"{start}. {clear} of {len(found)} changes made a clear difference."
-    return f"{start}. {clear} of {len(found)} conditions differ{'s' * (clear == 1)} clearly from the baseline."
+        return f"{start}. {clear} of {len(found)} changes made a clear difference.{few}"
+    return f"{start}. {clear} of {len(found)} conditions differ{'s' * (clear == 1)} clearly from the baseline.{few}"
 
 
 def sentence(one: Comparison) -> str:
@@ -53,11 +55,16 @@ def numbers(one: Comparison) -> str:
 
 
 def conclusion(one: Comparison) -> str:
-    """Better, worse, or cannot tell with the number of seeds that would be enough."""
+    """Better, worse, or what is missing: the number of seeds that would be enough."""
     if one.significant:
         return "better" if one.difference.value > 0 else "worse"
     if not one.seeds:
         return "cannot tell; no seed finished in both"
+    if one.untested:
+        way = "higher" if one.difference.value > 0 else "lower"
+        every = " in every seed" if one.p <= statistics.smallest_p(len(one.seeds)) else ""
+        family = f"{plural(one.size, 'comparison')}: {max(one.needed or 0, one.enough):,} needed"
+        return f"{way}{every}, and its own interval excludes 0; too few seeds for {family}"
     if len(one.seeds) < one.enough:
         few = f"cannot tell; no outcome of {len(one.seeds)} seeds could, {one.enough} are the least"
         return few if one.needed is None else f"{few} and about {max(one.needed, one.enough):,} would"

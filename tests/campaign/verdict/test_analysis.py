@@ -90,12 +90,27 @@ def test_the_verdict_says_what_would_tell():
     assert first.needed > 8
     assert conclusion(first) == f"cannot tell; about {first.needed:,} seeds would"
     few = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.39, 0.5]})).primary[0]
-    assert conclusion(few) == "cannot tell; no outcome of 3 seeds could, 6 are the least and about 6 would"
+    assert conclusion(few) == (
+        "higher in every seed, and its own interval excludes 0; too few seeds for 1 comparison: 6 needed"
+    )
     same = analyze(simulated({"a": [0.1] * 8, "b": [0.1] * 8})).primary[0]
     assert (same.p, same.needed) == (1.0, None)
     assert conclusion(same) == "cannot tell; there is no difference that more seeds would tell"
     two = analyze(simulated({"a": [0.1, 0.2], "b": [0.3, 0.5]})).primary[0]
     assert conclusion(two) == "cannot tell; no outcome of 2 seeds could, 6 are the least"
+    wide = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.2, 0.9]})).primary[0]
+    assert conclusion(wide).startswith("cannot tell; no outcome of 3 seeds could, 6 are the least and about ")
+
+
+def test_a_family_too_large_for_its_seeds_hides_no_difference():
+    table = {"a": [0.1, 0.12] * 4} | {f"b{k}": [0.38, 0.41] * 4 for k in range(9)}
+    found = analyze(simulated(table, ladder=()))
+    assert {conclusion(one) for one in found.primary} == {
+        "higher in every seed, and its own interval excludes 0; too few seeds for 9 comparisons: 9 needed"
+    }
+    assert headline(found).endswith(
+        "0 of 9 conditions differ clearly from the baseline. 9 more have an interval without 0, and too few seeds."
+    )
 
 
 def test_sentences_name_the_ingredient():
