@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_755,
+    "package": 21_785,
     "what retrain train imports": 11_700,
     "with all that a run may name": 14_230,
-    "campaign": 2_680,
+    "campaign": 2_707,
     "tools": 1_992,
     "report": 529,
 }

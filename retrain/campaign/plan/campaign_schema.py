@@ -52,6 +52,8 @@ class Campaign(Section):
     """Further axes, such as `"optimizer.lr" = [1e-4, 2e-4]`: every condition is run with every combination."""
     baseline: str | None = None
     """Label of the condition that the others are compared with. Unset: the first."""
+    primary: str | None = None
+    """Label of the condition whose comparison with the baseline is the question: it is tested alone, uncorrected."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Accuracy whose first reaching is reported in steps."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05

@@ -208,6 +208,12 @@ def _check_labels(found: Sequence[Condition], settings: Campaign, source: Docume
     if settings.baseline is not None and settings.baseline not in methods:
         fix = did_you_mean(settings.baseline, methods, f"labels: {', '.join(methods)}")
         source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
+    others = [label for label in methods if label != (settings.baseline or methods[0])]
+    if settings.primary is not None and settings.tasks:
+        source.refuse((SECTION, "primary"), "with tasks there is no one comparison with the baseline", "leave it out")
+    elif settings.primary is not None and settings.primary not in others:
+        fix = did_you_mean(settings.primary, others, f"labels: {', '.join(others)}")
+        source.refuse((SECTION, "primary"), f'no condition but the baseline is called "{settings.primary}"', fix)
 
 
 def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | None) -> dict[str, Any]:

@@ -80,7 +80,9 @@ class Plan(Campaign):
     @model_validator(mode="after")
     def _known(self) -> Plan:
         labels = {cell.method for cell in self.cells}
-        named = {label for step in self.ladder for label in step} | ({self.baseline} if self.baseline else set())
+        named = {label for step in self.ladder for label in step} | {
+            label for label in (self.baseline, self.primary) if label
+        }
         if unknown := named - labels:
             raise ValueError(f"no cell is of condition {min(unknown)!r}")
         return self
@@ -140,7 +142,7 @@ def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:
         "ladder": loaded.ladder,
         "premises": _premises(loaded),
         **loaded.settings.model_dump(
-            include={"tasks", "threshold", "alpha", "executor", "slots", "ranks", "retries", "lease_s"}
+            include={"tasks", "primary", "threshold", "alpha", "executor", "slots", "ranks", "retries", "lease_s"}
         ),
         "cells": [asdict(job) for job in jobs(loaded)],
     }

@@ -66,8 +66,8 @@ class Comparison:
 
     Attributes:
         condition, against: labels; differences are condition minus against.
-        family: "ladder" (the condition adds something to `against`), "baseline" or "tasks". Each family is corrected
-            separately.
+        family: "primary" (declared to be the question), "ladder" (the condition adds something to `against`),
+            "baseline" or "tasks". Each family is corrected separately.
         size, alpha: number of comparisons in the family, and its family-wise level.
         seeds: those that finished in both conditions; the others are not used.
         left_out: seeds of the plan without a pair.
@@ -119,6 +119,7 @@ class Analysis:
     """All numbers of the report.
 
     Attributes:
+        declared: the comparison that `[campaign] primary` names, which is in no other family.
         ladder: every condition against the one that it extends; empty without a plan, or if all extend the
             baseline.
         baseline: every condition against the baseline.
@@ -126,13 +127,19 @@ class Analysis:
 
     results: Results
     summaries: tuple[Summary, ...]
+    declared: tuple[Comparison, ...]
     ladder: tuple[Comparison, ...]
     baseline: tuple[Comparison, ...]
 
     @property
     def primary(self) -> tuple[Comparison, ...]:
-        """The family that the verdict reports first: the ladder if there is one."""
-        return self.ladder or self.baseline
+        """What the verdict reports first: the declared comparison, and the ladder if there is one."""
+        return (*self.declared, *(self.ladder or self.baseline))
+
+    @property
+    def every(self) -> tuple[Comparison, ...]:
+        """All comparisons, family by family."""
+        return (*self.declared, *self.ladder, *self.baseline)
 
     @property
     def secondary(self) -> tuple[Comparison, ...]:
@@ -145,11 +152,13 @@ def analyze(results: Results) -> Analysis:
     """Summaries of all conditions and both families of comparisons; equal tables give equal numbers."""
     baseline = [(label, results.baseline) for label in results.conditions if label != results.baseline]
     ladder = () if set(results.ladder) == set(baseline) else results.ladder
+    declared = [(results.primary, results.baseline)] if results.primary else []
     return Analysis(
         results,
         tuple(summarize(results, label) for label in results.conditions),
-        compare(results, ladder, "ladder"),
-        compare(results, baseline, "baseline"),
+        compare(results, declared, "primary"),
+        compare(results, [pair for pair in ladder if pair not in declared], "ladder"),
+        compare(results, [pair for pair in baseline if pair not in declared], "baseline"),
     )
 
 

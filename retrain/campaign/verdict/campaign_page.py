@@ -96,11 +96,14 @@ def _verdicts(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 def _forests(analysis: Analysis, cells: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Families of comparisons, each a title and rows of a drawing and texts, over one axis."""
-    both, first = [*analysis.ladder, *analysis.baseline], len(analysis.ladder)
-    span = figures.forest_span(both)
-    rows = [(figures.forest_row(one, span), texts) for one, texts in zip(both, cells, strict=True)]
-    titles = ("Each condition against the one that it adds to", "Each condition against the baseline")
-    forests = zip(titles, (rows[:first], rows[first:]), strict=True)
+    span = figures.forest_span(analysis.every)
+    rows = iter([(figures.forest_row(one, span), texts) for one, texts in zip(analysis.every, cells, strict=True)])
+    titles = {
+        "The comparison that was declared before": analysis.declared,
+        "Each condition against the one that it adds to": analysis.ladder,
+        "Each condition against the baseline": analysis.baseline,
+    }
+    forests = [(title, [next(rows) for _ in family]) for title, family in titles.items()]
     return {"forests": [forest for forest in forests if forest[1]], "axis": figures.forest_axis(span)}
 
 

@@ -112,6 +112,7 @@ class Results:
         threshold: the accuracy that "steps to threshold" counts to; None if no accuracy makes sense.
         alpha: level of each family of comparisons.
         ladder: pairs (condition, against) in which the first adds something to the second.
+        primary: the condition whose comparison with the baseline was declared to be the question.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Results:
     threshold: float | None = None
     alpha: float = 0.05
     ladder: tuple[tuple[str, str], ...] = ()
+    primary: str | None = None
 
     def of(self, condition: str) -> list[Cell]:
         """The condition's cells, by seed."""
@@ -169,7 +171,7 @@ def read_campaign(directory: Path, task: str = "") -> Results:
     ]
     if plan.tasks and not task:
         return table(name, cells, alpha=plan.alpha)
-    facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder"})
+    facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder", "primary"})
     return table(f"{name}: {task}" if task else name, cells, **facts)
 
 

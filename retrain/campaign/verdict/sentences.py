@@ -50,7 +50,8 @@ def numbers(one: Comparison) -> str:
     if one.left_out:
         lone = ", ".join(map(str, one.left_out))
         seeds += f" (seed{'s' * (len(one.left_out) != 1)} {lone} without a pair)"
-    test = f"p {p_value(one.p)} (Holm {p_value(one.holm).removeprefix('= ')})"
+    how = "tested alone, as declared" if one.family == "primary" else f"Holm {p_value(one.holm).removeprefix('= ')}"
+    test = f"p {p_value(one.p)} ({how})"
     return f"{estimate(one.difference, '+.3f', ' accuracy')}, {test}, {seeds}: "
 
 
@@ -109,7 +110,7 @@ def note(analysis: Analysis) -> str:
         "The ladder and the baseline are two families, corrected separately"
         if analysis.secondary
         else "Holm corrects it for all comparisons"
-    )
+    ) + ", but for the declared one, which is tested alone" * bool(analysis.declared)
     reach = "" if threshold is None else f" The threshold is an accuracy of {threshold:.3f}."
     return (
         f"Differences are paired by seed. p is the two-sided permutation test by sign flips ({how}). {family}: the "
@@ -121,7 +122,7 @@ def note(analysis: Analysis) -> str:
 
 def tables(analysis: Analysis) -> dict[str, Table]:
     """The tables of a report, in HTML and in Markdown: differences, described, conditions, costs, runs."""
-    results, both = analysis.results, (*analysis.ladder, *analysis.baseline)
+    results, both = analysis.results, analysis.every
     return {
         "differences": Table.of([_tested(one) for one in both]),
         "described": Table.of([_described(one) for one in both]),
@@ -221,8 +222,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         "headline": headline(analysis),
         "conditions": analysis.summaries,
         "comparisons": [
-            {**asdict(one), "significant": one.significant, "verdict": conclusion(one)}
-            for one in (*analysis.ladder, *analysis.baseline)
+            {**asdict(one), "significant": one.significant, "verdict": conclusion(one)} for one in analysis.every
         ],
         "without_result": [
             {"condition": cell.condition, "seed": cell.seed, "status": cell.status, "reason": cell.reason}

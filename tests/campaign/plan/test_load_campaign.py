@@ -209,6 +209,18 @@ advantage_mode = "maxrl"
     assert len(found) == 7, "a mistake of the base run is told once, not once per condition"
 
 
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ('primary = "maxlr"', '2:1 [campaign] primary: no condition but the baseline is called "maxlr"'),
+        ('primary = "grpo"', '2:1 [campaign] primary: no condition but the baseline is called "grpo"'),
+        ('primary = "maxrl"\ntasks = ["strategy"]', "2:1 [campaign] primary: with tasks there is no one comparison"),
+    ],
+)
+def test_a_declared_comparison_is_one_of_a_condition_with_the_baseline(problems, settings, why):
+    assert why in "\n".join(problems(f"[campaign]\n{settings}\n"))
+
+
 def test_a_condition_that_is_another_ones_twin_is_refused(problems):
     found = problems("""[[campaign.conditions]]
 advantage_mode = "grpo"

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from retrain.campaign.verdict.analysis import analyze, compare, summarize
+from retrain.campaign.verdict.campaign_page import _forests
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.sentences import as_json, conclusion, headline, sentence, text
+from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, sentence, text
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
@@ -111,6 +112,29 @@ def test_a_family_too_large_for_its_seeds_hides_no_difference():
     assert headline(found).endswith(
         "0 of 9 conditions differ clearly from the baseline. 9 more have an interval without 0, and too few seeds."
     )
+
+
+def test_a_declared_comparison_is_tested_alone():
+    rng = np.random.default_rng(0)
+    values = {"a": [0.1] * 6} | {f"b{k}": list(rng.normal(0.2, 0.01, 6)) for k in range(9)}
+    found = analyze(simulated(values, ladder=(), primary="b4"))
+    assert [(one.condition, one.size, one.holm == one.p, one.significant) for one in found.declared] == [
+        ("b4", 1, True, True)
+    ]
+    assert [one.condition for one in found.baseline] == ["b0", "b1", "b2", "b3", "b5", "b6", "b7", "b8"]
+    assert {(one.size, one.significant) for one in found.baseline} == {(8, False)}
+    assert sentence(found.primary[0]).endswith("p = .031 (tested alone, as declared), 6 seeds: better.")
+    assert "comparisons, but for the declared one, which is tested alone: the chance" in note(found)
+    assert headline(found).startswith("All 60 runs finished. 1 of 9 conditions differs clearly")
+    with_ladder = analyze(simulated(values, ladder=(("b1", "b0"), ("b4", "a")), primary="b4"))
+    assert [(one.condition, one.against) for one in with_ladder.primary] == [("b4", "a"), ("b1", "b0")]
+    assert "b4" not in [one.condition for one in with_ladder.secondary]
+    assert [one["family"] for one in as_json(found)["comparisons"]] == ["primary"] + ["baseline"] * 8
+    forests = _forests(found, [[]] * len(found.every))["forests"]
+    assert [(title, len(rows)) for title, rows in forests] == [
+        ("The comparison that was declared before", 1),
+        ("Each condition against the baseline", 8),
+    ]
 
 
 def test_sentences_name_the_ingredient():
