@@ -113,7 +113,7 @@ def _grandchild():
 
 def _on_pipes(text):
     """Write to every pipe that the worker has."""
-    for number in range(3, 64):
+    for number in range(3, 4096):
         with suppress(OSError):
             os.write(number, text)
     return 1.0
