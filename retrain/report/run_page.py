@@ -107,10 +107,10 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     curves: list[tuple[str, str, str, Sequence[str]]] = []
     parts = sorted({key for row in metrics for key in row if key.startswith("reward/")} - _OF_THE_WHOLE)
     rewards = [(key, f"Reward, {key[len('reward/') :]}", "mean of this part", False) for key in parts]
-    for key, title, caption, share in (*_CHARTS, *(rewards if len(rewards) > 1 else ()), *_IF_VARIED):
+    varied = [chart for chart in _IF_VARIED if len({float(row[chart[0]]) for row in metrics if chart[0] in row}) > 1]
+    for key, title, caption, share in (*_CHARTS, *(rewards if len(rewards) > 1 else ()), *varied):
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
-        if (key, title, caption, share) not in _IF_VARIED or len({value for _, value in points}) > 1:
-            curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
+        curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
     # Where a rollout overlaps the update, its phase is the time that the loop waited for it.
     hidden = {"time/overlap_s", "time/rollout_s"} if any("time/wait_s" in row for row in metrics) else set[str]()
     times = {key for row in metrics for key in row if key.startswith("time/") and key.endswith("_s")}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from retrain.functional.seeds import derive_seed
 from retrain.training.bridge import Bridge, Tools
 from retrain.training.chat import Chat, Prompt
-from retrain.types import Completion, Rollout, Turn
+from retrain.types import Completion, Problem, Rollout, Turn
 
 Message = dict[str, str]
 
@@ -134,19 +134,9 @@ class Sessions:
         return [self._rollout(row, g, value) for g, (rows, value) in zip(groups, several, strict=True) for row in rows]
 
     def _rollout(self, row: Row, group: int, value: float) -> Rollout:
-        rollout = Rollout(
-            problem_id=str(derive_seed(0, row.prompt.text)),
-            prompt=row.prompt.text,
-            answer="",
-            prompt_ids=row.prompt.ids,
-            completion_ids=tuple(row.ids),
-            sampler_logprobs=tuple(row.logprobs),
-            text=self._chat.decode(row.ids),
-            turns=tuple(row.turns),
-            group=group,
-            ended="done",
-        )
-        return rollout.rewarded(value, {"env": value})
+        problem = Problem(str(derive_seed(0, row.prompt.text)), row.prompt.text, answer="")
+        rollout = self._chat.rollout((problem, row.prompt), group, row.ids, row.logprobs, row.turns)
+        return replace(rollout, ended="done").rewarded(value, {"env": value})
 
 
 def plain_messages(given: Sequence[object]) -> list[Message]:
