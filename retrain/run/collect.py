@@ -92,8 +92,10 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     train = {id(one) for one in kept}
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= parts.sampler.metrics()
+    if played := [one for one in rollouts if one.ended]:  # in an environment, or by a harness
+        metrics |= episodes.metrics(played)
     if parts.world is not None:
-        metrics |= episodes.metrics(rollouts) | parts.ranks.rollouts.first(parts.world.metrics)
+        metrics |= parts.ranks.rollouts.first(parts.world.metrics)
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
     experts: list[ExpertRow] = []
     if parts.experts is not None:

@@ -165,6 +165,7 @@ def test_a_run_trains_on_what_programs_talk_about(toml, tmp_path):
     for step, row in enumerate(rows(done / "metrics.jsonl")):
         assert row["reward/mean"] == 0.5
         assert row["rollout/completions"] == 4
+        assert row["env/turns"] == 2
         assert row["rollout/staleness"] == 0
         assert row["groups/informative"] == 1
         assert row["grad/norm"] > 0
