@@ -20,7 +20,8 @@ from tests.training.rank_cases import whole_run
 
 pytest_plugins = ["tests.training.rank_pair"]
 ROOT = Path(__file__).parents[2]
-EXACT = ("model.dtype=float32", "torch.dtype=float32")
+EXACT = ("model.dtype=float32", "torch.dtype=float32", "optimizer.eps=1e-4")
+"""AdamW with its eps of 1e-8 makes whole steps of gradients that are rounding alone: ranks and lanes differ there."""
 RECIPES = sorted((ROOT / "configs").glob("*.toml"))
 AHEAD = ("rollout.overlap=1", "reward_pool.workers=1")
 ENDS = (
@@ -32,7 +33,7 @@ LANES = ("rollout.overlap=1", "environment.workers=2")
 TINY = """
 training.max_steps=2 training.batch_size=2 training.group_size=4 training.max_tokens=12 training.threads=1
 warmup.steps=12 warmup.batch_size=8 warmup.warmup_steps=2 warmup.problems=96
-eval.problems=0 checkpoint.every=0 reward_pool.workers=0 optimizer.eps=1e-4
+eval.problems=0 checkpoint.every=0 reward_pool.workers=0
 """.split()  # noqa: SIM905
 
 
@@ -87,7 +88,7 @@ def test_two_ranks_write_what_one_process_writes(ask, tmp_path, overrides):
     assert ask("two", *overrides)["errors"] == [None, None]
     assert ask("one", *overrides, ranks=1)["errors"] == [None]
     runs = tmp_path / "runs"
-    assert same(runs / "two", runs / "one") <= 1e-5
+    assert same(runs / "two", runs / "one") <= 1e-6
     files = [
         {path.relative_to(run) for path in run.rglob("*") if not {"checkpoints", "best"} & {*path.parts}}
         for run in (runs / "two", runs / "one")
@@ -107,7 +108,7 @@ def test_two_ranks_play_the_episodes_of_one_process(ask, tmp_path, overrides):
     toml.write_text(GAME)
     assert ask("two", *overrides, file=toml)["errors"] == [None, None]
     assert ask("one", *overrides, file=toml, ranks=1)["errors"] == [None]
-    assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one") <= 1e-5
+    assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one") <= 1e-6
 
 
 def test_an_environment_that_fails_ends_every_rank(ask, tmp_path):
@@ -124,7 +125,7 @@ def test_two_ranks_train_every_recipe_as_one_process_does(ask, tmp_path, monkeyp
     monkeypatch.chdir(ROOT)
     assert ask("two", *tiny(file), file=file)["errors"] == [None, None]
     assert ask("one", *tiny(file), file=file, ranks=1)["errors"] == [None]
-    assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one", tolerance=2e-5) <= 1e-5
+    assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one", tolerance=2e-5) <= 1e-6
 
 
 @pytest.mark.ranks
@@ -138,7 +139,7 @@ def test_a_run_goes_from_world_to_world(ask, tmp_path):
             text = f"ranks: {worlds[place - 1]} -> {size}, which rounds differently: the same run, not bit for bit"
             assert f"resuming with {text}" in found["said"]
     ask("one", "training.max_steps=8", ranks=1)
-    assert same(runs / "moving", runs / "one") <= 1e-5
+    assert same(runs / "moving", runs / "one") <= 1e-6
 
 
 @pytest.mark.ranks
@@ -147,7 +148,7 @@ def test_three_ranks_train_as_one_process_does(ask, tmp_path, monkeypatch, file)
     monkeypatch.chdir(ROOT)
     assert ask("three", *tiny(file), file=file, ranks=3)["errors"] == [None] * 3
     assert ask("one", *tiny(file), file=file, ranks=1)["errors"] == [None]
-    assert same(tmp_path / "runs" / "three", tmp_path / "runs" / "one", tolerance=2e-5) <= 1e-5
+    assert same(tmp_path / "runs" / "three", tmp_path / "runs" / "one", tolerance=2e-5) <= 1e-6
 
 
 TOGETHER = {"save_checkpoint"}
