@@ -15,7 +15,7 @@ from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
     "package": 21_785,
-    "what retrain train imports": 11_700,
+    "what retrain train imports": 11_756,
     "with all that a run may name": 14_230,
     "campaign": 2_707,
     "tools": 1_992,
