@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_785,
-    "what retrain train imports": 11_756,
-    "with all that a run may name": 14_230,
+    "package": 21_843,
+    "what retrain train imports": 11_821,
+    "with all that a run may name": 14_281,
     "campaign": 2_707,
     "tools": 1_992,
     "report": 529,

@@ -45,14 +45,25 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
 
 
 def schema(
+    file: Annotated[Path | None, typer.Argument(help="Add the tables of the components that this file names.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As in the other commands; a schema is JSON anyway.")] = True,
 ) -> None:
     """Print the JSON Schema of a configuration, tables of all registered components included."""
+    from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+    from retrain.config.load import load
+
+    del as_json
+    if file is not None:
+        load_campaign(file) if is_campaign(file) else load(file)
+    print(schema_text())
+
+
+def schema_text() -> str:
+    """The JSON Schema of runs and campaigns, with the components that have been imported."""
     from retrain.campaign.plan.campaign_schema import add_to
     from retrain.config.jsonschema import json_schema
 
-    del as_json
-    print(json.dumps(add_to(json_schema()), indent=2))
+    return json.dumps(add_to(json_schema()), indent=2)
 
 
 def explain(

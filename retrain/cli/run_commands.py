@@ -37,6 +37,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
         list[str] | None, typer.Option(help="A key that may differ from the run to be resumed. Repeatable.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per event, and nothing else.")] = False,
     ranks: Annotated[int, typer.Option(min=1, help="Processes on this machine that train together, one per GPU.")] = 1,
     slurm: Annotated[
         int | None, typer.Option(min=1, help="Print a SLURM script for so many machines of `ranks` GPUs, and end.")
@@ -65,7 +66,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     from retrain.run.session import Resume, run
 
     try:
-        with display(plain=plain) as observe:
+        with display(plain, as_json) as observe:
             run(loaded, Resume(*how, tuple(allow_change or ())), observe)
     except KeyboardInterrupt as stopped:
         stopped.add_note(_left(loaded.directory, file))

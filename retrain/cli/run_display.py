@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import sys
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +47,19 @@ _SAMPLE_LINES = 3
 
 
 @contextmanager
-def display(plain: bool) -> Generator[Observer]:
+def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
     """An observer for the length of a run.
 
     Lines instead of the live screen: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal. An
-    output that cannot be written does not end the run.
+    output that cannot be written does not end the run. With `as_json` standard output has one JSON object per event
+    and nothing else: what libraries print goes to standard error.
     """
     with forgiving_output():
+        if as_json:
+            output = sys.stdout
+            with redirect_stdout(sys.stderr):
+                yield lambda event, details: print(json.dumps({"event": event, **details}), file=output, flush=True)
+            return
         console = Console(highlight=False)
         if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
             yield Lines()

@@ -14,10 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from retrain.cli.config_commands import Json
+from retrain.cli.config_commands import Json, schema_text
 from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
 from retrain.system.sandbox import missing
 
+SCHEMA = "retrain.schema.json"
+"""The file beside a configuration that its `#:schema` line names."""
 EXTRAS: dict[str, tuple[str, ...]] = {
     "grams": ("scikit-learn", "sentence-transformers"),
     "gym": ("reasoning-gym",),
@@ -41,7 +43,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the templates, and end.")] = False,
 ) -> None:
-    """Write a commented configuration to start from."""
+    """Write a commented configuration to start from, and beside it the schema by which editors complete its keys."""
     templates = _templates()
     if listed:
         for name, source in templates.items():
@@ -57,12 +59,13 @@ def init(
     text = templates[template].read_text(encoding="utf-8").replace(f"configs/{template}.toml", "FILE")
     text = text.replace('"configs/data/', f'"{_recipes()}/data/')
     try:
-        file.write_text(text.replace("FILE", str(file)), encoding="utf-8")
+        file.write_text(f"#:schema {SCHEMA}\n" + text.replace("FILE", str(file)), encoding="utf-8")
+        file.with_name(SCHEMA).write_text(schema_text() + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"{file}: cannot be written ({error.strerror}); name a file in a directory of yours"
         ) from None
-    print(f"wrote {file}\nnext: retrain train {file}")
+    print(f"wrote {file}, and {SCHEMA} for editors\nnext: retrain train {file}")
 
 
 def _recipes() -> Path:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from retrain import registry
-from retrain.config.document import Document
+from retrain.config.document import Document, left_out
 from retrain.config.mistakes import Catalog, catalog, collect
 from retrain.config.positions import Path
 from retrain.config.presets import preset_names
@@ -86,8 +86,9 @@ class Binder:
             if one is not None and trait in one.component.traits
         }
         for (check, _), (slot, one) in checks.items():
-            with Call(slot.kind, slot.name)():
-                findings: list[Finding] = [*check(one.params, config)]
+            findings: list[Finding] = []
+            with Call(slot.kind, slot.name)(), left_out(self.document):
+                findings += check(one.params, config)
             for at, problem, fix, fatal, exit_code in findings:
                 path = self._locate(slot, one.component, at) if at else slot.path
                 note = partial(self.document.refuse, exit_code=exit_code) if fatal else self.document.warn

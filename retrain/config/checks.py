@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from retrain.config.document import Document
+from retrain.config.document import Document, left_out
 from retrain.config.presets import leaves, preset_names
 from retrain.config.resolve import mixed_labels
 from retrain.config.schema import Config
@@ -23,16 +23,20 @@ _LARGE_LR = 5e-5
 
 def check(config: Config, document: Document) -> None:
     """Record every contradiction between keys as a problem, and every oddity as a warning."""
-    _check_batch(config, document)
-    _check_sampling(config, document)
-    _check_schedule(config, document)
-    _check_eval(config, document)
-    _check_stop(config, document)
-    _check_paths(config, document)
-    _check_model(config, document)
-    _check_algorithm(config, document)
+    checks = (
+        _check_batch,
+        _check_micro_batch,
+        _check_top_p,
+        _check_top_k,
+        _check_schedule,
+        _check_eval,
+        _check_stop,
+        _check_measured,
+    )
+    for one in (*checks, _check_paths, _check_model, _check_algorithm, _check_sandbox):
+        with left_out(document):
+            one(config, document)
     _check_secrets(document)
-    _check_sandbox(config, document)
 
 
 def _check_secrets(document: Document) -> None:
@@ -54,12 +58,6 @@ def _check_batch(config: Config, document: Document) -> None:
             f"do not divide into {training.minibatches} equal parts",
             f"use a divisor of {rows}",
         )
-    if training.micro_batch_tokens < training.max_tokens:
-        document.refuse(
-            ("training", "micro_batch_tokens"),
-            f"{training.micro_batch_tokens} tokens do not hold one completion of max_tokens = {training.max_tokens}",
-            f"use at least {2 * training.max_tokens}, so that the prompt fits too",
-        )
     if training.group_size == 1:
         document.warn(
             ("training", "group_size"),
@@ -68,14 +66,31 @@ def _check_batch(config: Config, document: Document) -> None:
         )
 
 
-def _check_sampling(config: Config, document: Document) -> None:
-    for key, value, off in (("top_p", config.rollout.top_p, 1), ("top_k", config.rollout.top_k, 0)):
-        if value != off:
-            document.refuse(
-                ("rollout", key),
-                f"{value} truncates the distribution that completions are drawn from, not the one that is trained",
-                f"use {key} = {off}; [eval] {key} may be anything",
-            )
+def _check_micro_batch(config: Config, document: Document) -> None:
+    training = config.training
+    if training.micro_batch_tokens < training.max_tokens:
+        document.refuse(
+            ("training", "micro_batch_tokens"),
+            f"{training.micro_batch_tokens} tokens do not hold one completion of max_tokens = {training.max_tokens}",
+            f"use at least {2 * training.max_tokens}, so that the prompt fits too",
+        )
+
+
+def _check_top_p(config: Config, document: Document) -> None:
+    _refuse_truncation(document, "top_p", config.rollout.top_p, 1)
+
+
+def _check_top_k(config: Config, document: Document) -> None:
+    _refuse_truncation(document, "top_k", config.rollout.top_k, 0)
+
+
+def _refuse_truncation(document: Document, key: str, value: float, off: int) -> None:
+    if value != off:
+        document.refuse(
+            ("rollout", key),
+            f"{value} truncates the distribution that completions are drawn from, not the one that is trained",
+            f"use {key} = {off}; [eval] {key} may be anything",
+        )
 
 
 def _check_schedule(config: Config, document: Document) -> None:
@@ -125,6 +140,11 @@ def _check_eval(config: Config, document: Document) -> None:
             f"pass@{largest} needs as many completions per problem, and samples = {samples}",
             f"use samples = {largest}",
         )
+
+
+def _check_measured(config: Config, document: Document) -> None:
+    if not config.eval.sets:  # their figures are known when they are
+        check_measured(config, document, {})
 
 
 def check_measured(config: Config, document: Document, sets: Mapping[str, Eval]) -> None:

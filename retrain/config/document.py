@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -133,6 +134,16 @@ class Document:
         """Drop the places of `path` and of what is below it."""
         for below in [known for known in self.places if known[: len(path)] == path]:
             del self.places[below]
+
+
+@contextmanager
+def left_out(document: Document) -> Generator[None]:
+    """A check that reads a key in doubt is left out: where there are mistakes, such a key is no attribute."""
+    try:
+        yield
+    except AttributeError:
+        if not document.problems:
+            raise
 
 
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:

@@ -8,8 +8,11 @@ from retrain import registry
 from retrain.algorithms.transforms import CHAINS
 from retrain.config.document import aliases, show
 from retrain.config.presets import preset_names
-from retrain.config.resolve import MIXED
+from retrain.config.resolve import AUTO, MIXED
 from retrain.config.schema import Config
+
+_DOTTED = "[.:]"
+"""What a dotted path has and no registered name."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -19,28 +22,37 @@ def json_schema() -> dict[str, Any]:
     for kind in registry.KINDS.values():
         section, key = kind.key or ("", "")
         if section in Config.model_fields:
-            also = {"transform": tuple(CHAINS), "algorithm": preset_names()}.get(kind.name, ())
-            examples = list(dict.fromkeys((*also, *registry.names(kind.name))))
-            _table(schema, section)["properties"][key]["examples"] = examples
-            for mix, keys in MIXED.items():
-                if kind.name in keys:
-                    _table(schema, mix)["properties"][keys[kind.name][0]]["examples"] = examples
+            also = {"transform": tuple(CHAINS), "algorithm": preset_names(), "engine": (AUTO,)}.get(kind.name, ())
+            names = list(dict.fromkeys((*also, *registry.names(kind.name))))
+            mixes = [(mix, keys[kind.name][0]) for mix, keys in MIXED.items() if kind.name in keys]
+            for table, named in ((section, key), *mixes):
+                keys = _table(schema, table)["properties"]
+                keys[named] = _choice(keys[named], names)
     for name, readers in registry.table_names().items():
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})
         schema["properties"][name] = table | {"description": _used_by(readers)}
     for alias, key in aliases().items():
-        _add_alias(schema, str(alias[0]), str(alias[1]), f"The same as {show(key)}.")
+        first: dict[str, Any] = _table(schema, str(key[0]))["properties"][str(key[1])]
+        said = {"description": f"The same as {show(key)}."}
+        _table(schema, str(alias[0])).get("properties", {})[alias[1]] = first | said
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **schema, "title": "retrain configuration"}
+    own = {"patternProperties": {_DOTTED: {"type": "object"}}}
+    return {"$schema": dialect, **schema, **own, "title": "retrain configuration"}
+
+
+def _choice(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The schema of a key that names a component: every text in it is one of `names` or a dotted path."""
+    if schema.get("type") == "string":
+        kept = {key: value for key, value in schema.items() if key not in ("type", "minLength")}
+        return kept | {"anyOf": [{"enum": names}, {"type": "string", "pattern": _DOTTED}]}
+    if "items" in schema:
+        return schema | {"items": _choice(schema["items"], names)}
+    return schema | {"anyOf": [_choice(one, names) for one in schema["anyOf"]]} if "anyOf" in schema else schema
 
 
 def _used_by(readers: list[registry.Component]) -> str:
     return "Parameters of " + ", ".join(f"{reader.kind} {reader.name}" for reader in readers)
-
-
-def _add_alias(schema: dict[str, Any], table: str, key: str, description: str) -> None:
-    _table(schema, table).get("properties", {})[key] = {"description": description}
 
 
 def _table(schema: dict[str, Any], name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from retrain import registry
@@ -24,12 +24,12 @@ from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.binder import Binder
 from retrain.config.checks import check, check_measured
 from retrain.config.credit_checks import check_credit, check_expert, check_overlap, division
-from retrain.config.document import Document, Place, read
+from retrain.config.document import Document, Place, left_out, read
 from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, lay_task, lay_under, of_eval_set
-from retrain.config.resolve import Resolved, mixed_labels, needs_import, slots
+from retrain.config.resolve import Resolved, Slot, mixed_labels, needs_import, slots
 from retrain.config.schema import RUN_NAME, Config
 from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
@@ -162,21 +162,20 @@ def _check_name(document: Document, stem: str) -> None:
 def validate(document: Document) -> LoadedConfig:
     """As `load`, from a document that has been read (a campaign lays its conditions over it first).
 
-    Unread keys are noted, not refused.
+    Unread keys are noted, not refused. What sections and components demand of each other is checked even if keys
+    have mistakes, as far as it does not depend on those.
     """
     preset = lay_under(document)
     lay_task(document)
     known = cache(_known_keys)
-    config = _sections(document, known)
-    valid = not document.problems
+    config, sure = _sections(document, known)
     binder = Binder(document, list(slots(config, document.data)), config.plugins.search_paths, known)
     later = [slot for slot in binder.slots if needs_import(slot)]
+    found = len(document.problems)
     pending = _tables(document, known, may_import=bool(later))
+    tables_are_sure = len(document.problems) == found
     bound = {slot: binder.bind(slot) for slot in binder.slots if slot not in later}
-    if valid:
-        check(config, document)
-        binder.check("check", {**binder.written(), **bound}, config)
-        binder.check("check_files", bound, config)
+    _check_sure(document, binder, sure, bound, plan=tables_are_sure and not later)
     _stop(document, binder)
     own = {slot: binder.bind(slot) for slot in later}
     bound |= own
@@ -186,11 +185,8 @@ def validate(document: Document) -> LoadedConfig:
     if pending:
         _tables(document, cache(_known_keys), may_import=False)
     _stop(document, binder)
-    tables = {name: table for name, table in document.data.items() if name not in Config.model_fields}
-    resolved = Resolved(tables, config.logging.observe)
-    for slot in binder.slots:
-        if (component := bound[slot]) is not None:
-            resolved.bound.setdefault(slot.kind, []).append(component)
+    tables = _own_tables(document)
+    resolved = _resolved(tables, config, {slot: bound[slot] for slot in binder.slots})
     graph = _plan(document, config, resolved)
     sets = _eval_sets(document, binder, config)
     unread = unread_keys(document, config, resolved, {slot: one for slot, one in bound.items() if one}, graph)
@@ -222,9 +218,36 @@ def _eval_sets(document: Document, binder: Binder, config: Config) -> dict[str, 
         except ConfigError as error:
             document.problems += error.problems
             binder.traces += getattr(error, "__notes__", ())
-    check_measured(config, document, {name: one.config.eval for name, one in found.items()})
+    if found:
+        check_measured(config, document, {name: one.config.eval for name, one in found.items()})
     _stop(document, binder)
     return found
+
+
+def _check_sure(
+    document: Document, binder: Binder, sure: Config, bound: Mapping[Slot, Bound | None], plan: bool
+) -> None:
+    """What the keys and components that are sure demand of each other; with `plan` also of the stages of credit."""
+    check(sure, document)
+    binder.check("check", {**binder.written(), **bound}, sure)
+    binder.check("check_files", bound, sure)
+    if document.problems and plan:
+        with left_out(document):
+            if all(bound.get(slot) for slot in slots(sure, document.data)):
+                _plan(document, sure, _resolved(_own_tables(document), sure, bound))
+
+
+def _own_tables(document: Document) -> dict[str, Any]:
+    """The tables of components."""
+    return {name: table for name, table in document.data.items() if name not in Config.model_fields}
+
+
+def _resolved(tables: Mapping[str, Any], config: Config, bound: Mapping[Slot, Bound | None]) -> Resolved:
+    resolved = Resolved(tables, config.logging.observe)
+    for slot, component in bound.items():
+        if component is not None:
+            resolved.bound.setdefault(slot.kind, []).append(component)
+    return resolved
 
 
 def _known_keys() -> Catalog:
@@ -232,16 +255,38 @@ def _known_keys() -> Catalog:
     return catalog({name: Config.model_fields[name].annotation for name in Config.model_fields} | tables)
 
 
-def _sections(document: Document, known: Known) -> Config:
-    """The sections; where they have mistakes, those are recorded and the rest is kept, to find more."""
+def _sections(document: Document, known: Known) -> tuple[Config, Config]:
+    """The sections, and those of them that are sure: where there are mistakes, the rest is kept, to find more."""
     sections = {name: document.data[name] for name in document.data if name in Config.model_fields}
     try:
-        return Config.model_validate(sections)
+        config = Config.model_validate(sections)
     except ValidationError as error:
         sections = copy.deepcopy(sections)
-        for path in collect(document, error, known()):
+        culprits = collect(document, error, known())
+        for path in culprits:
             _drop(sections, path)
-    return Config.model_validate(sections)
+        config = Config.model_validate(sections)
+        return config, _sure(config, document, culprits)
+    return config, config
+
+
+def _sure(config: Config, document: Document, culprits: Sequence[Path]) -> Config:
+    """The sections without the keys whose values are in doubt; reading one of those raises AttributeError.
+
+    In doubt is what has a mistake, and what is not written while a fix of a mistake names it: a misspelt
+    `group_size` must not be compared as if the default had been meant.
+    """
+    named = {word for problem in document.problems for word in re.findall(r"\w+", problem.fix)}
+    doubtful = {path[:1] if len(path) < 3 and path not in document.places else path[:2] for path in culprits}
+    sure = config.model_copy(deep=True)
+    for name, part in [*sure]:
+        if (name,) in doubtful or (isinstance(part, tuple) and any(path[:1] == (name,) for path in doubtful)):
+            del vars(sure)[name]
+        elif isinstance(part, BaseModel):
+            for key in type(part).model_fields:
+                if (name, key) in doubtful or (key in named and (name, key) not in document.places):
+                    del vars(part)[key]
+    return sure
 
 
 def _drop(data: dict[str, Any], path: Path) -> None:

@@ -1,6 +1,7 @@
 """The live screen keeps its height and width; the plain lines say the same; model text drives neither."""
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -197,3 +198,12 @@ def test_without_a_terminal_or_when_asked_there_are_lines(monkeypatch, capsys):
     monkeypatch.setenv("NO_COLOR", "1")
     with display(plain=False) as observe:
         assert isinstance(observe, Lines)
+
+
+def test_events_are_json_and_what_others_print_goes_elsewhere(capsys):
+    with display(plain=False, as_json=True) as observe:
+        print("* a library says hello")
+        observe("step", {"step": 0, "reward/mean": 0.5})
+    out, err = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [{"event": "step", "step": 0, "reward/mean": 0.5}]
+    assert err == "* a library says hello\n"

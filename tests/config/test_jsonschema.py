@@ -1,4 +1,13 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
 from retrain import registry
+from retrain.cli.main import app
 from retrain.config.jsonschema import json_schema
 from retrain.config.schema import Config
 
@@ -23,14 +32,66 @@ def test_a_components_table_has_its_bounds_and_defaults():
 def test_sections_are_described_and_name_their_components():
     schema = json_schema()
     algorithm = resolve(schema, schema["properties"]["algorithm"])["properties"]
-    assert "grpo" in algorithm["advantage_mode"]["examples"]
-    assert {"none", "gtpo_sepa", "gtpo"} <= set(algorithm["transform_mode"]["examples"])
+    assert "grpo" in algorithm["advantage_mode"]["anyOf"][0]["enum"]
+    one, several = algorithm["transform_mode"]["anyOf"]
+    assert {"none", "gtpo_sepa", "gtpo"} <= set(one["anyOf"][0]["enum"])
+    assert several["items"] == {"anyOf": one["anyOf"]}
     training = resolve(schema, schema["properties"]["training"])["properties"]
     assert training["batch_size"]["description"] == "Prompts per step."
 
 
-def test_aliases_are_allowed_where_they_are_documented():
+def test_aliases_have_the_type_of_their_key_where_they_are_documented():
     schema = json_schema()
-    assert resolve(schema, schema["properties"]["training"])["properties"]["lr"]["description"]
+    assert resolve(schema, schema["properties"]["training"])["properties"]["lr"]["type"] == "number"
     assert "strategic_grams" in resolve(schema, schema["properties"]["logging"])["properties"]
     assert "strategic_grams" in schema["properties"]["hicra"]["properties"]
+
+
+ROOT = Path(__file__).parents[2]
+TAPLO = shutil.which("taplo", path=str(Path(sys.executable).parent))
+"""What checks and completes TOML in editors, as a command; `pip install taplo`, which [dev] does."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder as `retrain init` leaves it."""
+    folder = tmp_path_factory.mktemp("editor")
+    assert CliRunner().invoke(app, ["init", str(folder / "run.toml")]).exit_code == 0
+    return folder
+
+
+def checked(folder, *texts):
+    """What taplo says of files with the `#:schema` line of `init`, and its exit code."""
+    for number, text in enumerate(texts):
+        (folder / f"{number}.toml").write_text(f"#:schema retrain.schema.json\n{text}")
+    done = subprocess.run(
+        [str(TAPLO), "check", "run.toml", *(f"{number}.toml" for number in range(len(texts)))],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(TAPLO is None, reason="taplo is not installed")
+def test_an_editor_accepts_what_is_shipped(folder):
+    shipped = [*ROOT.glob("configs/**/*.toml"), *ROOT.glob("campaigns/*.toml")]
+    code, said = checked(folder, *(file.read_text() for file in shipped))
+    assert code == 0, said
+
+
+@pytest.mark.skipif(TAPLO is None, reason="taplo is not installed")
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ('[algorithm]\nadvantage_mode = "gpro"\n', "gpro"),
+        ('[training]\nlr = "a"\n', '"a" is not of type "number"'),
+        ("[trainign]\nlr = 1e-5\n", "trainign"),
+        ('[[rewards]]\nname = "exakt"\n', "exakt"),
+        ("[hicra]\nalpha = 2.0\n", "maximum of 1"),
+    ],
+)
+def test_an_editor_marks_a_mistake(folder, wrong, said):
+    right = '[algorithm]\nadvantage_mode = "my_file.mine"\n["my_file.mine"]\nwidth = 2\n'
+    code, printed = checked(folder, right, wrong)
+    assert (code, said in printed, "1.toml" in printed, "0.toml" in printed) == (1, True, True, False), printed

@@ -118,6 +118,25 @@ def test_sections_with_mistakes_do_not_hide_other_mistakes(tmp_path):
     assert [problem.line for problem in caught.value.problems] == [2, 3, 4, 6, 8]
 
 
+TOGETHER = [
+    ("[rollout]\ntop_p = 0.95\n[training]\nbacth_size = 4\nmicro_batch_tokens = 10\n", [2, 4, 5]),
+    ('[checkpoint]\nbest = "eval/no"\n[eval]\nevery = -1\n', [2, 4]),
+    ("[rollout]\noverlap = 1\n[reward_pool]\nworkers = 0\n[eval]\nevery = -1\n", [2, 6]),
+    ('[vllm]\nlora = "x"\n[rollout]\ntop_k = 3\n[model.lora]\nr = 0\n', [2, 4, 6]),
+    # 8 x 8 rows do not divide into 3, but what was meant by "grup_size" may: only a sure mistake is one.
+    ("[training]\ngrup_size = 6\nminibatches = 3\n", [2]),
+    ('[training]\nbatch_size = "3"\nminibatches = 3\n', [2]),
+    ("[rollout]\noverlap = 1\n[reward_pool]\nworkers = 0\n[[rewards]]\nname = 3\n", [6]),
+]
+
+
+@pytest.mark.parametrize(("text", "lines"), TOGETHER)
+def test_what_keys_demand_of_each_other_is_reported_with_the_mistakes_in_keys(tmp_path, text, lines):
+    with pytest.raises(ConfigError, match=r"run\.toml") as caught:
+        loaded(tmp_path, text)
+    assert [problem.line for problem in caught.value.problems] == lines, str(caught.value)
+
+
 PLUGIN = """
 from retrain import signal, transform
 
