@@ -1,4 +1,4 @@
-"""What episodes of several turns cost, in three parts.
+"""What episodes of several turns cost, in four parts.
 
 The driver and the pool of live episodes: a sampler that takes no time and an environment that answers at once, 128
 episodes of four turns.
@@ -9,23 +9,32 @@ it is asked for. Each worker's share goes on by itself, against waves in which e
 Contexts: the next turn of 32 episodes in the embedded engine, a reply of 8 tokens to 8 new ones, by the length of what
 the episodes have said before. CPU seconds if the engine keeps their keys and values, and if it computes them again.
 
+Steps: a whole step of `configs/calculator.toml` against one of the same file with the task addition, which is
+answered in one turn; in pairs on one thread, per sampled token. CPU time is the trainer's own; the wall time has the
+workers of the environment in it.
+
     python benchmarks/episodes.py
 """
 
 from __future__ import annotations
 
+import re
 import statistics
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+from retrain.config.load import load
 from retrain.environments.contract import Limits
 from retrain.environments.world import World
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
 from retrain.run.episodes import Player, roll
+from retrain.run.session import Resume, run
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
 from retrain.types import Completion, Problem, Request, Sampling
@@ -33,6 +42,8 @@ from retrain.types import Completion, Problem, Request, Sampling
 LIMITS = Limits(8, 8, 64, 64)
 REPLY = Completion((65, 66, 67, 0), (-0.5,) * 4, "stop")
 SAMPLING_S = 0.05
+CALCULATOR = (Path(__file__).parents[1] / "configs" / "calculator.toml").read_text()
+SETTLING, STEPS = 2, 10
 
 
 class Bytes:
@@ -123,6 +134,44 @@ def contexts() -> None:
         print(f"context {length:>5}: kept {kept:.3f} CPU s, computed again {again:.3f}, ratio {again / kept:.1f}")
 
 
+def stepped(toml: str) -> tuple[float, float, float]:
+    """Medians over some steps of a run: CPU and wall microseconds per sampled token, and sampled tokens a step."""
+    rows: list[tuple[float, float, float]] = []
+    clock = [time.process_time(), time.perf_counter()]
+
+    def observe(event: str, details: Mapping[str, Any]) -> None:
+        if event == "step":
+            now, tokens = [time.process_time(), time.perf_counter()], details["tokens/response"] * 16 * 8
+            cpu, wall = (1e6 * (after - before) / tokens for after, before in zip(now, clock, strict=True))
+            rows.append((cpu, wall, tokens))
+            clock[:] = now
+
+    with tempfile.TemporaryDirectory() as folder:
+        (file := Path(folder) / "run.toml").write_text(toml)
+        limits = [
+            f"training.max_steps={SETTLING + STEPS}",
+            "training.threads=1",
+            "eval.problems=0",
+            "checkpoint.every=0",
+        ]
+        run(load(file, [f'logging.dir="{folder}"', "logging.rollouts_every=0", *limits]), Resume(), observe)
+    cpu, wall, tokens = (statistics.median(column) for column in zip(*rows[SETTLING:], strict=True))
+    return cpu, wall, tokens
+
+
+def steps(pairs: int = 5) -> None:
+    """What a sampled token costs in a step of several turns and in one of a single turn."""
+    single = re.sub(r"(?s)\[environment\].*?(?=\[training\])", "", CALCULATOR).replace('"sums"', '"addition"')
+    found = [(stepped(CALCULATOR), stepped(single)) for _ in range(pairs)]
+    for name, place in (("calculator", 0), ("one turn", 1)):
+        cpu, wall, tokens = (statistics.median(column) for column in zip(*(pair[place] for pair in found), strict=True))
+        print(f"a step of {name}: {cpu:.1f} CPU us, {wall:.1f} us wall a sampled token, {tokens:.0f} tokens")
+    for clock in (0, 1):
+        ratios = sorted(several[clock] / one[clock] for several, one in found)
+        middle, name = statistics.median(ratios), ("CPU", "wall")[clock]
+        print(f"  calculator / one turn, {name}: {middle:.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]")
+
+
 def main() -> None:
     """Print all of it."""
     turns = 128 * 4
@@ -130,6 +179,7 @@ def main() -> None:
     print("slow tools, waves, s:", best(lambda: played("asleep", InWaves(SAMPLING_S, 8), 8, 16, 1), 3))
     print("slow tools, shares that go on, s:", best(lambda: played("asleep", Instant(SAMPLING_S), 8, 16, 1), 3))
     contexts()
+    steps()
 
 
 if __name__ == "__main__":

@@ -35,40 +35,6 @@ def start(folder, name, *more):
         return subprocess.Popen(command + flags, cwd=folder, stdout=log, stderr=log, env=environment)
 
 
-def kill_until_done(folder, name, rng):
-    """Start the run until it ends, killing it at random moments; returns the steps done at each kill."""
-    moments, metrics = [], folder / "runs" / name / "metrics.jsonl"
-    while True:
-        # From the loading to well inside the steps and the saving of checkpoints.
-        further = rng.choice([0, 1, 2, 3, 5, 8])
-        goal = steps_of(metrics) + further
-        process = forked(_train, folder, name, LONG)
-        while process.is_alive() and steps_of(metrics) < goal:
-            time.sleep(0.005)
-        process.join(rng.uniform(0.0, 0.2 if further else 1.0))
-        if process.exitcode is not None:
-            assert process.exitcode == 0, (folder / f"{name}.log").read_text()[-2000:]
-            return moments
-        process.kill()
-        process.join()
-        moments.append(steps_of(metrics))
-
-
-def test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be(tmp_path):
-    (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
-    finish(forked(_train, tmp_path, "whole", LONG))
-    whole, rng, moments = tmp_path / "runs" / "whole", random.Random(0), []
-    while len(moments) < KILLS:
-        name = f"killed-{len(moments)}"
-        moments += kill_until_done(tmp_path, name, rng)
-        killed = tmp_path / "runs" / name
-        assert digest(killed) == digest(whole)
-        assert rows(killed / "metrics.jsonl") == rows(whole / "metrics.jsonl")
-        assert rows(killed / "eval.jsonl") == rows(whole / "eval.jsonl")
-    print(f"killed {len(moments)} times, after steps {moments}")
-    assert len({moment for moment in moments if moment}) >= 5, "the kills hit different steps"
-
-
 CHANCE = """
 from zlib import crc32
 
@@ -117,6 +83,47 @@ METHODS = {
     "overlap_mix": ("rollout.overlap=1", "reward_pool.workers=1", *MIX),
     "hicra_entropy": ("algorithm.transform_mode=hicra_entropy", "training.epochs=2", "training.minibatches=2"),
 }
+
+
+def kill_until_done(folder, name, rng, options):
+    """Start the run until it ends, killing it at random moments; returns the steps done at each kill."""
+    moments, metrics = [], folder / "runs" / name / "metrics.jsonl"
+    while True:
+        # From the loading to well inside the steps and the saving of checkpoints.
+        further = rng.choice([0, 1, 2, 3, 5, 8])
+        goal = steps_of(metrics) + further
+        process = forked(_train, folder, name, options)
+        while process.is_alive() and steps_of(metrics) < goal:
+            time.sleep(0.005)
+        process.join(rng.uniform(0.0, 0.2 if further else 1.0))
+        if process.exitcode is not None:
+            assert process.exitcode == 0, (folder / f"{name}.log").read_text()[-2000:]
+            return moments
+        process.kill()
+        process.join()
+        moments.append(steps_of(metrics))
+
+
+@pytest.mark.parametrize(
+    "more", [pytest.param((), id="one turn"), pytest.param((*GAME, "warmup.steps=0"), id="episodes")]
+)
+def test_twenty_kills_at_random_moments_leave_the_weights_as_they_would_be(tmp_path, more):
+    (tmp_path / "by_chance.py").write_text(CHANCE)
+    (tmp_path / "run.toml").write_text(TOML.replace("workers = 0", "workers = 1"))
+    options = (*LONG, *more)
+    finish(forked(_train, tmp_path, "whole", options))
+    whole, rng, moments = tmp_path / "runs" / "whole", random.Random(0), []
+    while len(moments) < KILLS:
+        name = f"killed-{len(moments)}"
+        moments += kill_until_done(tmp_path, name, rng, options)
+        killed = tmp_path / "runs" / name
+        assert digest(killed) == digest(whole)
+        assert rows(killed / "metrics.jsonl") == rows(whole / "metrics.jsonl")
+        assert rows(killed / "eval.jsonl") == rows(whole / "eval.jsonl")
+    print(f"killed {len(moments)} times, after steps {moments}")
+    assert len({moment for moment in moments if moment}) >= 5, "the kills hit different steps"
+
+
 STEPS, KILLS_EACH = 8, 3
 
 
