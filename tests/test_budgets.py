@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_843,
-    "what retrain train imports": 11_821,
-    "with all that a run may name": 14_281,
+    "package": 21_869,
+    "what retrain train imports": 11_845,
+    "with all that a run may name": 14_305,
     "campaign": 2_707,
     "tools": 1_992,
     "report": 529,

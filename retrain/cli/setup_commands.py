@@ -21,6 +21,7 @@ from retrain.system.sandbox import missing
 SCHEMA = "retrain.schema.json"
 """The file beside a configuration that its `#:schema` line names."""
 EXTRAS: dict[str, tuple[str, ...]] = {
+    "8bit": ("bitsandbytes",),
     "grams": ("scikit-learn", "sentence-transformers"),
     "gym": ("reasoning-gym",),
     "hub": ("datasets",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from retrain.config.presets import leaves, preset_names
 from retrain.config.resolve import mixed_labels
 from retrain.config.schema import Config
 from retrain.config.sections.heldout import Eval
-from retrain.errors import did_you_mean
+from retrain.errors import did_you_mean, install
 from retrain.system.files import NO_MODEL_FIX, no_model
 from retrain.system.sandbox import missing
 from retrain.system.secret_names import literal_secrets
@@ -33,7 +34,7 @@ def check(config: Config, document: Document) -> None:
         _check_stop,
         _check_measured,
     )
-    for one in (*checks, _check_paths, _check_model, _check_algorithm, _check_sandbox):
+    for one in (*checks, _check_paths, _check_model, _check_extras, _check_algorithm, _check_sandbox):
         with left_out(document):
             one(config, document)
     _check_secrets(document)
@@ -173,6 +174,22 @@ def _check_model(config: Config, document: Document) -> None:
         document.warn(("optimizer", "lr"), f"{lr:g} is large for training all weights of a real model", "try 1e-6")
     if problem := no_model(model.path):
         document.refuse(("model", "path"), problem, NO_MODEL_FIX)
+
+
+def _check_extras(config: Config, document: Document) -> None:
+    lora, eight = config.model.lora is not None, config.optimizer.name == "adamw8bit"
+    for path, used, package, extra in (
+        (("model", "lora"), lora, "peft", "lora"),
+        (("optimizer", "name"), eight, "bitsandbytes", "8bit"),
+    ):
+        if used and importlib.util.find_spec(package) is None:
+            document.refuse(path, f"{package} is not installed", install(extra))
+    if eight and not lora and config.distributed.shard == "full":
+        document.refuse(
+            ("distributed", "shard"),
+            "adamw8bit keeps its moments in blocks of 256 weights, which cannot be spread over ranks",
+            'use shard = "none", or [optimizer] name = "adamw"',
+        )
 
 
 def _check_paths(config: Config, document: Document) -> None:

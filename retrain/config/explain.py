@@ -216,13 +216,14 @@ def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str,
     else:
         return {"path": model.path, "memory": "known once the model is here: give its directory as path"}
     rows = training.batch_size * training.group_size
+    auto = "none" if loaded.config.optimizer.name == "adamw8bit" else "full"
     settings = PolicySettings(
         micro_batch_tokens=min(training.micro_batch_tokens, rows * training.max_tokens),
         optimizer=loaded.config.optimizer.name,
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
-        shard=shard if (shard := loaded.config.distributed.shard) != "auto" else "full",
+        shard=auto if (shard := loaded.config.distributed.shard) == "auto" else shard,
         offload=loaded.config.distributed.offload,
     )
     sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=beside, ranks=ranks)

@@ -133,8 +133,8 @@ class Expert(Section):
 class Optimizer(Section):
     """`[optimizer]`"""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """Muon takes the weight matrices; the rest is left to AdamW."""
+    name: Literal["adamw", "adamw8bit", "muon"] = "adamw"
+    """adamw8bit keeps a byte for each moment. Muon takes the weight matrices; the rest is left to AdamW."""
     lr: Positive = 2e-4
     """Learning rate at its peak. Default 2e-4 for a builtin model and 1e-6 for any other."""
     betas: Annotated[tuple[Decay, Decay], Array] = (0.9, 0.95)

@@ -278,12 +278,12 @@ def _shard(config: Config, device: torch.device, model: Any, ranks: Ranks) -> Sh
     """What `[distributed] shard` means here.
 
     LoRA's frozen base stays whole where it takes half a GPU at most. One rank has nothing to spread: FSDP2 would only
-    cost it time, unless it is to move the weights to the processor's memory.
+    cost it time, unless it is to move the weights to the processor's memory. FSDP2 cannot spread the 8-bit moments.
     """
-    chosen = config.distributed.shard
+    chosen, eight = config.distributed.shard, config.optimizer.name == "adamw8bit"
     if chosen != "auto":
         return chosen
-    if ranks.size == 1 and config.distributed.offload != "all":
+    if eight or (ranks.size == 1 and config.distributed.offload != "all"):
         return "none"
     if config.model.lora is None or device.type != "cuda":
         return "full"

@@ -105,7 +105,7 @@ def estimate_memory(
     rank = settings.lora.r if settings.lora else 0
     # An adapter has rank * (inputs + outputs) weights for each matrix.
     trained = shape.layers * rank * sum(map(sum, shape.matrices)) if rank else shape.parameters
-    moments = 4 if settings.optimizer == "muon" else 8
+    moments = {"adamw": 8, "adamw8bit": 2, "muon": 4}[settings.optimizer]
     cells = max(settings.micro_batch_tokens, tokens)
     positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE // shape.vocabulary))
     kept = 1 if settings.gradient_checkpointing else shape.layers

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from retrain.system.extras import library
 from retrain.training.settings import PolicySettings
 from retrain.training.shards import like
 from retrain.types import State
@@ -31,7 +32,9 @@ def lr_factor(step: int, settings: PolicySettings) -> float:
 class Optimizer:
     """AdamW, or Muon (Jordan et al. 2024) for hidden matrices and AdamW for embeddings, head, norms and biases.
 
-    Muon's updates are rescaled to the root mean square of AdamW's, so one learning rate serves both.
+    Muon's updates are rescaled to the root mean square of AdamW's, so one learning rate serves both. "adamw8bit" is
+    AdamW with moments of one byte each, scaled by blocks of 256 weights (Dettmers et al. 2022, 8-bit Optimizers via
+    Block-wise Quantization; bitsandbytes); parameters of fewer than 4,096 weights keep them in float32.
 
     Attributes:
         parameters: what is trained, by name.
@@ -48,9 +51,12 @@ class Optimizer:
             {"params": [p for p in rest if p.ndim >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
-        # One kernel for all parameters instead of one for each; other devices have none.
-        fused = all(p.device.type in ("cpu", "cuda") for p in rest)
-        adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+        common: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+        if settings.optimizer == "adamw8bit":
+            adamw = library("bitsandbytes.optim", "8bit").AdamW8bit(groups, **common)
+        else:
+            # One kernel for all parameters instead of one for each; other devices have none.
+            adamw = torch.optim.AdamW(groups, **common, fused=all(p.device.type in ("cpu", "cuda") for p in rest))
         self.optimizers: list[torch.optim.Optimizer] = [adamw]
         if muon:
             self.optimizers.append(
@@ -76,16 +82,17 @@ class Optimizer:
         for group, parameters in every:
             for p in parameters:
                 group["params"] = [p]
-                optimizer.state[p] = {key: value.to(p.device) for key, value in optimizer.state[p].items()}
+                optimizer.state[p] = _moved(optimizer.state[p], p.device)
                 optimizer.step()
-                optimizer.state[p] = {key: value.cpu() for key, value in optimizer.state[p].items()}
+                optimizer.state[p] = _moved(optimizer.state[p], torch.device("cpu"))
             group["params"] = []
         for group, parameters in every:
             group["params"] = parameters
 
     def state_dict(self) -> State:
         """{parameter name: {"exp_avg": tensor, ...}}; the tensors are the optimizer's own."""
-        return {self._names[p]: dict(state) for o in self.optimizers for p, state in o.state.items()}
+        every = [(p, state) for o in self.optimizers for p, state in o.state.items()]
+        return {self._names[p]: {key: torch.as_tensor(value) for key, value in state.items()} for p, state in every}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take over copies of what `state_dict` gave."""
@@ -93,8 +100,14 @@ class Optimizer:
             optimizer.state.clear()
             for p in [p for group in optimizer.param_groups for p in group["params"] if self._names[p] in state]:
                 # By name: torch's own load_state_dict knows parameters by number, which another order would change.
-                saved = state[self._names[p]]
-                optimizer.state[p] = {key: like(value, p) for key, value in saved.items()}
+                copied: dict[str, Any] = {key: like(value, p) for key, value in state[self._names[p]].items()}
+                if self.settings.optimizer == "adamw8bit":
+                    copied["step"] = int(copied["step"])  # bitsandbytes counts in Python
+                optimizer.state[p] = copied
+
+
+def _moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
 def _edge_parameters(model: nn.Module) -> set[nn.Parameter]:

@@ -39,7 +39,7 @@ class PolicySettings:
     Attributes:
         temperature: of sampling, > 0; training log-probs are taken at it.
         micro_batch_tokens: most cells (rows x longest row) of one forward; changes memory and speed, not results.
-        optimizer: "adamw", or "muon" for the hidden matrices with AdamW for the rest.
+        optimizer: "adamw", "adamw8bit", or "muon" for the hidden matrices with AdamW for the rest.
         lr: peak learning rate. betas, eps: of AdamW. weight_decay: decoupled, on matrices only.
         warmup_steps: optimizer steps of linear warm-up from lr / warmup_steps.
         schedule: after warm-up, "constant" or a decay to 0 at total_steps.
@@ -56,7 +56,7 @@ class PolicySettings:
 
     temperature: float = 1.0
     micro_batch_tokens: int = 16384
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     lr: float = 1e-5
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0

@@ -8,10 +8,27 @@ from retrain.config.load import load
 from retrain.errors import ConfigError
 
 
-def test_a_missing_extra_is_a_mistake_with_a_place(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "extra", "text"),
+    [
+        ("math_verify", "math", '[[rewards]]\nname = "boxed_math"\n'),
+        ("peft", "lora", "[model]\nlora = { r = 2 }\n"),
+        ("bitsandbytes", "8bit", '[optimizer]\nname = "adamw8bit"\n'),
+    ],
+)
+def test_a_missing_extra_is_a_mistake_with_a_place(tmp_path, monkeypatch, package, extra, text):
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "math_verify" else real(name, *a))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == package else real(name, *a))
     file = tmp_path / "run.toml"
-    file.write_text('[[rewards]]\nname = "boxed_math"\n')
-    with pytest.raises(ConfigError, match=r"run\.toml:2:.*math_verify is not installed.*retrain-rl\[math\]"):
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"run\.toml:2:.*{package} is not installed.*retrain-rl\[{extra}\]"):
         load(file)
+
+
+def test_moments_in_blocks_are_not_spread_over_ranks(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[optimizer]\nname = "adamw8bit"\n[distributed]\nshard = "full"\n')
+    with pytest.raises(ConfigError, match=r'run\.toml:4:.*cannot be spread over ranks; use shard = "none"'):
+        load(file)
+    file.write_text(file.read_text() + "[model]\nlora = { r = 2 }\n")
+    load(file)  # adapters are whole on every rank

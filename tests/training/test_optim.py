@@ -1,5 +1,7 @@
 """Schedules by hand; which parameters each optimizer gets."""
 
+import copy
+
 import pytest
 import torch
 
@@ -41,6 +43,40 @@ def test_weight_decay_is_for_matrices():
     optimizer.step(0)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), before[name] * (0.95 if parameter.ndim == 2 else 1.0))
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_eight_bit_moments_are_those_of_adamw_in_bytes_and_go_on_from_their_state(offload):
+    """64 x 128 weights have moments of bytes, 128 biases of float32; the state comes back to the bit."""
+    torch.manual_seed(0)
+    first = torch.nn.Linear(128, 64)
+    models = {name: copy.deepcopy(first) for name in ("adamw", "adamw8bit", "resumed")}
+    kinds = {"adamw": "adamw", "adamw8bit": "adamw8bit", "resumed": "adamw8bit"}
+    settings = {name: PolicySettings(lr=1e-3, optimizer=kind, offload=offload) for name, kind in kinds.items()}
+    found = {name: Optimizer(model, settings[name]) for name, model in models.items()}
+
+    def steps(seeds, *names):
+        for seed in seeds:
+            gradients = [
+                torch.randn(p.shape, generator=torch.Generator().manual_seed(seed)) for p in first.parameters()
+            ]
+            for name in names:
+                for p, gradient in zip(models[name].parameters(), gradients, strict=True):
+                    p.grad = gradient.clone()
+                found[name].step(seed)
+
+    steps(range(4), "adamw", "adamw8bit")
+    models["resumed"].load_state_dict(models["adamw8bit"].state_dict())
+    state = found["adamw8bit"].state_dict()
+    assert {value.dtype for value in (state["weight"]["state1"], state["weight"]["state2"])} == {torch.uint8}
+    assert state["bias"]["state1"].dtype == torch.float32
+    found["resumed"].load_state_dict(state)
+    steps(range(4, 8), *models)
+    for name, value in models["adamw8bit"].named_parameters():
+        assert torch.equal(value, dict(models["resumed"].named_parameters())[name])
+        moved = dict(models["adamw"].named_parameters())[name] - dict(first.named_parameters())[name]
+        error = (value - dict(models["adamw"].named_parameters())[name]).norm() / moved.norm()
+        assert error < (0.03 if name == "weight" else 1e-5), error
 
 
 def test_muon_gets_hidden_matrices_only():

@@ -186,7 +186,7 @@ def test_mismatch_is_not_taken_from_steps_after_the_first():
     assert not any(name.startswith("mismatch/") for name in metrics)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_resume_is_bit_exact(optimizer, kind):
     changes = {"optimizer": optimizer, "warmup_steps": 2, "schedule": "cosine", "total_steps": 8, "weight_decay": 0.1}
