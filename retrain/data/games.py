@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Annotated
 
 from pydantic import Field
 
-from retrain.data.drawn import Drawn
+from retrain.data.drawn import SHORT, Drawn, answered
 from retrain.registry import task
-from retrain.types import Problem
+from retrain.types import Metrics, Problem, Rollout
 
 STEPS = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 """Of the environment "grid": (east, north)."""
@@ -43,6 +44,32 @@ class Sums(Drawn):
 
     def _copied(self, number: int, rng: Random) -> int:
         return number + rng.choice([-1, 1]) if rng.random() < self.settings["p_slip"] else number
+
+
+@task(
+    "calculator",
+    table="sums",
+    premise={"task/with_tool": (0.25, 0.6), "task/without": (0.0, 0.1)},
+    knob="p_quick",
+    settings={
+        **SHORT,
+        "environment": {"name": "calculator", "max_turns": 4, "turn_tokens": 14},
+        "warmup": {"steps": 400, "problems": 6400},
+    },
+)
+class CalculatorSums(Sums):
+    """A tool answers what the model cannot: `sums` in the environment "calculator".
+
+    A right answer takes two calls, each of them and the answer copied without a mistake. Training has to make calls
+    the likely way, and copies exact.
+    """
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """`with_tool` and `without`: the share of right answers among those with a call, and among the others."""
+        said = [(len(answer.turns) > 1, bool(answer.correct)) for _, answer in answered(problems, answers)]
+        sides = {"with_tool": [right for calls, right in said if calls]}
+        sides["without"] = [right for calls, right in said if not calls]
+        return {name: sum(side) / max(1, len(side)) for name, side in sides.items()}
 
 
 @task("numbers")

@@ -29,9 +29,9 @@ def answer(problem, text, correct=None):
 
 
 def shown(task, count):
-    """(problems, their demonstrations as answers)."""
+    """(problems, their demonstrations as answers); of an episode the last reply."""
     problems = [task.problem(index) for index in range(count)]
-    return problems, [[answer(problem, problem.solution)] for problem in problems]
+    return problems, [[answer(problem, problem.solution or problem.replies[-1])] for problem in problems]
 
 
 @pytest.mark.parametrize("component", TASKS, ids=lambda one: one.name)
@@ -44,7 +44,7 @@ def test_every_task_with_a_premise(component):
     problems, answers = shown(task, 400)
     assert not {one.id for one in problems} & {one.id for one in held}
     assert problems[:50] != [other.problem(index) for index in range(50)]
-    assert len({one.solution for one in problems}) > 40
+    assert len({one.solution or one.replies for one in problems}) > 40
     assert 0.01 < sum(bool(one.correct) for [one] in answers) / 400 < 0.9
     assert task.fingerprint() == other.fingerprint() != Addition(0).fingerprint()
     figures = {f"task/{name}" for name in task.figures(problems, answers)}
@@ -121,6 +121,16 @@ def test_a_chain_is_right_with_the_power_of_its_steps():
     figures = build("chain", p_slip=0.1).figures(*shown(build("chain", p_slip=0.1), 2000))
     assert figures["step"] == pytest.approx(0.9, abs=0.01)
     assert figures["gap"] < 0.04
+
+
+def test_right_answers_of_episodes_with_a_call_and_without():
+    task = build("calculator")
+    problem = task.problem(0)
+    called = Turn(0, 4, "stop", 0), Turn(6, 8, "stop", 0)
+    direct = [answer(problem, "so 1", correct=False)] * 3
+    with_calls = [replace(answer(problem, "=1+2\n3\nso 3", correct=right), turns=called) for right in (True, False)]
+    assert task.figures([problem], [[*direct, *with_calls]]) == {"with_tool": 0.5, "without": 0.0}
+    assert task.figures([problem], [direct]) == {"with_tool": 0.0, "without": 0.0}
 
 
 def test_plans_decide_and_phrases_do_not():
