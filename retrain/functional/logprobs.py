@@ -16,6 +16,8 @@ FLOOR = -1e4
 
 _CACHED = 1 << 18
 """Logits of one block: a megabyte in float32, half of a core's second cache."""
+_FILLING = 1 << 24
+"""The same on other devices: enough for all their cores, and 64 MB to work in."""
 
 
 @dataclass(frozen=True)
@@ -79,40 +81,43 @@ def token_scores(
 
 
 class _Scores(torch.autograd.Function):
-    """(lp, H, varentropy) of logits; saves one [n, V] tensor and writes the gradient in closed form.
+    """(lp, H, varentropy) of logits; saves the logits themselves and writes the gradient in closed form.
 
     d lp / dz_v = [v = token] - p_v        d H / dz_v = -p_v (ln p_v + H)
 
-    A processor goes through a few rows at a time, which stay in its cache from one operation to the next.
+    A processor goes through a few rows at a time, which stay in its cache from one operation to the next. So the
+    backward pass takes the logarithms again: a second [n, V] table, in float32, would cost more.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        table = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
-        entropy, varentropy = table.new_empty(2, len(table))
-        for rows, work in _blocks(table):
-            logs = torch.log_softmax(work.copy_(logits[rows]).div_(temperature), -1, out=table[rows]).clamp_min_(FLOOR)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        logprobs, entropy, varentropy = logits.new_empty(3, len(logits), dtype=wide)
+        for rows, work in _blocks(logits, wide):
+            logs = _logs(logits[rows], temperature, work)
+            logprobs[rows] = logs.gather(-1, tokens[rows, None])[:, 0]
             weighted = torch.exp(logs, out=work).mul_(logs)
             entropy[rows] = -weighted.sum(-1)
             varentropy[rows] = (torch.linalg.vecdot(weighted, logs) - entropy[rows].square()).clamp_min_(0)
-        ctx.save_for_backward(table, tokens, entropy)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.save_for_backward(logits, tokens, entropy)
+        ctx.temperature = temperature
         ctx.mark_non_differentiable(varentropy)
         ctx.set_materialize_grads(False)
-        return table.gather(-1, tokens[:, None])[:, 0], entropy, varentropy
+        return logprobs, entropy, varentropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
         of_logprob, of_entropy = grads[:2]
-        table, tokens, entropy = ctx.saved_tensors
-        gradient = torch.empty_like(table, dtype=ctx.dtype)
-        for rows, work in _blocks(table):
-            logs, out = table[rows], torch.exp(table[rows], out=work)
+        logits, tokens, entropy = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        for rows, work in _blocks(logits, entropy.dtype):
+            logs = _logs(logits[rows], ctx.temperature, work)
+            out = torch.exp(logs, out=work)
             if of_entropy is None:
                 assert of_logprob is not None
                 out.mul_(-of_logprob[rows, None])
             else:
-                slope = (logs + entropy[rows, None]).mul_(-of_entropy[rows, None])
+                slope = logs.add_(entropy[rows, None]).mul_(-of_entropy[rows, None])
                 out.mul_(slope if of_logprob is None else slope.sub_(of_logprob[rows, None]))
             if of_logprob is not None:
                 out.scatter_add_(-1, tokens[rows, None], of_logprob[rows, None])
@@ -120,10 +125,15 @@ class _Scores(torch.autograd.Function):
         return gradient, None, None
 
 
-def _blocks(table: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of the table in parts, each with memory of its size to work in, which the next part takes as well."""
-    count = max(1, _CACHED // max(1, table.shape[-1])) if table.device.type == "cpu" else max(1, len(table))
-    work = torch.empty_like(table[:count])
-    for first in range(0, len(table), count):
+def _logs(logits: Tensor, temperature: float, work: Tensor) -> Tensor:
+    """ln p of some rows; `work` has their shape and the type of the result."""
+    return torch.log_softmax(work.copy_(logits).div_(temperature), -1).clamp_min_(FLOOR)
+
+
+def _blocks(logits: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of the logits in parts, each with memory of its size to work in, which the next part takes as well."""
+    count = max(1, (_CACHED if logits.device.type == "cpu" else _FILLING) // max(1, logits.shape[-1]))
+    work = torch.empty_like(logits[:count], dtype=dtype)
+    for first in range(0, len(logits), count):
         rows = slice(first, first + count)
-        yield rows, work[: len(table[rows])]
+        yield rows, work[: len(logits[rows])]

@@ -117,7 +117,7 @@ def estimate_memory(
         "gradients": 4 * trained // states,
         "optimizer": moments * trained // states,
         "activations": cells * (inputs + kept * _activations(shape, half)),
-        "logits": 3 * 4 * positions * shape.vocabulary,
+        "logits": 2 * half * positions * shape.vocabulary,
         "other_models": 16 * trained // states * list(beside).count("trained")
         + (4 * shape.parameters // shards if "frozen" in beside and not rank else 0),
         "sampler_weights": half * shape.parameters,

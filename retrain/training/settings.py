@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-LOGITS_AT_ONCE = 1 << 26
-"""Logits that exist at once unless `logprob_chunk` says otherwise: 256 MB of float32."""
+LOGITS_AT_ONCE = 1 << 27
+"""Logits that exist at once unless `logprob_chunk` says otherwise: 256 MB of bfloat16."""
 
 
 Shard = Literal["full", "none"]
@@ -48,7 +48,7 @@ class PolicySettings:
         dtype: of the matrix products; master weights, logits and the loss stay float32.
         gradient_checkpointing: compute each layer's activations again in the backward pass.
         epochs, minibatches: passes over a batch, and optimizer steps per pass.
-        logprob_chunk: positions whose logits exist at once; 0 chooses by vocabulary (128 MB of float32).
+        logprob_chunk: positions whose logits exist at once; 0 chooses by vocabulary (256 MB of bfloat16).
         lora: train adapters on frozen weights; None trains everything.
         shard: with several ranks, spread the weights over them, or hold all of them on each.
         offload: "optimizer" keeps the optimizer's moments in the processor's memory, "all" whatever is sharded.

@@ -77,7 +77,7 @@ def test_options_that_save_memory_do():
         return estimate_memory(shape, PolicySettings(**changes), rows=4, tokens=10)
 
     assert total(gradient_checkpointing=True)["activations"] < total()["activations"]
-    assert total(logprob_chunk=10)["logits"] == 3 * 4 * 10 * shape.vocabulary
+    assert total(logprob_chunk=10)["logits"] == 2 * 4 * 10 * shape.vocabulary
     assert total(optimizer="muon")["optimizer"] < total()["optimizer"]
     assert total(optimizer="adamw8bit")["optimizer"] * 4 == total()["optimizer"]
     assert total(dtype="bfloat16")["kv_cache"] * 2 == total()["kv_cache"]
