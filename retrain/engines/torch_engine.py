@@ -35,7 +35,7 @@ class TorchEngine(Sampler):
         model: a transformers causal LM with full attention (see `unsupported`).
         dtype: of the matrix products. "auto" is the model's own dtype on an accelerator; on a CPU bfloat16 if it
             multiplies bfloat16 in hardware (twice as fast; log-probs within about 0.02), else float32.
-            On a CPU everything but the matrix products, the head's included, is float32 in any case.
+            On a CPU all but the layers' matrix products is float32, and so is the head unless it fits no cache.
         fused: use the rewritten forward where there is one (Llama, Mistral, Qwen2, Qwen3).
         memory_mb: bound on keys, values, logits and prefill activations; more prompts than fit are sampled in turn.
             With an environment, bound also on the keys and values that wait for the next turns of a worker's episodes.

@@ -57,6 +57,19 @@ def test_bfloat16_products_stay_within_tolerance(name, fused):
     assert 1e-5 < error < engine.tolerance
 
 
+def test_a_head_that_fits_no_cache_multiplies_in_bfloat16(monkeypatch):
+    model = tiny("qwen3", initializer_range=0.1)
+    errors = []
+    for size in (1 << 25, 0):
+        monkeypatch.setattr("retrain.engines.embedded.fused._CACHE", size)
+        engine = TorchEngine(model, dtype="bfloat16")
+        errors.append(worst_error(engine, model, PROMPTS, SAMPLING))
+        assert 1e-5 < errors[-1] < engine.tolerance
+        exact = TorchEngine(model, dtype="float32")
+        assert worst_error(exact, model, PROMPTS, SAMPLING) < 1e-4
+    assert errors[0] != errors[1]
+
+
 def test_auto_dtype_is_a_choice_for_the_cpu():
     engine = TorchEngine(tiny("qwen3"))
     expected = "bfloat16" if torch.cpu.get_capabilities().get("avx512_bf16") else "float32"
