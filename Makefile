@@ -32,7 +32,7 @@ help:
 	@echo "make check   formatting, lint, types, layers, dead code, dependencies"
 	@echo "make format  rewrite the formatting in place"
 	@echo "make docs    build the documentation into site/"
-	@echo "make bench   time one training step against TRL"
+	@echo "make bench   print ratios with TRL and shares of the roofline, beside the last ones recorded"
 	@echo "make gpu-check  check and measure what needs a GPU, in ten minutes; says so where there is none"
 	@echo "make clean   remove the .venvs, caches and site/ (never runs/)"
 
@@ -98,7 +98,7 @@ recording: $(VENV)/.core
 	$(BIN)/python -m docs.recording runs/quickstart docs/images/terminal.svg
 
 bench: $(VENV)/.bench
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/step.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench.py
 
 gpu-check: $(VENV)/.core
 	PYTHONPATH=. $(BIN)/python benchmarks/gpu_check.py

@@ -4,7 +4,11 @@ A step is everything that a user waits for: sampling, reward, credit, update, we
 and logging. Repetitions alternate between the systems, each in a fresh process; a figure is the median over
 the steps of a repetition, and a ratio pairs the two figures of one repetition.
 
-    python benchmarks/step.py --steps 10 --repetitions 3
+At the smallest shape the model is warm-started and the reward is that of the addition task. At the others (`shapes.py`)
+weights are random, every completion has its full length, and the reward differs between completions, so that every
+row is live.
+
+    python benchmarks/step.py --steps 10 --repetitions 3 [--shape 135M]
 """
 
 from __future__ import annotations
@@ -21,15 +25,17 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-PROMPTS, COMPLETIONS, MAX_TOKENS = 16, 8, 64
+from shapes import SHAPES, Shape, spread
+
 LEARNING_RATE, BETAS = 2e-4, (0.9, 0.95)
 SETTLING = 2  # first steps of a process, not counted: allocations, caches
+TINY = SHAPES["1.4M"]
 
 
 class Stepper(Protocol):
     """A trainer that runs `steps` whole steps and reports each."""
 
-    def run(self, model: Path, dtype: str, steps: int) -> list[dict[str, float]]:
+    def run(self, model: Path, shape: Shape, dtype: str, steps: int) -> list[dict[str, float]]:
         """One row a step: wall_s, cpu_s, tokens (mean completion length), reward (mean)."""
         ...
 
@@ -53,7 +59,7 @@ class Stopwatch:
 class Retrain:
     """`retrain train`, through the function that the command calls."""
 
-    def run(self, model: Path, dtype: str, steps: int) -> list[dict[str, float]]:
+    def run(self, model: Path, shape: Shape, dtype: str, steps: int) -> list[dict[str, float]]:
         from retrain.config.load import load
         from retrain.run.session import Resume, run
 
@@ -65,11 +71,12 @@ class Retrain:
 
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "bench.toml"
-            config.write_text(self.toml(model, dtype, steps, folder))
+            config.write_text(self.toml(model, dtype, steps, folder, shape=shape))
             run(load(config), Resume(), observe)
         return stopwatch.rows
 
-    def toml(self, model: Path, dtype: str, steps: int, folder: str, threads: int = 1) -> str:
+    def toml(self, model: Path, dtype: str, steps: int, folder: str, threads: int = 1, shape: Shape = TINY) -> str:
+        reward = "exact" if shape is TINY else "benchmarks.shapes.spread"
         return f"""
             model = {{ path = "{model.resolve()}", dtype = "{dtype}" }}
             torch = {{ dtype = "{dtype}" }}
@@ -79,12 +86,13 @@ class Retrain:
             eval = {{ every = 0, problems = 8 }}
             checkpoint = {{ every = 0 }}
             logging = {{ dir = "{folder}", rollouts_every = 0 }}
+            rewards = [{{ name = "{reward}" }}]
             [training]
             seed = 1
             max_steps = {steps}
-            batch_size = {PROMPTS}
-            group_size = {COMPLETIONS}
-            max_tokens = {MAX_TOKENS}
+            batch_size = {shape.prompts}
+            group_size = {shape.group}
+            max_tokens = {shape.tokens}
             temperature = 1.0
             threads = {threads}
             device = "cpu"
@@ -94,7 +102,7 @@ class Retrain:
 class Trl:
     """TRL's GRPOTrainer with transformers' generate, on the processor."""
 
-    def run(self, model: Path, dtype: str, steps: int) -> list[dict[str, float]]:
+    def run(self, model: Path, shape: Shape, dtype: str, steps: int) -> list[dict[str, float]]:
         from datasets import Dataset
         from transformers import AutoTokenizer, TrainerCallback
         from trl import GRPOTrainer
@@ -112,24 +120,24 @@ class Trl:
         with tempfile.TemporaryDirectory() as folder:
             trainer = GRPOTrainer(
                 model=str(model),
-                reward_funcs=[exact],
-                args=self.config(folder, dtype, steps),
-                train_dataset=Dataset.from_list(addition_rows(PROMPTS * (steps + 1))),
+                reward_funcs=[exact if shape is TINY else spreads],
+                args=self.config(folder, shape, dtype, steps),
+                train_dataset=Dataset.from_list(addition_rows(shape.prompts * (steps + 1))),
                 processing_class=AutoTokenizer.from_pretrained(str(model), padding_side="left"),
                 callbacks=[Laps()],
             )
             trainer.train()
         return stopwatch.rows
 
-    def config(self, folder: str, dtype: str, steps: int) -> Any:
+    def config(self, folder: str, shape: Shape, dtype: str, steps: int) -> Any:
         from trl import GRPOConfig
 
         return GRPOConfig(
             output_dir=folder,
             max_steps=steps,
-            per_device_train_batch_size=PROMPTS * COMPLETIONS,
-            num_generations=COMPLETIONS,
-            max_completion_length=MAX_TOKENS,
+            per_device_train_batch_size=shape.prompts * shape.group,
+            num_generations=shape.group,
+            max_completion_length=shape.tokens,
             temperature=1.0,
             scale_rewards="none",
             beta=0.0,
@@ -164,6 +172,10 @@ def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     return [float(match is not None and match[1] == right) for match, right in zip(found, answer, strict=True)]
 
 
+def spreads(completions: list[str], **_: Any) -> list[float]:
+    return [spread(completion) for completion in completions]
+
+
 def prepare(folder: Path) -> Path:
     """A warm-started `builtin:tiny`, in transformers format."""
     from retrain.data.addition import Addition
@@ -183,19 +195,19 @@ def prepare(folder: Path) -> Path:
 STEPPERS: dict[str, Stepper] = {"retrain": Retrain(), "trl": Trl()}
 
 
-def measure(system: str, model: Path, dtype: str, steps: int) -> dict[str, float]:
+def measure(system: str, model: Path, dtype: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Medians of one repetition, run in a process of its own on one thread."""
     command = [sys.executable, __file__, "--one", system, "--dtypes", dtype, "--model", str(model)]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
-        [*command, "--steps", str(steps + SETTLING)],
+        [*command, "--shape", arguments.shape, "--steps", str(arguments.steps + arguments.settling)],
         env={**os.environ, **threads, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"},
         capture_output=True,
         text=True,
     )
     if done.returncode:
         sys.exit(f"{system} failed:\n{done.stderr[-3000:]}")
-    rows = json.loads(done.stdout.splitlines()[-1])[SETTLING:]
+    rows = json.loads(done.stdout.splitlines()[-1])[arguments.settling :]
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
@@ -205,7 +217,7 @@ def compare(arguments: argparse.Namespace, model: Path) -> None:
     for _ in range(arguments.repetitions):
         for dtype in arguments.dtypes:
             for system in arguments.systems:
-                row = measure(system, model, dtype, arguments.steps)
+                row = measure(system, model, dtype, arguments)
                 results.setdefault((dtype, system), []).append(row)
                 print(
                     dtype, system, {name: round(value, 3) for name, value in row.items()}, file=sys.stderr, flush=True
@@ -229,17 +241,21 @@ def compare(arguments: argparse.Namespace, model: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10, help="counted steps per repetition")
+    parser.add_argument("--settling", type=int, default=SETTLING, help="first steps of a process, not counted")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--shape", choices=SHAPES, default="1.4M")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--systems", nargs="+", default=["trl", "retrain"], choices=STEPPERS)
     parser.add_argument("--model", type=Path, help="a model directory; default: a warm-started builtin:tiny")
     parser.add_argument("--one", choices=STEPPERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(STEPPERS[arguments.one].run(arguments.model, arguments.dtypes[0], arguments.steps)))
+        shape, dtype = SHAPES[arguments.shape], arguments.dtypes[0]
+        print(json.dumps(STEPPERS[arguments.one].run(arguments.model, shape, dtype, arguments.steps)))
         return
+    make = prepare if arguments.shape == "1.4M" else SHAPES[arguments.shape].save
     with tempfile.TemporaryDirectory() as folder:
-        compare(arguments, arguments.model or prepare(Path(folder)))
+        compare(arguments, arguments.model or make(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import importlib.util
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -164,27 +164,31 @@ def trl_inputs(batch: Batch) -> dict[str, torch.Tensor]:
     }
 
 
+def measure(repetitions: int, dtypes: Sequence[str]) -> dict[tuple[str, str], list[float]]:
+    """CPU seconds of every repetition, by system and dtype."""
+    batch = make_batch()
+    makers = {"packed": packed, "padded": padded} | ({"trl": trl} if importlib.util.find_spec("trl") else {})
+    steps = {(name, dtype): make(batch, dtype) for dtype in dtypes for name, make in makers.items()}
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
+    for repetition in range(repetitions + 2):
+        for key, step in steps.items():
+            began = time.process_time()
+            step()
+            if repetition >= 2:  # allocations and caches settle first
+                seconds[key].append(time.process_time() - began)
+    return seconds
+
+
 def main() -> None:
     """Print medians, and the ratio of every system to the packed policy of the same dtype."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=9)
     repetitions = parser.parse_args().repetitions
     torch.set_num_threads(1)
-    batch = make_batch()
-    makers = {"packed": packed, "padded": padded} | ({"trl": trl} if importlib.util.find_spec("trl") else {})
-    names = [(name, dtype) for dtype in ("float32", "bfloat16") for name in makers]
-    steps = {key: makers[key[0]](batch, key[1]) for key in names}
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in names}
-    for repetition in range(repetitions + 2):
-        for key in names:
-            began = time.process_time()
-            steps[key]()
-            if repetition >= 2:  # allocations and caches settle first
-                seconds[key].append(time.process_time() - began)
-    print(f"{int(batch.attention_mask.sum())} tokens in {ROWS} rows; CPU seconds")
+    seconds = measure(repetitions, ["float32", "bfloat16"])
+    print(f"{int(make_batch().attention_mask.sum())} tokens in {ROWS} rows; CPU seconds")
     print(f"{'system':<10}{'dtype':<10}{'median':>8}{'least':>8}{'x packed':>10}")
-    for name, dtype in names:
-        own = seconds[name, dtype]
+    for (name, dtype), own in seconds.items():
         ratio = statistics.median(a / b for a, b in zip(own, seconds["packed", dtype], strict=True))
         print(f"{name:<10}{dtype:<10}{statistics.median(own):>8.3f}{min(own):>8.3f}{ratio:>10.2f}")
 
