@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_887,
-    "what retrain train imports": 11_845,
-    "with all that a run may name": 14_323,
+    "package": 21_897,
+    "what retrain train imports": 11_855,
+    "with all that a run may name": 14_333,
     "campaign": 2_707,
     "tools": 1_992,
     "report": 529,
