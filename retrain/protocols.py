@@ -15,25 +15,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from retrain.errors import ComponentError, EngineError
-from retrain.types import (
-    Adapted,
-    Ask,
-    Batch,
-    Completion,
-    Hear,
-    Metrics,
-    Observer,
-    Problem,
-    Request,
-    Rollout,
-    Sampling,
-    State,
-)
+from retrain.types import Adapted, State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, device
+
+    from retrain.types import Ask, Batch, Completion, Hear, Metrics, Observer, Problem, Request, Rollout, Sampling
 
 T = TypeVar("T")
 
@@ -310,7 +299,7 @@ class Task(Protocol):
 
     @abstractmethod
     def problem(self, index: int) -> Problem:
-        """Training problem number `index` (0, 1, ...) in this seed's order; endless, finite data wraps."""
+        """Training problem number `index` (0, 1, ...) in this seed's order, endless; only `learn` may change which."""
 
     @abstractmethod
     def heldout(self, count: int) -> list[Problem]:
@@ -331,6 +320,17 @@ class Task(Protocol):
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[tuple[int, int]]]:
         """Characters of a completion's text that the task knows to be special, by the name of what they are."""
         return {}
+
+    def learn(self, rates: Mapping[str, float]) -> Metrics:
+        """The share of right answers to every problem of a step, by its id; returns metrics."""
+        return {}
+
+    def state_dict(self) -> State:
+        """What has been learned, for checkpoints: nested dicts of JSON values."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore what `state_dict` gave."""
 
 
 class Tracker(Protocol):

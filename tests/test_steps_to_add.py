@@ -27,15 +27,15 @@ class Printed(Tracker):
         print(step, metrics)
 '''
 ROW = """
-curriculum = _Kind("curriculum", "Order of problems: `fn(step)` -> difficulty.", ("task", "curriculum"))
+opponent = _Kind("opponent", "Who plays against the policy: `fn(step)` -> strength.", ("task", "opponent"))
 """
 OF_THAT_KIND = '''
 """Harder with every step."""
 
-from retrain.registry import curriculum
+from retrain.registry import opponent
 
 
-@curriculum("rising")
+@opponent("rising")
 def rising(step):
     """The step itself."""
     return step
@@ -90,8 +90,8 @@ def test_a_tracker_is_one_new_file(package):
 
 def test_a_kind_is_one_row_and_its_first_component(package):
     package.write("registry/kinds.py", ROW)
-    package.write("data/curriculum.py", OF_THAT_KIND)
-    assert "rising" in package("plugins", "curriculum")
+    package.write("data/opponent.py", OF_THAT_KIND)
+    assert "rising" in package("plugins", "opponent")
     assert len(package.touched) == 2
 
 

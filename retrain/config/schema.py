@@ -164,6 +164,8 @@ class Training(Section):
     """Completions per prompt."""
     max_tokens: Count = 64
     """Response budget in tokens, end-of-sequence included."""
+    curriculum: Annotated[str, Field(min_length=1)] | None = None
+    """A registered curriculum, which chooses the next problems by how earlier ones went, or the dotted path of one."""
     max_prompt_tokens: Count | None = None
     """Prompts that are longer are left out of training; unset: only those that the model has no room for."""
     temperature: Positive = 1.0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.types import Metrics, Problem, Rollout
+from retrain.types import Metrics, Problem, Rollout, State
 
 
 class Part(NamedTuple):
@@ -71,6 +71,23 @@ class Mixture(Task):
             figures = part.task.figures([problem for problem, _ in own], [several for _, several in own]) if own else {}
             found |= {f"{label}/{name}": value for name, value in figures.items()}
         return found
+
+    def learn(self, rates: Mapping[str, float]) -> Metrics:
+        """Tell every part of its own problems; returns its metrics as `LABEL/NAME`."""
+        found = Metrics()
+        for label, part in self._parts.items():
+            own = {name.removeprefix(f"{label}/"): rates[name] for name in rates if name.startswith(f"{label}/")}
+            found |= {f"{label}/{name}": value for name, value in part.task.learn(own).items()}
+        return found
+
+    def state_dict(self) -> State:
+        """What the parts have learned, by label."""
+        return {label: part.task.state_dict() for label, part in self._parts.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore every part."""
+        for label, part in self._parts.items():
+            part.task.load_state_dict(state.get(label, {}))
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[tuple[int, int]]]:
         """What the part that posed the problem knows of the text."""

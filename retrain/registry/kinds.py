@@ -22,6 +22,14 @@ _credit = _partial(_part, must_read=True)
 task = _Kind(
     "task", "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",), verbs=_verbs.TASK
 )
+curriculum = _Kind(
+    "curriculum",
+    "Which problems of the run's task come next: a task that is built with `task` and learns from every step.",
+    ("training", "curriculum"),
+    protocol=_protocols.Task,
+    parts=("seed", "task"),
+    verbs=_verbs.TASK,
+)
 reward = _Kind(
     "reward",
     "Score of one completion: `fn(completion, answer, ...)` -> float, or None for no opinion.",

@@ -75,9 +75,14 @@ def state(call: Call, found: Any, *arguments: Any) -> None:
         raise call.fail(f"state_dict returned {wrong or shown(found)}; a state is a dict of JSON and tensors")
 
 
+def metrics(call: Call, found: Any, *arguments: Any) -> None:
+    """Metrics with names that are free."""
+    call.metrics(found)
+
+
 TASK: Mapping[str, Check] = {
-    **{"problem": problem, "heldout": problems, "fingerprint": fingerprint},
-    **{"pose": anything, "figures": anything, "spans": anything},
+    **{"problem": problem, "heldout": problems, "fingerprint": fingerprint, "learn": metrics, "state_dict": state},
+    **{"pose": anything, "figures": anything, "spans": anything, "load_state_dict": anything},
 }
 ENGINE: Mapping[str, Check] = {"sample": completions} | dict.fromkeys(
     ("keep_sampling", "load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything

@@ -55,6 +55,8 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     config, components = loaded.config, loaded.components
     observe("phase", {"name": "loading the task and the model"})
     task = loaded.task(config.training.seed)
+    if (curriculum := components.optional("curriculum")) is not None:
+        task: Task = curriculum.build({"seed": config.training.seed, "task": task})
     prompts, expert_rows = loaded.division
     said = read_experts(str(config.expert.path)) if expert_rows else []
     trained = build_trained(loaded, directory, observe)

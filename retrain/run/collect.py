@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -102,6 +102,7 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
         prompts = {one.group: one.prompt_ids for one in rollouts}.values()
         experts = parts.experts.buffer.take(parts.experts.per_step, prompts)
         metrics["expert/epoch"] = float(parts.experts.buffer.epoch)
+    metrics |= parts.task.learn(solved(rollouts))  # between steps alone: a step's problems depend on earlier steps
     problems = {group: posed for part in rounds for group, posed in part.problems.items()}
     batch = parts.layout.batch(kept, step, experts).replace(problems=problems) if kept or experts else None
     credited = [part.batch for part in rounds if part.batch is not None and len(part.kept)]
@@ -285,6 +286,15 @@ def valid_rows(rollouts: Sequence[Rollout]) -> list[Rollout]:
     valid = [rollout for rollout in rollouts if rollout.reward is not None]
     sampled, scored = (Counter(rollout.group for rollout in some) for some in (rollouts, valid))
     return [rollout for rollout in valid if scored[rollout.group] >= min(2, sampled[rollout.group])]
+
+
+def solved(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Share of right answers to each problem, by its id, over the completions that have a reward."""
+    found: defaultdict[str, list[bool]] = defaultdict(list)
+    for one in rollouts:
+        if one.reward is not None:
+            found[one.problem_id].append(bool(one.correct))
+    return {name: sum(right) / len(right) for name, right in found.items()}
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:

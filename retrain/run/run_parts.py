@@ -146,7 +146,7 @@ class Parts(Trained):
         """
         signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
         experts = self.experts.buffer.state_dict() if self.experts is not None else {}
-        loop = {"step": step, "cursor": cursor, "data": self.data, "experts": experts}
+        loop = {"step": step, "cursor": cursor, "data": self.data, "experts": experts, "task": self.task.state_dict()}
         return {"policy": self.policy.state_dict(), "signals": signals, "loop": loop}
 
     @property
@@ -163,6 +163,8 @@ class Parts(Trained):
         self.restore(state)
         if self.experts is not None:
             self.restore_part("the expert's rows", self.experts.buffer, state["loop"]["experts"] or None)
+        if learned := state["loop"].get("task"):
+            self.task.load_state_dict(learned)
         return self.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:

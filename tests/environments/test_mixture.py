@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from retrain.data.addition import Addition
+from retrain.data.band import Band
 from retrain.data.games import Numbers, Sums
 from retrain.environments.mixture import Mixture, Part
 from retrain.protocols import Task
@@ -61,3 +62,18 @@ def test_figures_and_spans_are_those_of_the_part_that_posed_a_problem():
     assert task.figures(problems, [["x", "y"] for _ in problems]) == {"a/seen": 3.0, "a/answers": 6.0}  # pyright: ignore
     assert task.spans(problems[0], "12") == {"all": [(0, 2)]}
     assert task.spans(problems[-1], "12") == {}
+
+
+def test_every_part_learns_of_its_own_problems_and_remembers_them():
+    def learning():
+        return Mixture(3, {"a": Part(Band(Sums(1)), 1.0), "b": Part(Numbers(2), 1.0)})
+
+    task = learning()
+    found = [task.problem(index) for index in range(20)]
+    rates = {problem.id: 0.5 for problem in found}
+    count = sum(name.startswith("a/") for name in rates)
+    assert task.learn(rates) == {"a/curriculum/in_band": 1.0, "a/curriculum/known": count}
+    again = learning()
+    again.load_state_dict(task.state_dict())
+    assert again.state_dict() == task.state_dict() != learning().state_dict()
+    assert {*again.state_dict()["a"]["rates"]} == {name.removeprefix("a/") for name in rates if name.startswith("a/")}
