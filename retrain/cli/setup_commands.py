@@ -6,13 +6,17 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from retrain.cli.config_commands import Json, schema_text
 from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
@@ -112,14 +116,29 @@ def plugins(
 
 def doctor(as_json: Json = False) -> None:
     """Check this machine. Exit code 6 if runs cannot be written here."""
-    found = {name: _attempt(check) for name, check in _CHECKS.items()}
+    found, console = dict[str, Any](), Console(highlight=False)
+    for name, check in _CHECKS.items():
+        found[name] = _attempt(check)
+        if not as_json:
+            _show(console, name, found[name] if isinstance(found[name], dict) else {"": found[name]})
     if as_json:
         print(json.dumps(found, indent=2))
-    else:
-        for name, value in found.items():
-            print(f"{name}: {', '.join(f'{k} {v}' for k, v in value.items()) if isinstance(value, dict) else value}")
     if not found["this directory"] == "writable":
         raise StorageError(f"{Path.cwd()} cannot be written; start from a directory of yours, or set [logging] dir")
+
+
+def _show(console: Console, name: str, found: dict[str, Any]) -> None:
+    """What a check found: a table with marks in a terminal, a line elsewhere."""
+    if not console.is_terminal:
+        print(f"{name}: {_listed(found)}", flush=True)
+        return
+    table = Table.grid(padding=(0, 1))
+    for key, value in found.items():
+        text = str(value)
+        lacking, broken = text.startswith(("none", "cannot")) or "not installed" in text, text.startswith("broken")
+        mark, style = ("✗", "red") if broken else ("-", "dim") if lacking else ("✓", "green")
+        table.add_row(Text(mark, style), Text(key), Text(text, style if broken or lacking else ""))
+    console.print(Text(name, "bold"), Padding(table, (0, 0, 0, 2)))
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -180,8 +199,16 @@ def _packages() -> dict[str, str]:
 
 
 def _extras() -> dict[str, str]:
-    """A version for every distribution of the extra; "not installed" once, if none of them is."""
-    return {extra: ", ".join(dict.fromkeys(map(_version, names))) for extra, names in EXTRAS.items()}
+    """A version for every distribution of the extra, by its name where they are several; "not installed" once."""
+    found = {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()}
+    return {
+        extra: next(iter(versions.values())) if len({*versions.values()}) == 1 else _listed(versions)
+        for extra, versions in found.items()
+    }
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}".strip() for key, value in values.items())
 
 
 def _engines() -> dict[str, str]:

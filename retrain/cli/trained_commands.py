@@ -143,7 +143,12 @@ def export(
         print(push(directory, push_to_hub, private))
 
 
-def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/NAME.", show_default=False)]) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/NAME.", show_default=False)],
+    live: Annotated[
+        bool, typer.Option("--live", help="Of a run: write it again and again until the run ends; the page reloads.")
+    ] = False,
+) -> None:
     """Write report.html: one self-contained file with curves, samples and their credit, and the configuration.
 
     For a campaign: the verdict, differences with intervals and exact tests, curves, costs and credit; report.md and
@@ -155,9 +160,11 @@ def report(run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/N
         text, files = card_page.write(run)
         say("\n".join([text, *map(str, files)]))
         return
-    from retrain.report.run_page import write_report
+    from retrain.report.run_page import follow, write_report
 
-    print(write_report(run))
+    if live:
+        print(f"open {run / 'report.html'}", flush=True)
+    print(follow(run) if live else write_report(run))
 
 
 def only_warnings(event: str, details: Any) -> None:

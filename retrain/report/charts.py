@@ -12,6 +12,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 34
 _POINTS = 400
 """A line of more points is thinned to means of this many: the file stays small and looks the same."""
 
+_STRIPS = 50
+"""Places of a chart at which the pointer shows a value: more than a finger can tell apart."""
+
 Point = tuple[float, float]
 Range = tuple[float, float]
 
@@ -43,6 +46,10 @@ class Axes:
         """Vertical position of a y value."""
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * (value - self.y[0]) / (self.y[1] - self.y[0])
 
+    def value(self, y: float) -> str:
+        """A y value in words."""
+        return f"{y:.1%}" if self.percent else f"{y:.4g}"
+
     def draw(self) -> str:
         """Grid, ticks and labels."""
         base, parts = HEIGHT - _BOTTOM, list[str]()
@@ -70,8 +77,12 @@ def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | Non
     if not finite:
         return ""
     axes = Axes(x or span([x for x, _ in finite]), roomy([y for _, y in finite], percent), percent)
-    faint = "".join(polyline(axes, part, "raw") for part in runs(points))
-    return svg(axes.draw() + faint + polyline(axes, thin(running_mean(finite)), "mean"))
+    faint, means = "".join(polyline(axes, part, "raw") for part in runs(points)), running_mean(finite)
+    texts = [
+        (x, f"{axes.label} {x:g}: {axes.value(y)}, mean {axes.value(mean)}")
+        for (x, y), (_, mean) in zip(finite, means, strict=True)
+    ]
+    return svg(axes.draw() + faint + polyline(axes, thin(means), "mean") + hover(axes, texts))
 
 
 def interval_chart(
@@ -92,7 +103,12 @@ def interval_chart(
     dots = "".join(dot("dot", axes.place(x, y), 3) for x, y, _, _ in rows)
     curve = polyline(axes, [(x, y) for x, y, _, _ in rows], "mean")
     other = polyline(axes, dashed, "reference") if dashed else ""
-    return svg(axes.draw() + area(axes, upper, lower, "band") + bars + curve + dots + other)
+    beside = {x: f"; dashed: {axes.value(y)}" for x, y in dashed}
+    texts = [
+        (x, f"{axes.label} {x:g}: {axes.value(y)} ({axes.value(low)} to {axes.value(high)}){beside.get(x, '')}")
+        for x, y, low, high in rows
+    ]
+    return svg(axes.draw() + area(axes, upper, lower, "band") + bars + curve + dots + other + hover(axes, texts))
 
 
 def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]], x: Range | None = None) -> str:
@@ -111,6 +127,19 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]],
         shapes.append(area(axes, upper, lower, f"layer-{index % 6}"))
         floor = roof
     return svg("".join(shapes) + axes.draw())
+
+
+def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:
+    """Strips over the drawing, at most `_STRIPS`, that show the text at their x while the pointer is on them."""
+    count = min(len(texts), _STRIPS)
+    chosen = [texts[(2 * place + 1) * len(texts) // (2 * count)] for place in range(count)]
+    middles = [(axes.across(a) + axes.across(b)) / 2 for (a, _), (b, _) in pairwise(chosen)]
+    edges = [_LEFT, *middles, WIDTH - _RIGHT]
+    return "".join(
+        f'<rect class="hover" x="{a:.1f}" y="{_TOP}" width="{max(0.0, b - a):.1f}" height="{HEIGHT - _TOP - _BOTTOM}">'
+        f"<title>{text}</title></rect>"
+        for (a, b), (_, text) in zip(pairwise(edges), chosen, strict=True)
+    )
 
 
 def svg(content: str) -> str:

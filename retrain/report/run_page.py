@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,30 +45,41 @@ _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
 """Not phases of a step."""
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, reload_s: float = 0) -> Path:
     """Write `report.html` into the run directory; returns its path."""
     path = run / "report.html"
     with writing(path):
-        write_text(path, render(run))
+        write_text(path, render(run, reload_s))
     return path
 
 
-def render(run: Path) -> str:
+def follow(run: Path, every_s: float = 5.0) -> Path:
+    """Write the report of a run again and again, as a page that reloads itself, until the run has ended."""
+    while status(run)["state"] == "running":
+        write_report(run, every_s)
+        time.sleep(every_s)
+    return write_report(run)
+
+
+def render(run: Path, reload_s: float = 0) -> str:
     """The report of a run as an HTML document; equal files give equal text.
 
+    Args:
+        reload_s: after so many seconds a browser reads the page again; 0: never.
     Raises:
         StorageError: a file of the run cannot be read.
     """
     with understood(run):
-        return _render(run)
+        return _render(run, reload_s)
 
 
-def _render(run: Path) -> str:
+def _render(run: Path, reload_s: float) -> str:
     facts, metrics, evals = status(run), read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     config, environment = read_json(run / "config.resolved.json"), read_json(run / "environment.json")
     return fill(
         "run.html",
         title=run.resolve().name,
+        reload_s=reload_s,
         state=_state(facts),
         summary=summary(metrics, evals),
         recipe=recipe(config),
@@ -181,9 +193,12 @@ def _completion(row: Row) -> dict[str, Any]:
     """What the template shows of a stored completion; without credit if it was not trained on."""
     reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
     right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
+    several = {name: value for name, value in row.get("parts", {}).items() if value is not None}
+    parts = " + ".join(f"{name} {value:.3g}" for name, value in several.items()) if len(several) > 1 else ""
     talk = conversation(row)
     return {
-        "head": ", ".join(filter(None, (reward, right, f"{talk.tokens} tokens", talk.summary))),
+        "head": ", ".join(filter(None, (reward, parts, right, f"{talk.tokens} tokens", talk.summary))),
+        "answer": row.get("answer"),
         "heard": talk.heard,
         "badges": talk.badges,
         "verdict": right,

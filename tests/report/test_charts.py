@@ -47,6 +47,15 @@ def test_every_curve_stays_inside_its_drawing(values):
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in positions(chart))
 
 
+def test_a_strip_for_each_of_few_points_and_for_some_of_many():
+    texts = re.findall("<title>(.*?)</title>", line_chart([(0, 1.0), (10, 3.0)]))
+    assert texts == ["step 0: 1, mean 1", "step 10: 3, mean 3"]
+    strips = ElementTree.fromstring(line_chart([(x, float(x)) for x in range(1000)])).findall("rect")
+    widths = [float(strip.get("width") or 0) for strip in strips]
+    assert (len(strips), sum(widths)) == (50, pytest.approx(WIDTH - 64, abs=3))
+    assert max(widths) < 1.6 * min(widths)
+
+
 def test_axes_by_hand():
     axes = Axes((0, 10), (0, 1))
     assert axes.place(0, 0) == (50.0, 196.0)

@@ -1,16 +1,18 @@
 """The report is complete, self-contained, and lets no text of a model out of its quotes."""
 
 import re
+import threading
 from html.parser import HTMLParser
 
 import pytest
 
 from retrain.config.schema import Checkpoint
 from retrain.errors import UserCodeError
-from retrain.report.run_page import render, write_report
+from retrain.report.run_page import follow, render, write_report
 from retrain.report.run_summary import status
 from retrain.storage.run_directory import RunDirectory
 from tests.full_disk import run_script
+from tests.waiting import until
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
 VOID = {"meta", "line", "circle", "polyline", "polygon", "img", "br"}
@@ -204,3 +206,30 @@ def test_a_full_disk_ends_with_6_and_keeps_the_report_that_is_there(run, kept):
     assert "Traceback" not in done.stderr
     assert (run / "report.html").read_text() == before if kept else not (run / "report.html").exists()
     assert not list(run.glob(".tmp*"))
+
+
+def test_a_followed_run_has_a_page_that_reloads_until_it_ends(tmp_path):
+    path, page = tmp_path / "run", tmp_path / "run" / "report.html"
+    with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
+        directory.append("metrics.jsonl", {"step": 0, "reward/mean": 0.25})
+        thread = threading.Thread(target=follow, args=(path, 0.01))
+        thread.start()
+        until(lambda: page.exists() and "0.25" in page.read_text())
+        assert 'http-equiv="refresh" content="0.01"' in page.read_text()
+        directory.append("metrics.jsonl", {"step": 1, "reward/mean": 0.125})
+        until(lambda: "step 1: 0.125" in page.read_text())
+    thread.join()
+    assert 'http-equiv="refresh"' not in page.read_text()
+    assert "step 1: 0.125, mean 0.125" in page.read_text()
+
+
+def test_the_pointer_shows_values_and_samples_have_their_answer_and_parts(run):
+    with RunDirectory(run, "auto", Checkpoint(), lambda event, details: None) as directory:
+        parts = {"exact": 1.0, "format": 0.25, "unsure": None}
+        directory.write_rollouts(29, [rollout(1.25, answer="the <4>", parts=parts), rollout(0.0, answer="the <4>")])
+    html = render(run)
+    assert "<title>step 29: 96.7%, mean 96.7%</title>" in html
+    assert "<title>step 30: 80.0% (75.0% to 85.0%); dashed: 50.0%</title>" in html
+    text = checked(html)
+    assert "reward 1.250, exact 1 + format 0.25, right" in text
+    assert "answer: the <4>" in text
