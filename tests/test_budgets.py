@@ -14,12 +14,12 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 21_897,
-    "what retrain train imports": 11_855,
-    "with all that a run may name": 14_333,
+    "package": 22_027,
+    "what retrain train imports": 11_870,
+    "with all that a run may name": 14_391,
     "campaign": 2_707,
     "tools": 1_992,
-    "report": 529,
+    "report": 561,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50
 """Modules of a room; lines of a module, docstrings and comments included; code lines of a function."""
