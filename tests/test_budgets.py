@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_027,
-    "what retrain train imports": 11_870,
-    "with all that a run may name": 14_391,
+    "package": 22_037,
+    "what retrain train imports": 11_880,
+    "with all that a run may name": 14_401,
     "campaign": 2_707,
     "tools": 1_992,
     "report": 561,
