@@ -96,7 +96,7 @@ def main() -> None:
             print(f"{name:<40}{value:>8.2f}{line}", flush=True)
             found[name] = {"value": round(value, 3), "date": datetime.date.today().isoformat()}
     if not TRL:
-        print("without TRL: pip install 'retrain[bench]'", file=sys.stderr)
+        print("without TRL: pip install -e '.[bench]'", file=sys.stderr)
     if options.record:
         RECORDED.write_text(json.dumps(dict(sorted((known | found).items())), indent=2) + "\n")
 
