@@ -13,6 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from retrain.errors import EngineError
 from retrain.protocols import WHOLE, Gathering, Ranks, Rows, Shards
 from retrain.training.model.loading import Source
 from retrain.training.settings import PolicySettings
@@ -82,7 +83,13 @@ class Sharded(Replicated):
 
     def recover(self) -> None:
         """A forward that raised leaves layers unsharded: their gradients would go to parameters nobody trains."""
-        self._root.reset_iter_state()
+        try:
+            self._root.reset_iter_state()
+        except AttributeError as error:
+            raise EngineError(
+                f"torch {torch.__version__} cannot go on after a forward that failed within sharded layers; "
+                'install torch 2.13, or set [distributed] shard = "none"'
+            ) from error
 
     def copied(self, model: Any) -> tuple[Any, Source | None]:
         own = dict(self._model.named_parameters())
