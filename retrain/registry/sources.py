@@ -42,23 +42,32 @@ def source_hashes(components: Iterable[Component]) -> dict[str, str]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a module is, without running it; None if it is nowhere."""
+    """Where a module is, None if it is nowhere; the packages that it is in are imported."""
     module = sys.modules.get(name)
     if module is not None:
         return module.__spec__
-    with suppress(ImportError, ValueError, AttributeError):
+    with suppress(Exception):  # importing a package may raise anything
         return find_spec(name)
     return None
 
 
 def _is_users(name: str, importer: str) -> bool:
     """Whether a module that `importer` names is code of the same package, or of no installed one."""
-    spec = _spec(name)
-    if spec is None or not spec.origin or not Path(spec.origin).is_file():
+    top = name.partition(".")[0]
+    if top != importer.partition(".")[0] and _is_installed(_spec(top)):
         return False
-    if name.partition(".")[0] == importer.partition(".")[0]:
-        return True
-    return not any(Path(spec.origin).is_relative_to(folder) for folder in _LIBRARIES)
+    spec = _spec(name)
+    return spec is not None and spec.origin is not None and Path(spec.origin).is_file()
+
+
+def _is_installed(spec: ModuleSpec | None) -> bool:
+    """Whether a top-level module is no user's: of Python itself, of this environment or of one that it extends."""
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    paths = [Path(place) for place in places if place and Path(place).exists()]
+    return not paths or any(
+        {"site-packages", "dist-packages"} & {*path.parts} or any(path.is_relative_to(folder) for folder in _LIBRARIES)
+        for path in paths
+    )
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
