@@ -53,6 +53,8 @@ def test_configurations_are_valid(block, tmp_path):
     overrides = ['plugins.search_paths=["plugins"]']
     if 'engine = "vllm"' in block and importlib.util.find_spec("vllm") is None:
         overrides.append("rollout.engine=auto")
+    if 'name = "hub"' in block and importlib.util.find_spec("datasets") is None:
+        overrides.append("task.name=addition")
     if 'executor = "ray"' in block and importlib.util.find_spec("ray") is None:
         overrides.append("campaign.executor=local")
     if "[campaign]" in block:

@@ -13,7 +13,7 @@ from retrain.run.session import Resume, run
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.toml"))
-GPU = sorted((ROOT / "configs" / "gpu").glob("[!8]*.toml"))
+GPU = sorted(set((ROOT / "configs" / "gpu").glob("[!8]*.toml")) - {ROOT / "configs" / "gpu" / "gsm8k_qwen3.toml"})
 RANKS = sorted((ROOT / "configs" / "gpu").glob("8b_*.toml"))
 QWEN3_8B = {
     "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288,
