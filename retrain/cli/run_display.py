@@ -268,9 +268,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def evaluation(row: Mapping[str, Any]) -> str:
     """An evaluation as a line: accuracy with its 95% interval, that of greedy decoding, after how many steps."""
     interval = f" (95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
-    greedy = f", greedy {row['greedy_accuracy']:.1%}," if "greedy_accuracy" in row else ""
-    sets = [f", {key[: -len('/accuracy')]} {row[key]:.1%}" for key in row if key.endswith("/accuracy")]
-    return f"held-out accuracy {row['accuracy']:.1%}{interval}{greedy}{''.join(sets)} after {row['step']} steps"
+    greedy = [f", greedy {row['greedy_accuracy']:.1%}"] if "greedy_accuracy" in row else []
+    sets = greedy + [f", {key[: -len('/accuracy')]} {row[key]:.1%}" for key in row if key.endswith("/accuracy")]
+    return (
+        f"held-out accuracy {row['accuracy']:.1%}{interval}{''.join(sets)}{',' * bool(sets)} after {row['step']} steps"
+    )
 
 
 def clock(seconds: float) -> str:

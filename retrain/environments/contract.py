@@ -17,6 +17,9 @@ them with its id; `rng` is a `random.Random` made from `seed`, which all episode
 episode's `Limits`."""
 
 
+_REPORTED = {"turns", "replayed", "observation_tokens", "episodes", "reward", "accuracy"}
+"""Metrics of episodes that no environment counts."""
+
 Game = Generator["str | Say | Sequence[Mapping[str, str]] | None", "Reply", "float | Mapping[str, float] | None"]
 """What an environment is: it yields what it says, is sent the model's reply, and returns the reward."""
 
@@ -118,6 +121,8 @@ def said(value: Any, first: bool) -> Answer:
     if first and reward:
         raise ValueError("gave a reward before the first reply")
     metrics = {str(key): _number(number, f"metric {key!r}") for key, number in say.metrics.items()}
+    if taken := [key for key in metrics if key in _REPORTED or key.startswith("ended_")]:
+        raise ValueError(f"metric {taken[0]!r}: the run reports env/{taken[0]} itself; give it another name")
     messages = [] if say.text is None else [(str(say.role), say.text)]
     return Answer(
         "say", messages, reward, None, metrics, "", "", [dict(tool) for tool in say.tools], str(say.tools_text)

@@ -8,10 +8,14 @@ import inspect
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -22,9 +26,15 @@ from retrain.system import sandbox
 Call = tuple[str, Mapping[str, Any] | str]
 """Name and arguments of a tool; or an empty name, and why the text is no call."""
 
-_PYTHON_S, _LONGEST = 5.0, 1 << 15
-"""Of the tool `python`: seconds for a call, and bytes of what it prints that are read."""
+_PYTHON_S, _LONGEST, _PROCESSES, _FILE = 5.0, 1 << 15, 64, 1 << 24
+"""Of the tool `python`: seconds for a call, bytes of what it prints that are read, processes, bytes of a file."""
 
+_LIMITED = f"""import resource, sys
+resource.setrlimit(resource.RLIMIT_NPROC, ({_PROCESSES}, {_PROCESSES}))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({_FILE}, {_FILE}))
+exec(compile(sys.argv.pop(), "<string>", "exec"), {{"__name__": "__main__"}})
+"""
+_ALONE = threading.Lock()
 _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _JSON, _PYTHON = (re.compile(rf"```{name}\n(.*?)(?:```|$)", re.DOTALL) for name in ("json", "python"))
@@ -84,14 +94,31 @@ def called(
 
 def python(code: str) -> str:
     """Run Python code and see what it prints."""
+    # One call at a time in a worker: what it leaves behind, files and processes, ends with it.
     if sandbox.INSIDE not in os.environ:
         raise SystemExit("the tool python runs code of the model, and there is no sandbox around it")
-    with tempfile.TemporaryFile() as printed:
+    with _ALONE, tempfile.TemporaryFile() as printed:
+        before = {place: set(os.listdir(place)) for place in sandbox.private()}
         command: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": subprocess.STDOUT}
-        command |= {"cwd": tempfile.gettempdir(), "timeout": _PYTHON_S}
-        subprocess.run([sys.executable, "-I", "-c", code], **command)  # noqa: S603 - what the sandbox is for
+        command |= {"cwd": tempfile.gettempdir(), "start_new_session": True}
+        started = subprocess.Popen([sys.executable, "-I", "-c", _LIMITED, code], **command)  # noqa: S603 - what the sandbox is for
+        try:
+            started.wait(_PYTHON_S)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"it took more than {_PYTHON_S:g} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+            for place, kept in before.items():
+                for name in set(os.listdir(place)) - kept:
+                    _remove(os.path.join(place, name))
         printed.seek(0)
         return printed.read(_LONGEST).decode(errors="replace")
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ so that the interpreter of `[environment] python` can run it with the environmen
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import os
@@ -73,6 +74,7 @@ class Worlds:
                 return self._finish()
 
     def _open(self, key: int, problem: Mapping[str, Any], seed: int) -> Generator[Any, Any, Any]:
+        problem = copy.deepcopy(problem)  # what an episode changes in it is its own
         known = {"problem": problem, "rng": Random(seed), "seed": seed}
         known |= {name: problem[name] for name in ("answer", "prompt", "extra")}
         self._live[key] = self._games[problem.get("environment", "")](known)
@@ -83,8 +85,8 @@ class Worlds:
         try:
             try:
                 answer = said(step(), first)
-                texts = [(role, _cut(text)) for role, text in answer.messages]
-                return answer._replace(messages=texts)
+                texts = [(_cut(role), _cut(text)) for role, text in answer.messages]
+                return answer._replace(messages=texts, tools_text=_cut(answer.tools_text))
             except StopIteration as stop:
                 del self._live[key]
                 if first:
@@ -172,14 +174,18 @@ def _close(game: Generator[Any, Any, Any]) -> None:
 
 
 def _cut(text: str) -> str:
-    """Long text without its middle; tokens are counted, and more is cut, where they are known."""
+    """Long text without its middle; tokens are counted, and more is cut, where they are known.
+
+    A half of a surrogate pair, which no tokenizer and no file takes, becomes U+FFFD.
+    """
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n[...]\n{text[-_LONGEST // 2 :]}"
 
 
 def _failure(error: BaseException) -> Answer:
     with suppress(Exception):
-        detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Answer("error", detail=detail, trace=traceback.format_exc()[-4000:])
+        detail = " ".join(_cut(f"{type(error).__name__}: {error}").split())[:300]
+        return Answer("error", detail=detail, trace=_cut(traceback.format_exc()[-4000:]))
     return Answer("error", detail=type(error).__name__)
 
 

@@ -6,6 +6,7 @@ their own answer one episode while the engine samples for others: then none wait
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -313,6 +314,8 @@ class _Game:
             one.turns[-1] = replace(one.turns[-1], reward=answer.reward)
         if answer.kind == "end":
             one.ended, one.over, one.parts = "done", True, None if answer.parts is None else dict(answer.parts)
+            if not math.isfinite(sum((*(one.parts or {}).values(), *(turn.reward for turn in one.turns)))):
+                one.ended, one.detail = "error", "OverflowError: its rewards sum to no finite number"
             return
         if len(one.turns) >= limits.max_turns or one.left <= 0:
             one.ended, one.over = "turns" if len(one.turns) >= limits.max_turns else "tokens", True

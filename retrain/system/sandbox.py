@@ -89,6 +89,11 @@ def _make_read_only(path: str) -> None:
     _call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
 
 
+def private() -> list[str]:
+    """Where a process inside can write."""
+    return [path for path in (*_hidden(), "/dev/shm") if path != "/dev" and os.access(path, os.W_OK)]  # noqa: S108
+
+
 def _hidden() -> set[str]:
     """The directories that are replaced by empty ones."""
     homes = [os.path.expanduser("~")]

@@ -50,7 +50,7 @@ class Chat:
             tools: for templates that show what may be called.
 
         Raises:
-            DataError: messages without a chat template to render them, or mode "on" without one.
+            DataError: messages without a chat template to render them or that it refuses, or mode "on" without one.
         """
         if not self.templated:
             if not isinstance(prompt, str) or self.mode == "on":
@@ -145,8 +145,16 @@ class Chat:
         return self.mode != "off" and getattr(self.tokenizer, "chat_template", None) is not None
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Messages as the template's text."""
-        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+        """Messages as the template's text.
+
+        Raises:
+            DataError: the template refuses them, as some do a system message or two turns of one role.
+        """
+        try:
+            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise DataError(f"the chat template does not render messages of {roles}: {error}") from error
 
     def _plain(self, prompt: str | Messages) -> str | Messages:
         if self.templated or isinstance(prompt, str) or [message["role"] for message in prompt] != ["user"]:

@@ -53,3 +53,25 @@ def waits_for_the_other(answer, problem):
 def breaks(answer):
     reply = yield None
     yield int(f"{reply}?")
+
+
+def odd(answer, *, what: str):
+    """Yields or returns what no tokenizer, no metric or no sum takes."""
+    if what == "opens with a surrogate":
+        yield "a\ud800b"
+        return 1.0
+    if what == "opens with a tool's message":
+        yield [{"role": "tool", "content": "be brief"}]
+        return 1.0
+    yield None
+    if what == "half a surrogate pair":
+        yield "a\ud800b"
+    elif what == "two halves":
+        yield "a\ud83d\ude00b"
+    elif what == "raises with a surrogate":
+        raise ValueError("a\ud800b")
+    elif what == "counts turns":
+        yield Say("a", metrics={"turns": 1000.0})
+    elif what == "rewards too much":
+        yield Say("a", reward=1e308)
+    return {"much": 1e308} if what == "rewards too much" else 1.0

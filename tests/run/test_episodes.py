@@ -17,7 +17,7 @@ from retrain.environments.contract import Limits
 from retrain.environments.world import World
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
-from retrain.errors import EngineError
+from retrain.errors import EngineError, UserCodeError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
 from retrain.run.collect import complete
@@ -278,6 +278,42 @@ def test_a_long_observation_is_cut_in_its_middle():
     player = Player(Dice(), Chat(Words(), END), world("endless", limits, says=said))
     [one] = roll(player, posed, requests, SAMPLING)
     assert list(one.completion_ids[one.turns[0].end : one.turns[1].start]) == [2] * 5 + [40] + [4] * 5
+
+
+@pytest.mark.parametrize(
+    ("family", "what", "ended", "word"),
+    [
+        (None, "opens with a surrogate", "done", "a\ufffdb"),
+        (None, "half a surrogate pair", "done", "a\ufffdb"),
+        (None, "two halves", "done", "a\U0001f600b"),
+        ("chatml", "half a surrogate pair", "done", "a\ufffdb"),
+        (None, "raises with a surrogate", "error", "ValueError: a\ufffdb"),
+        ("gemma 3", "opens with a tool's message", "error", "no tools"),
+        ("gemma", "half a surrogate pair", "done", "a\ufffdb"),
+        (None, "counts turns", "error", "the run reports env/turns itself"),
+        (None, "rewards too much", "error", "sum to no finite number"),
+    ],
+)
+def test_what_no_tokenizer_template_or_sum_takes_costs_its_episode_at_most(family, what, ended, word):
+    """Its text comes as far as it can be told, and every row can be written as UTF-8."""
+    limits, model = Limits(5, 2, 200, 100), chat(FAMILIES[family] if family else None)
+    problem, prompt = Problem("0", "one?", "x"), model.prompt("one?")
+
+    class Brief(Dice):
+        def sample(self, requests, sampling):
+            return [[Completion((40, model.end_id), (0.0, 0.0), "stop")] for _ in requests]
+
+    def played(max_failed):
+        player = Player(Brief(), model, world("odd", limits, max_failed=max_failed, what=what))
+        return roll(player, [(problem, prompt)], [Request(prompt.ids, 1, 100, 0)], SAMPLING)
+
+    [one] = played(1.0)
+    said = model.tokenizer.decode([*one.prompt_ids, *one.completion_ids])
+    assert (one.ended, word in said) == (ended, ended == "done")
+    f"{said}{one.text}{one.prompt}".encode()
+    if ended == "error":
+        with pytest.raises(UserCodeError, match=word):
+            played(0.0)
 
 
 def test_a_reply_that_is_cut_gets_its_end_from_the_environment():

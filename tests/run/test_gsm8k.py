@@ -9,6 +9,7 @@ import pytest
 from retrain.config.load import load
 from retrain.rewards.text import number
 from retrain.run.session import Resume, run
+from retrain.training.chat import plain_text
 from tests.small_runs import rows
 
 FILE = Path(__file__).parents[2] / "configs" / "gpu" / "gsm8k_qwen3.toml"
@@ -44,7 +45,7 @@ def file(tmp_path, monkeypatch):
 def test_the_walk_through_trains_and_evaluates_on_rows_of_the_same_form(file, tmp_path):
     loaded = load(file, [*SMALL, f'logging.dir="{tmp_path}/runs"', "logging.name=gsm8k", "logging.rollouts_every=1"])
     asked = loaded.task(0).heldout(4)[0]
-    assert asked.prompt.endswith(
+    assert plain_text(asked.prompt).endswith(
         "pieces of fruit is that? Let's think step by step and end with the number alone. /no_think"
     )
     folder = run(loaded, Resume(), lambda *_: None)

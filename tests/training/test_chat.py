@@ -56,6 +56,13 @@ def test_without_a_template_one_turn_of_the_user_is_a_text_prompt():
     assert model.tokenizer.decode(plain.ids) == "one and two?three<|eos|>"
 
 
+def test_a_template_that_refuses_messages_is_an_error_of_the_data():
+    model = loaded()
+    model.tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(DataError, match=r"does not render messages of system, user: System role not supported"):
+        model.prompt(MESSAGES)
+
+
 @pytest.mark.parametrize("prompt", [[USER, SAID, MORE], [{"role": "system", "content": "add"}, USER]])
 def test_other_messages_need_a_template(prompt):
     with pytest.raises(DataError, match=r"f:7: .*there is no chat template"):
