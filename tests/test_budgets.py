@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_091,
+    "package": 22_132,
     "what retrain train imports": 11_904,
-    "with all that a run may name": 14_453,
+    "with all that a run may name": 14_494,
     "campaign": 2_707,
     "tools": 1_992,
     "report": 561,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
 import inspect
 import json
@@ -14,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from retrain import Say, environment
 from retrain.environments.contract import Game, Limits, Reply
@@ -35,7 +37,18 @@ resource.setrlimit(resource.RLIMIT_FSIZE, ({_FILE}, {_FILE}))
 exec(compile(sys.argv.pop(), "<string>", "exec"), {{"__name__": "__main__"}})
 """
 _ALONE = threading.Lock()
-_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object"}
+_TYPES: dict[tuple[type, ...], str] = {
+    (bool,): "boolean",
+    (int,): "integer",
+    (float,): "number",
+    (str,): "string",
+    (dict, Mapping): "object",
+    (list, tuple, Sequence): "array",
+}
+"""The first that a class is a subclass of is its type in JSON."""
+
+_ARGUMENTS = re.compile(r"^Args:\n((?:[ \t]+\S.*\n?|[ \t]*\n)+)", re.MULTILINE)
+_ARGUMENT = re.compile(r"^( +)(\w+)(?: \(.*?\))?:(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _JSON, _PYTHON = (re.compile(rf"```{name}\n(.*?)(?:```|$)", re.DOTALL) for name in ("json", "python"))
 _FORMS = {
@@ -53,7 +66,8 @@ def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True
     the calls and errors of an episode.
 
     Args:
-        functions: dotted paths; their signatures and the first line of their docstrings are what the model is told.
+        functions: dotted paths, of coroutine functions too; their signatures, and the first line and the `Args:` of
+            their docstrings, are what the model is told.
         parser: how a call is written: "hermes", "json" or "python"; or the dotted path of `fn(text)`, which returns
             (name, arguments) of every call.
         describe: begin with the tools' schemas, in the chat template's own place for them if it has one; else in the
@@ -122,50 +136,93 @@ def _remove(path: str) -> None:
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """What a model is told of a function, as JSON schema."""
-    parameters = inspect.signature(function, eval_str=True).parameters
-    found = {key: {"type": _TYPES.get(one.annotation, "string")} for key, one in parameters.items()}
-    required = [key for key, one in parameters.items() if one.default is one.empty]
-    about = (inspect.getdoc(function) or "").partition("\n")[0]
-    shape = {"type": "object", "properties": found, "required": required}
-    return {"name": name, "description": about, "parameters": shape}
+    """What a model is told of a function, as JSON schema; `*args` and `**keys` are left out.
+
+    ValueError if it has a parameter without a default that cannot be given by name.
+    """
+    found, required, doc = dict[str, Any](), list[str](), inspect.getdoc(function) or ""
+    section = _ARGUMENTS.search(doc)
+    about = {key: " ".join(text.split()) for _, key, text in _ARGUMENT.findall(section[1] if section else "")}
+    for key, one in inspect.signature(function, eval_str=True).parameters.items():
+        if one.kind is one.POSITIONAL_ONLY and one.default is one.empty:
+            raise ValueError(f"its parameter {key!r} cannot be given by name")
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            found[key] = shape(str if one.annotation is one.empty else one.annotation)
+            found[key] |= {"description": about[key]} if about.get(key) else {}
+            required += [key] if one.default is one.empty else []
+    parameters = {"type": "object", "properties": found, "required": required}
+    return {"name": name, "description": doc.partition("\n")[0], "parameters": parameters}
+
+
+def shape(hint: Any) -> dict[str, Any]:
+    """JSON schema of a type; `{}`, which is anything, if JSON has no such type.
+
+    Not pydantic's, which the interpreter of `[environment] python` need not have.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return shape(inner[0])
+    if origin is Literal:
+        return {**(shape(type(inner[0])) if len({type(one) for one in inner}) == 1 else {}), "enum": list(inner)}
+    if origin in (Union, UnionType):
+        return {"anyOf": [shape(one) for one in inner]}
+    if hint in (None, type(None)):
+        return {"type": "null"}
+    kind = origin or hint
+    known = (name for types, name in _TYPES.items() if isinstance(kind, type) and issubclass(kind, types))
+    found: dict[str, Any] = {"type": name} if (name := next(known, "")) else {}
+    within = {"array": "items", "object": "additionalProperties"}.get(name)
+    return {**found, within: shape(inner[-1])} if within and inner and kind is not tuple else found
 
 
 def hermes(text: str) -> list[Call]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and most others write it."""
-    return [_of_json(found) for found in _HERMES.findall(text)]
+    return _calls(_HERMES.findall(text), _of_json)
 
 
 def json_block(text: str) -> list[Call]:
     """A fenced block of JSON: one call or a list of them."""
-    return [_of_json(found) for found in _JSON.findall(text)]
+    return _calls(_JSON.findall(text), _of_json)
 
 
 def python_block(text: str) -> list[Call]:
     """Calls with literal arguments by name in a fenced block of Python, which is read and never run."""
-    calls: list[Call] = []
-    for found in _PYTHON.findall(text):
-        try:
-            for line in ast.parse(found.strip()).body:
-                match line:
-                    case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=keywords)):
-                        calls.append((name, {str(one.arg): ast.literal_eval(one.value) for one in keywords}))
-                    case _:
-                        calls.append(("", f"{ast.unparse(line)} is no call of a tool with arguments by name"))
-        except (SyntaxError, ValueError) as error:
-            calls.append(("", f"this is no call: {error}"))
-    return calls
+    return _calls(_PYTHON.findall(text), _of_python)
 
 
 PARSERS: dict[str, Callable[[str], Sequence[Call]]] = {"hermes": hermes, "json": json_block, "python": python_block}
 
 
-def _of_json(text: str) -> Call:
-    try:
-        call = json.loads(text)
-        return str(call["name"]), dict(call.get("arguments", {}))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return "", f"this is no call: {error}"
+def _calls(found: Sequence[str], read: Callable[[str], Iterator[Call]]) -> list[Call]:
+    """The calls in each of these texts, up to where one is broken."""
+    calls: list[Call] = []
+    for text in found:
+        try:
+            calls.extend(read(text))
+        except Exception as error:  # a literal can raise nearly anything, such as RecursionError and MemoryError
+            calls.append(("", f"this is no call: {type(error).__name__}: {error}"))
+    return calls
+
+
+def _of_json(text: str) -> Iterator[Call]:
+    value = json.loads(text)
+    for call in value if isinstance(value, list) else [value]:
+        match call:
+            case {"name": str(name), "arguments": dict(arguments)}:
+                yield name, arguments
+            case {"name": str(name)} if "arguments" not in call:
+                yield name, {}
+            case _:
+                yield "", f'{str(call)[:200]} is no call: write {{"name": ..., "arguments": {{...}}}}'
+
+
+def _of_python(text: str) -> Iterator[Call]:
+    for line in ast.parse(text.strip()).body:
+        match line:
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=keys)) if all(k.arg for k in keys):
+                yield name, {str(one.arg): ast.literal_eval(one.value) for one in keys}
+            case _:
+                yield "", f"{ast.unparse(line)[:200]} is no call of a tool with arguments by name"
 
 
 def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping[str, Any] | str) -> str:
@@ -174,7 +231,8 @@ def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping
     if name not in named:
         return f"error: there is no tool {name!r}; there are {', '.join(named)}"
     try:
-        return str(named[name](**arguments))
+        found = named[name](**arguments)
+        return str(asyncio.run(found) if inspect.iscoroutine(found) else found)
     except Exception as error:  # the model's mistake is an observation
         return f"error: {type(error).__name__}: {error}"
 

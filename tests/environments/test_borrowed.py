@@ -33,7 +33,7 @@ def test_a_class_for_trl():
     first, *rest = said
     assert first.text == " It has 1 digits."
     assert [tool["name"] for tool in first.tools] == ["turn_dial"]
-    assert '"number": {"type": "integer"}' in first.tools_text
+    assert '"number": {"type": "integer", "description": "where to turn it."}' in first.tools_text
     assert [one.text for one in rest] == [
         "too low",
         "error: there is no tool 'get_reward'; there are turn_dial",

@@ -1,7 +1,9 @@
 """The built-in environments and their problems."""
 
+import asyncio
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -10,7 +12,7 @@ from retrain.environments.calculator import calculator
 from retrain.environments.contract import Limits
 from retrain.environments.grid import grid
 from retrain.environments.guess import guess
-from retrain.environments.tools import python, python_block, tools
+from retrain.environments.tools import PARSERS, python, python_block, schema, tools
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
 from retrain.system.sandbox import missing
@@ -116,6 +118,91 @@ def test_tools_are_called_and_mistakes_are_observations(parser):
     with pytest.raises(StopIteration) as end:
         game.send(replies[-1])
     assert end.value.value is None
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", "<tool_call>" + "[" * 100_000),
+        ("hermes", "<tool_call>" + '{"a":' * 2000),
+        ("hermes", '<tool_call>{"name": "area", "arguments": "{}"}</tool_call>'),
+        ("json", '```json\n["area"]\n```'),
+        ("python", "```python\narea(width={[]: 1})\n```"),
+        ("python", "```python\narea(width={{}})\n```"),
+        ("python", f"```python\narea(width={'-' * 5000}1)\n```"),
+        ("python", f"```python\narea(width={'(' * 300})\n```"),
+        ("python", "```python\narea(**{'width': 1})\n```"),
+    ],
+)
+def test_no_text_of_a_model_breaks_an_episode(parser, text):
+    game: Any = tools(functions=[f"{__name__}.area"], parser=parser)
+    next(game)
+    answer = game.send(text)
+    assert answer.text.startswith("error: ")
+    assert "no call" in answer.text
+    assert answer.metrics == {"tool_calls": 1, "tool_errors": 1}
+
+
+def test_a_list_of_calls():
+    text = '```json\n[{"name": "a", "arguments": {"n": 1}}, {"name": "b"}, 3]\n```'
+    *right, (name, wrong) = PARSERS["json"](text)
+    assert right == [("a", {"n": 1}), ("b", {})]
+    assert (name, wrong) == ("", '3 is no call: write {"name": ..., "arguments": {...}}')
+
+
+async def later(
+    one,
+    maybe: int | None = None,
+    lists: "list[dict]" = [],  # noqa: B006 - is not changed
+    table: dict[str, float] | None = None,
+    unit: Literal["m", "ft"] = "m",
+    count: Annotated[int, "of them"] = 1,
+    names: Sequence[str] = (),
+    *more,
+    mixed: Literal["all", 1] = 1,
+    pair: tuple[int, str] = (1, ""),
+    flag: bool = False,
+    anything: Any = None,
+    **rest,
+) -> str:
+    """Measure.
+
+    Args:
+        one: what is measured,
+            wherever it is.
+        unit (str): of the length.
+
+    Returns:
+        The length: in units.
+    """
+    await asyncio.sleep(0)
+    return f"{one} {unit}"
+
+
+def test_a_schema_says_what_a_signature_and_its_docstring_say():
+    whole = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    table = {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}
+    parameters = schema("later", later)["parameters"]
+    assert parameters["required"] == ["one"]
+    assert parameters["properties"] == {
+        "one": {"type": "string", "description": "what is measured, wherever it is."},
+        "maybe": whole,
+        "lists": {"type": "array", "items": {"type": "object"}},
+        "table": table,
+        "unit": {"type": "string", "enum": ["m", "ft"], "description": "of the length."},
+        "count": {"type": "integer"},
+        "names": {"type": "array", "items": {"type": "string"}},
+        "mixed": {"enum": ["all", 1]},
+        "pair": {"type": "array"},
+        "flag": {"type": "boolean"},
+        "anything": {},
+    }
+
+
+def test_a_coroutine_is_a_tool():
+    game: Any = tools(functions=[f"{__name__}.later"])
+    next(game)
+    assert game.send('<tool_call>{"name": "later", "arguments": {"one": "2"}}</tool_call>').text == "2 m"
 
 
 def test_python_is_read_and_never_run():
