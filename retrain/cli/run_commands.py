@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 _REFRESH_S = 2.0
 _PLAN, _STATUS = "plan.json", "status.json"
 
+_Resumed = Annotated[
+    str | None, typer.Option(help="auto: go on from the newest checkpoint; never; or a checkpoint's path.")
+]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Delete an earlier run of this name first.")]
+
 
 def train(  # noqa: PLR0913 - the options of a command, each with its name
     file: File,
     overrides: Overrides = None,
-    resume: Annotated[
-        str | None, typer.Option(help="auto: go on from the newest checkpoint; never; or a checkpoint's path.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier run of this name first.")] = False,
+    resume: _Resumed = None,
+    fresh: _Fresh = False,
     allow_change: Annotated[
         list[str] | None, typer.Option(help="A key that may differ from the run to be resumed. Repeatable.")
     ] = None,
@@ -108,6 +111,8 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
     patience: Annotated[
         float, typer.Option(min=0.1, help="In training: seconds without a request after which the run ends.")
     ] = 3600.0,
+    resume: _Resumed = None,
+    fresh: _Fresh = False,
 ) -> None:
     """Start a vLLM server for the model of a TOML file, with what engine = "vllm-server" needs.
 
@@ -121,15 +126,17 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
     """
     from retrain.system.http_client import address, is_loopback
 
-    if (file is None) == (policy is None) or (episodes and (policy is None or policy.is_file())):
-        problem, fix = "either a file or --policy is served, and --episodes belongs to the --policy of a run", "--help"
+    trains = policy is not None and policy.is_file()
+    if (file is None) == (policy is None) or (episodes and (trains or file)) or ((resume or fresh) and not trains):
+        problem = "either a file or --policy is served; --episodes needs a run, --resume and --fresh a TOML file"
+        fix = "write --policy runs/NAME or --policy run.toml before these options"
         raise ConfigError([ConfigProblem("retrain serve", 0, 0, "arguments", problem, fix)])
     if not is_loopback(address(host, port or 80)):
         can = "replace weights and read files" if file else "talk to the policy and reward it"
         say(f"warning: whoever reaches {host} can {can}: keep to a private network", error=True)
     if policy is not None:
-        if policy.is_file():
-            _train_by_talk(policy, overrides or (), (host, port or 8000, patience))
+        if trains:
+            _train_by_talk(policy, overrides or (), (host, port or 8000, patience), (resume, fresh))
         else:
             _answer_for(policy, overrides or (), (host, port or 8000, episodes))
         return
@@ -165,7 +172,9 @@ def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path |
             parts.close()
 
 
-def _train_by_talk(file: Path, overrides: Sequence[str], how: tuple[str, int, float]) -> None:
+def _train_by_talk(
+    file: Path, overrides: Sequence[str], how: tuple[str, int, float], again: tuple[str | None, bool]
+) -> None:
     """Train on what programs talk about with the policy."""
     from retrain.config.environment_checks import check_endpoint
     from retrain.config.load import load
@@ -177,7 +186,7 @@ def _train_by_talk(file: Path, overrides: Sequence[str], how: tuple[str, int, fl
     from retrain.run.session import Resume, run
     from retrain.tools.policy_endpoint import source_of_episodes
 
-    resume = _resume(None, loaded.config.checkpoint.resume, False)
+    resume = _resume(again[0], loaded.config.checkpoint.resume, again[1])
     run(loaded, Resume(*resume), Lines(), around=lambda parts: source_of_episodes(parts, *how))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from retrain.functional.seeds import derive_seed
 from retrain.training.bridge import Bridge, Tools
@@ -14,7 +15,7 @@ from retrain.types import Completion, Problem, Rollout, Turn
 Message = dict[str, str]
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One conversation of a session.
 
@@ -83,10 +84,12 @@ class Sessions:
         return len(self._rows)
 
     def ask(self, name: str, messages: list[Message], tools: Tools = ()) -> Asked:
-        """What a request asks for; DataError if its messages cannot be rendered.
+        """What a request asks for. Nothing changes before `begin`, so that a request may still be refused.
 
         Args:
-            name: of the session; empty: that of the row it extends, or a new one.
+            name: of the session; empty: that of the row it extends, or one that nobody has used.
+        Raises:
+            DataError: the messages cannot be rendered.
         """
         for own in [name] if name else list(self._rows):
             for row in reversed(self._rows.get(own, [])):
@@ -95,15 +98,19 @@ class Sessions:
                 if known and new and all(one["role"] != "assistant" for one in new):
                     last = row.ids[-1] if row.turns[-1].finish_reason == "stop" else None
                     ids = self._bridge.ids([(one["role"], one["content"]) for one in new], last)
-                    return self._waiting(own, row, messages, ids)
+                    return self._found(own, row, messages, ids)
         whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
         row = Row(self._chat.prompt(whole, list(tools) or None))
-        return self._waiting(name or f"session-{len(self._asked)}", row, messages, [])
+        unused = (one for n in count(len(self._asked)) if (one := f"session-{n}") not in self._asked)
+        return self._found(name or next(unused), row, messages, [])
 
-    def _waiting(self, name: str, row: Row, messages: list[Message], new: list[int]) -> Asked:
-        row.busy = True
-        self._asked[name] += 1
-        return Asked(name, row, messages, new, derive_seed(0, name, self._asked[name]))
+    def _found(self, name: str, row: Row, messages: list[Message], new: list[int]) -> Asked:
+        return Asked(name, row, messages, new, derive_seed(0, name, self._asked[name] + 1))
+
+    def begin(self, asked: Asked) -> None:
+        """Have the row wait for its reply: until then no other request extends it."""
+        asked.row.busy = True
+        self._asked[asked.session] += 1
 
     def say(self, asked: Asked, completion: Completion) -> str:
         """Take the turn that was sampled; returns its text."""

@@ -21,6 +21,7 @@ from retrain.errors import DataError, EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import train_sampling
 from retrain.run.run_parts import Parts
+from retrain.system.files import writing
 from retrain.system.http_client import address
 from retrain.tools.harness_sessions import Asked, Sessions, plain_messages
 from retrain.types import Request, Rollout
@@ -31,6 +32,10 @@ SESSION = "X-Session-ID"
 _POLL_S, _LINGER_S, _SILENCE_S, _LONGEST = 0.2, 0.005, 30.0, 1 << 26
 """Seconds between looks at whether the run ends, to wait for requests that come together, and without a request before
 a training run says so; bytes of a request."""
+
+_FIELDS = dict(model=str, messages=list, tools=list, stream=bool, n=int, max_completion_tokens=int, max_tokens=int)
+_CALLED = {str: "a string", list: "a list", bool: "true or false", int: "a whole number"}
+"""Types of the fields of a request that are read, unless they are null, and what the types are called."""
 
 _Answer = tuple[int, dict[str, Any]]
 
@@ -58,6 +63,7 @@ class PolicyEndpoint:
         url: its address.
     Raises:
         EngineError: the port cannot be had.
+        StorageError: the file of episodes cannot be written.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class PolicyEndpoint:
     ) -> None:
         self._parts, self._episodes, self._patience_s = parts, episodes, patience_s
         self._sessions, self._calls = Sessions(parts.chat), SimpleQueue[_Call]()
+        self._record([])
         self._sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "endpoint"))
         self._over = threading.Event()
         handler = type("Handler", (_Handler,), {"endpoint": self})
@@ -161,7 +168,7 @@ class PolicyEndpoint:
                     waiting.append((call, *self._asked(call)))
                 else:
                     call.answer.set_result((200, self._rewarded(call)))
-            except (DataError, ValueError, TypeError, AttributeError) as error:
+            except (DataError, ValueError, TypeError) as error:
                 call.answer.set_result(_refusal(400, str(error)))
             except KeyError as error:
                 call.answer.set_result(_refusal(404, f"there is no session {error}"))
@@ -177,7 +184,7 @@ class PolicyEndpoint:
                 "id": f"chatcmpl-{asked.session}",
                 "object": "chat.completion",
                 "created": int(time.time()),
-                "model": str(call.body.get("model", "policy")),
+                "model": call.body.get("model") or "policy",
                 "choices": [{"index": 0, "message": message, "finish_reason": completion.finish_reason}],
                 "usage": sizes | {"total_tokens": sum(sizes.values())},
                 "session": asked.session,
@@ -186,33 +193,36 @@ class PolicyEndpoint:
 
     def _asked(self, call: _Call) -> tuple[Asked, Request]:
         """A request for a turn; ValueError if it wants what there is not, or no token is left."""
-        body = call.body
-        if body.get("stream") or body.get("n", 1) not in (1, None):
-            raise ValueError("one completion is given, in one piece: leave out stream and n")
-        tools = body.get("tools") or ()
-        asked = self._sessions.ask(call.session, plain_messages(body.get("messages") or ()), tools)
-        training, context = self._parts.config.training, asked.context
+        body, training = call.body, self._parts.config.training
+        wanted = _tokens(body) or training.max_tokens
+        asked = self._sessions.ask(call.session, plain_messages(body.get("messages") or ()), body.get("tools") or ())
+        context = asked.context
+        if not context:
+            raise ValueError("the messages have no tokens")
         room = min(positions(self._parts.loaded.model), self._parts.sampler.room) - len(context)
-        wanted = body.get("max_completion_tokens") or body.get("max_tokens") or training.max_tokens
         most = int(min(wanted, training.max_tokens - asked.sampled, room))
         if most < 1:
-            asked.row.busy = False
             raise ValueError(
                 f"context_length_exceeded: the episode has sampled {asked.sampled} of [training] max_tokens = "
                 f"{training.max_tokens}, and the model has room for {room:g} more tokens"
             )
+        self._sessions.begin(asked)
         return asked, Request(context, 1, most, asked.stream)
 
     def _rewarded(self, call: _Call) -> dict[str, Any]:
-        value = float(call.body.get("reward", math.nan))
-        if not math.isfinite(value):
+        value = call.body.get("reward")
+        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise ValueError("reward is no finite number")
         name = unquote(call.path.removeprefix("/v1/sessions/").removesuffix("/reward"))
-        rows = self._sessions.reward(name, value)
+        rows = self._sessions.reward(name, float(value))
         if self._episodes is not None:
-            with self._episodes.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(one.row()) + "\n" for one in self._sessions.take(1))
+            self._record(self._sessions.take(1))
         return {"session": name, "rows": rows}
+
+    def _record(self, rollouts: Sequence[Rollout]) -> None:
+        if self._episodes is not None:
+            with writing(self._episodes), self._episodes.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(one.row()) + "\n" for one in rollouts)
 
 
 class _Server(ThreadingHTTPServer):
@@ -241,28 +251,45 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(*((200, models) if known else _refusal(404, "there is no such page")))
 
     def do_POST(self) -> None:
-        path, size = self.path.partition("?")[0], int(self.headers.get("Content-Length") or 0)
+        path = self.path.partition("?")[0]
         known = path == "/v1/chat/completions" or (path.startswith("/v1/sessions/") and path.endswith("/reward"))
-        if not known or not 0 < size <= _LONGEST:
-            self.close_connection = True
-            self._send(*_refusal(404 if not known else 413, "there is no such page, or the request has no fit length"))
-            return
+        keep, self.close_connection = not self.close_connection, True  # what was not read is no next request
         try:
+            size = int(self.headers.get("Content-Length") or 0)
+            if not known or not 0 < size <= _LONGEST:
+                status, why = (413, "the request has no fit length") if known else (404, "there is no such page")
+                self._send(*_refusal(status, why))
+                return
             body = json.loads(self.rfile.read(size))
-        except ValueError as error:
-            body = error
+        except (ValueError, RecursionError):
+            body = None
         if isinstance(body, dict):
+            self.close_connection = not keep
             self._send(*self.endpoint.submit(path, self.headers.get(SESSION, ""), body))
         else:
-            self._send(*_refusal(400, "the request is no JSON object"))
+            self._send(*_refusal(400, "the request is no JSON object, or its length no number"))
 
     def _send(self, status: int, answer: Mapping[str, Any]) -> None:
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
+        self.send_header("Connection", "close" if self.close_connection else "keep-alive")
         self.end_headers()
         self.wfile.write(content)
+
+
+def _tokens(body: Mapping[str, Any]) -> int | None:
+    """How many tokens a request wants at most; ValueError if a field of it is not what it has to be."""
+    for name, kind in _FIELDS.items():
+        if body.get(name) is not None and type(body[name]) is not kind:
+            raise ValueError(f"{name} is not {_CALLED[kind]}")
+    if body.get("stream") or body.get("n") not in (1, None):
+        raise ValueError("one completion is given, in one piece: leave out stream and n")
+    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    if min(given, default=1) < 1:
+        raise ValueError("max_tokens is below 1")
+    return given[0] if given else None
 
 
 def _refusal(status: int, message: str) -> _Answer:

@@ -1,6 +1,7 @@
 """`retrain train` and the commands that follow it, as a user calls them."""
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -126,6 +127,26 @@ def test_fresh_and_resume_exclude_each_other(run, cli):
     assert result.exit_code == 2
     assert "drop one of the two" in result.stderr
     assert (run / "model").is_dir()
+
+
+def test_serve_takes_the_options_that_a_refusal_names(run, cli):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    talk = ("serve", "--policy", "run.toml", "--port", port, "--patience", "0.1", "--set", "reward_pool.workers=0")
+    refused = cli(*talk)
+    assert refused.exit_code == 2
+    assert "holds a finished run; --resume auto, --fresh" in " ".join(refused.stderr.split())
+    assert cli(*talk, "--resume", "auto").exit_code == 0, "there is nothing left to do"
+    assert (run / "model").is_dir()
+    nobody = cli(*talk, "--fresh")
+    assert (nobody.exit_code, "--patience" in nobody.stderr) == (5, True), nobody.output
+    assert not (run / "model").exists()
+    both = cli(*talk, "--fresh", "--resume", "auto")
+    assert (both.exit_code, "drop one of the two" in both.stderr) == (2, True)
+    for option in (("--fresh",), ("--resume", "auto")):
+        finished = cli("serve", "--policy", str(run), *option)
+        assert (finished.exit_code, "retrain serve" in finished.stderr) == (2, True), finished.output
 
 
 def test_sample_completes_prompts_from_the_command_line_or_the_input(run, cli):

@@ -10,7 +10,7 @@ import pytest
 
 from retrain.config.environment_checks import check_endpoint
 from retrain.config.load import load
-from retrain.errors import ConfigError, EngineError
+from retrain.errors import ConfigError, EngineError, StorageError
 from retrain.run.reopen import reopen
 from retrain.run.session import Resume, run
 from retrain.tools.harness_sessions import Sessions, plain_messages
@@ -23,11 +23,12 @@ from tests.waiting import PATIENCE_S
 
 
 def post(url, path, body, session=""):
-    """Status and JSON of a POST."""
+    """Status and JSON of a POST; a body that is a text is sent as it is, and `session` may be headers."""
     place = urlsplit(url)
     connection = HTTPConnection(place.hostname, place.port, timeout=600)
-    headers = {"Content-Type": "application/json", **({SESSION: session} if session else {})}
-    connection.request("POST", path, json.dumps(body), headers)
+    more = session if isinstance(session, dict) else {SESSION: session} if session else {}
+    content = body if isinstance(body, str) else json.dumps(body)
+    connection.request("POST", path, content, {"Content-Type": "application/json", **more})
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read())
     connection.close()
@@ -42,19 +43,26 @@ def spoken(*ids):
     return Completion((*ids, END), (-0.5,) * (len(ids) + 1), "stop", 3)
 
 
+def begun(sessions, name, messages):
+    """A request that is not refused."""
+    asked = sessions.ask(name, messages)
+    sessions.begin(asked)
+    return asked
+
+
 def test_a_request_extends_its_session_or_is_a_branch():
     sessions = Sessions(CHAT)
-    first = sessions.ask("s", [user("abc")])
+    first = begun(sessions, "s", [user("abc")])
     assert sessions.say(first, spoken(2, 3)) == CHAT.decode([2, 3])
     reply = {"role": "assistant", "content": CHAT.decode([2, 3])}
-    second = sessions.ask("s", [user("abc"), reply, user("de")])
+    second = begun(sessions, "s", [user("abc"), reply, user("de")])
     assert second.row is first.row
     assert second.context == (*CHAT.prompt("abc").ids, 2, 3, END, *CHAT.encode("de"))
-    beside = sessions.ask("s", [user("abc"), reply, user("f")])
+    beside = begun(sessions, "s", [user("abc"), reply, user("f")])
     assert beside.row is not first.row, "the row is waiting for another reply"
     sessions.say(second, spoken(4))
     sessions.say(beside, spoken(5))
-    other = sessions.ask("s", [user("abc"), {"role": "assistant", "content": "never said"}, user("de")])
+    other = begun(sessions, "s", [user("abc"), {"role": "assistant", "content": "never said"}, user("de")])
     assert other.row not in (first.row, beside.row)
     assert len({one.stream for one in (first, second, beside, other)}) == 4
     sessions.say(other, spoken(6))
@@ -74,12 +82,43 @@ def test_a_request_extends_its_session_or_is_a_branch():
 def test_without_a_name_a_session_is_found_by_what_was_said():
     sessions = Sessions(CHAT)
     for place, ids in enumerate([(2,), (3,)]):
-        asked = sessions.ask("", [user("abc")])
+        asked = begun(sessions, "", [user("abc")])
         assert asked.session == f"session-{place}"
         sessions.say(asked, spoken(*ids))
     found = sessions.ask("", [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")])
     assert found.session == "session-0"
     assert found.row.turns
+    sessions.begin(found)
+    sessions.say(found, spoken(5))
+    begun(sessions, "session-3", [user("abc")])
+    begun(sessions, "session-4", [user("abc")])
+    names = [begun(sessions, "", [user("abc")]).session for _ in range(3)]
+    assert names == ["session-5", "session-6", "session-7"], "a name that a program gave is not given again"
+
+
+def test_a_request_that_is_not_begun_leaves_no_trace():
+    def ends(*refused):
+        sessions = Sessions(CHAT)
+        sessions.say(begun(sessions, "s", [user("abc")]), spoken(2))
+        said = [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")]
+        for name in refused:
+            sessions.ask(name, said)
+            sessions.ask(name, [user("x")])
+        last = begun(sessions, "s", said)
+        sessions.say(last, spoken(3))
+        new = begun(sessions, "", [user("y")])
+        return last.stream, new.session, new.stream, sessions.reward("s", 1.0), sessions.live
+
+    assert ends() == ends("", "s", "t")
+    assert ends()[3] == 1
+
+
+def test_two_branches_that_say_the_same_are_two_rows():
+    sessions = Sessions(CHAT)
+    both = [begun(sessions, "s", [user("abc")]) for _ in range(2)]
+    for one in both:
+        sessions.say(one, spoken(2))
+    assert sessions.reward("s", 1.0) == 2
 
 
 @pytest.mark.parametrize(
@@ -174,39 +213,125 @@ def test_a_run_trains_on_what_programs_talk_about(toml, tmp_path):
     assert parity < 0.02, "what was trained on is what was sampled, but for rounding"
 
 
-def test_a_trained_run_answers_and_records(train, tmp_path):
-    file = tmp_path / "episodes.jsonl"
+@pytest.fixture
+def parts(train):
+    """A run that has been trained."""
     parts = reopen(train("training.max_steps=1", "eval.problems=0"), (), lambda event, details: None)
-    endpoint = PolicyEndpoint(parts, "127.0.0.1", 0, file)
-    found = {}
+    yield parts
+    parts.close()
 
-    def ask():
-        url, chat = endpoint.url, "/v1/chat/completions"
-        bad = [{}, {"messages": "x"}, {"messages": [user("a")], "n": 2}, {"messages": [user("a")], "stream": True}]
+
+def answered(parts, ask, file=None):
+    """What `ask(url)` finds while an endpoint answers."""
+    endpoint = PolicyEndpoint(parts, "127.0.0.1", 0, file)
+
+    def asks():
         try:
-            found.update(
-                told=converse(url, "12+34=", "one", 1),
-                missing=post(url, "/v1/sessions/one/reward", {"reward": 1.0}),
-                elsewhere=post(url, "/v1/completions", {"prompt": "x"}),
-                refused=[post(url, chat, body) for body in bad],
-                reward=post(url, "/v1/sessions/one/reward", {"reward": "much"}),
-                budget=post(url, chat, {"messages": [user("1" * 50_000)]}),
-            )
+            return ask(endpoint.url)
         finally:
             endpoint.hurry()
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    with pytest.raises(EngineError, match="no more episodes"):
-        endpoint.work()
-    thread.join()
-    endpoint.close()
-    assert endpoint.submit("/v1/chat/completions", "", {"messages": [user("a")]})[0] == 503
-    parts.close()
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(asks)
+        try:
+            with pytest.raises(EngineError, match="no more episodes"):
+                endpoint.work()
+        finally:
+            endpoint.close()
+    assert endpoint.submit(TURN, "", {"messages": [user("a")]})[0] == 503
+    return found.result()
+
+
+TURN = "/v1/chat/completions"
+DEEP = 50_000
+BAD = [
+    ({}, "no messages"),
+    ({"messages": "x"}, "messages is not a list"),
+    ({"messages": [user("a")], "n": 2}, "one completion"),
+    ({"messages": [user("a")], "stream": True}, "one completion"),
+    ({"messages": [user("a")], "max_tokens": "5"}, "max_tokens is not a whole number"),
+    ({"messages": [user("a")], "max_tokens": -3}, "max_tokens is below 1"),
+    ({"messages": [user("a")], "max_completion_tokens": 0}, "max_tokens is below 1"),
+    ({"messages": [user("a")], "max_tokens": True}, "max_tokens is not a whole number"),
+    ({"messages": [user("a")], "model": [[]]}, "model is not a string"),
+    ({"messages": [user("a")], "tools": 5}, "tools is not a list"),
+    ({"messages": [user("")]}, "no tokens"),
+    ({"messages": [user("\ud800")]}, ""),
+    ("[" * DEEP + "]" * DEEP, "no JSON object"),
+    ('{"messages": ' + "[" * DEEP + "]" * DEEP + "}", "no JSON object"),
+    ('{"messages"', "no JSON object"),
+]
+"""(request, what its refusal says)."""
+
+
+def test_a_refused_request_changes_nothing(parts):
+    """Whatever a program asks, it alone is refused: its session, other sessions and the run go on."""
+
+    def ask(url):
+        said = [user("12+34=")]
+        first = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")[1]
+        said += [first["choices"][0]["message"], user("\n1+1=")]
+        bad = [post(url, TURN, body, "s") for body, _ in BAD]
+        bad += [post(url, TURN, {"messages": said, "max_tokens": wanted}, "s") for wanted in ("5", -3, [], 1.5)]
+        lengths = [post(url, TURN, {"messages": said}, {"Content-Length": length})[0] for length in ("abc", "-1", "0")]
+        status, second = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")
+        name = "/v1/sessions/s/reward"
+        texts = ['"much"', "[]", "null", "NaN", "1e999", "1" * 400, "-" + "1" * 400]
+        rewards = [post(url, name, f'{{"reward": {text}}}')[0] for text in texts]
+        return bad, lengths, (status, second.get("session")), rewards, post(url, name, {"reward": 1})
+
+    bad, lengths, second, rewards, last = answered(parts, ask)
+    assert [status for status, _ in bad] == [400] * (len(BAD) + 4)
+    for (_, answer), (_, why) in zip(bad, BAD, strict=False):
+        assert why in answer["error"]["message"]
+    assert lengths == [400, 413, 413]
+    assert second == (200, "s")
+    assert rewards == [400] * 7
+    assert last == (200, {"session": "s", "rows": 1})
+
+
+def test_messages_that_the_chat_template_refuses_end_no_run(parts):
+    parts.chat.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% elif loop.previtem is defined and loop.previtem.role == m.role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+
+    def ask(url):
+        said = [user("12+34=")]
+        refused = post(url, TURN, {"messages": [{"role": "system", "content": "1"}, *said]}, "s")
+        first = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")[1]
+        said += [first["choices"][0]["message"], user("\n1+1=")]
+        twice = post(url, TURN, {"messages": [*said, user("2")]}, "s")
+        second = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")
+        return refused, twice, second[0], post(url, "/v1/sessions/s/reward", {"reward": 1.0})
+
+    refused, twice, second, last = answered(parts, ask)
+    assert (refused[0], twice[0], second) == (400, 400, 200)
+    assert "System role not supported" in refused[1]["error"]["message"]
+    assert "roles must alternate" in twice[1]["error"]["message"]
+    assert last == (200, {"session": "s", "rows": 1})
+
+
+def test_a_file_of_episodes_that_cannot_be_written_is_an_error_at_the_start(parts, tmp_path):
+    with pytest.raises(StorageError, match=r"nowhere/episodes\.jsonl cannot be written"):
+        PolicyEndpoint(parts, "127.0.0.1", 0, tmp_path / "nowhere/episodes.jsonl")
+
+
+def test_a_trained_run_answers_and_records(parts, tmp_path):
+    file = tmp_path / "episodes.jsonl"
+
+    def ask(url):
+        return {
+            "told": converse(url, "12+34=", "one", 1),
+            "missing": post(url, "/v1/sessions/one/reward", {"reward": 1.0}),
+            "elsewhere": post(url, "/v1/completions", {"prompt": "x"}),
+            "budget": post(url, TURN, {"messages": [user("1" * 50_000)]}),
+        }
+
+    found = answered(parts, ask, file)
     assert found["told"] == (200, {"session": "one", "rows": 1})
     assert found["missing"][0] == found["elsewhere"][0] == 404
-    assert [status for status, _ in found["refused"]] == [400] * 4
-    assert found["reward"][0] == 400
     assert found["budget"][0] == 400
     assert "context_length_exceeded" in found["budget"][1]["error"]["message"]
     [row] = [json.loads(line) for line in file.read_text().splitlines()]
