@@ -14,11 +14,11 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_132,
-    "what retrain train imports": 11_904,
-    "with all that a run may name": 14_494,
+    "package": 22_163,
+    "what retrain train imports": 11_912,
+    "with all that a run may name": 14_501,
     "campaign": 2_707,
-    "tools": 1_992,
+    "tools": 2_004,
     "report": 561,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50
