@@ -78,14 +78,14 @@ class Binder:
     def check(self, trait: str, bound: Mapping[Slot, Bound | None], config: Config) -> None:
         """Record what the components' own checks find, the functions in their trait `check` or its like.
 
-        Components that share a table and a check, as the engines of [vllm] do, are checked once.
+        Components that share a check and their parameters, as the engines of [vllm] do, are checked once.
         """
         checks = {
-            (one.component.traits[trait], one.component.table): (slot, one)
+            (one.component.traits[trait], one.component.table, slot.params_path if slot.params else ()): (slot, one)
             for slot, one in bound.items()
             if one is not None and trait in one.component.traits
         }
-        for (check, _), (slot, one) in checks.items():
+        for (check, *_), (slot, one) in checks.items():
             findings: list[Finding] = []
             with Call(slot.kind, slot.name)(), left_out(self.document):
                 findings += check(one.params, config)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from retrain.config.document import Document
 from retrain.config.resolve import Resolved, is_elsewhere, labels, mixed_labels
 from retrain.config.schema import Config, Environment, Task
-from retrain.errors import ConfigError
+from retrain.errors import ConfigError, UserCodeError
 from retrain.registry import Bound
+from retrain.registry.call import Call
 
 if TYPE_CHECKING:
     from retrain.config.load import LoadedConfig
@@ -30,13 +31,22 @@ def check_environment(config: Config, document: Document, resolved: Resolved) ->
         problem = "the environment would run beside the trainer and share its generators"
         document.refuse(("environment", "workers"), problem, "use at least 1, or [rollout] overlap = 0")
     for bound in resolved.all("environment"):
-        fields_read(bound.name, target_of(bound))
+        with Call(bound.component.kind, bound.name)():
+            target = target_of(bound)
+        fields_read(bound.name, target)
     if environment.python is None:
         return
     if shutil.which(environment.python) is None:
         document.refuse(("environment", "python"), f'there is no program "{environment.python}"', "give its path")
     elif not document.problems:
-        WorldPool(launch(config, resolved)).close()
+        try:
+            WorldPool(launch(config, resolved)).close()
+        except UserCodeError as error:
+            problem, _, trace = str(error).partition("\n")
+            fix = "is it a Python of 3.11 or later that can import the environment?"
+            refused = ConfigError([document.at(("environment", "python"), problem, fix)])
+            refused.add_note(trace)
+            raise refused from error
 
 
 def _check_mix(config: Config, document: Document) -> None:

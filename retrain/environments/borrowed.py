@@ -8,12 +8,12 @@ from typing import Any
 
 from retrain import Say, environment
 from retrain.environments.contract import Game, Limits
-from retrain.environments.tools import called, load_object
+from retrain.environments.tools import called, check_paths, load_object
 
 _OF_TRL = ("reset", "get_reward")
 
 
-@environment("trl")
+@environment("trl", check_code=check_paths("factory", "parser"))
 def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with its name
     prompt: Any,
     answer: str,
@@ -42,7 +42,7 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     return float(world.get_reward()) if "get_reward" in methods else None
 
 
-@environment("skyrl")
+@environment("skyrl", check_code=check_paths("env_class"))
 def skyrl(
     prompt: Any,
     answer: str,
@@ -54,6 +54,7 @@ def skyrl(
 ) -> Game:
     """A `BaseTextEnv` of SkyRL-gym: `init(prompt)`, and `step(reply)` until it is done.
 
+    What `init` returns begins with the prompt as it is; ValueError if not.
     Its `extras` are the problem's, with `reward_spec.ground_truth` = the answer and `max_turns` unless they have them.
 
     Args:
@@ -63,7 +64,9 @@ def skyrl(
     spec = {"reward_spec": {"method": "rule", "ground_truth": answer}, "max_turns": limits.max_turns}
     world = load_object(env_class)(env_config=config or {}, extras=spec | dict(extra))
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    messages, _ = world.init(asked)
+    messages, _ = world.init([dict(one) for one in asked])
+    if messages[: len(asked)] != asked:
+        raise ValueError("init changed the prompt, which stands; let it add messages behind, and change the data")
     reply = yield [dict(one) for one in messages[len(asked) :]]
     while not (found := world.step(str(reply)))["done"]:
         said = found["observations"]
@@ -73,7 +76,7 @@ def skyrl(
     return float(found["reward"])
 
 
-@environment("openenv")
+@environment("openenv", check_code=check_paths("env_class", "action", "show"))
 def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str") -> Game:
     """An `Environment` of OpenEnv in the worker's process: `reset(seed=)`, and `step(action)` until it is done.
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from retrain import Say, environment
 from retrain.environments.contract import Game, Limits, Reply
+from retrain.errors import ComponentError, did_you_mean
 from retrain.system import sandbox
 
 Call = tuple[str, Mapping[str, Any] | str]
@@ -58,7 +59,44 @@ _FORMS = {
 }
 
 
-@environment("tools", rewards=False)
+def check_paths(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
+    """The trait `check_code` of an environment whose parameters of these names are dotted paths."""
+
+    def check(params: Mapping[str, Any], config: Any) -> Iterator[Any]:
+        from retrain import Finding
+
+        for key in keys if config.environment.python is None else ():  # another interpreter's packages are not here
+            paths: Sequence[str] = [params[key]] if isinstance(params[key], str) else params[key]
+            if not paths:
+                yield Finding((key,), "is empty, so there would be no tool", "name a function")
+            for place, path in enumerate(paths):
+                try:
+                    _check_path(key, path, key == "functions" and params["describe"], config.plugins.search_paths)
+                    if _name(path) in map(_name, paths[:place]):
+                        raise ComponentError(f'two tools are called "{_name(path)}"', "rename one of the functions")
+                except ComponentError as error:
+                    yield Finding((key,) if paths is not params[key] else (key, place), error.problem, error.fix)
+
+    return check
+
+
+def _check_path(key: str, path: str, shown: bool, search_paths: Sequence[str]) -> None:
+    from retrain.registry import is_dotted, lookup
+
+    if key == "parser" and path in PARSERS:
+        return
+    if key == "parser" and not is_dotted(path):
+        fix = did_you_mean(path, [*PARSERS], f"use {', '.join(PARSERS)}, or a dotted path to your own")
+        raise ComponentError(f'there is no parser "{path}"', fix)
+    if not callable(found := lookup.load_object(path, search_paths)):
+        raise ComponentError(f'"{path}" is a {type(found).__name__}, not a function', "point to a function")
+    try:
+        _ = shown and schema(path, found)
+    except Exception as error:  # a type hint is code of the user's
+        raise ComponentError(f'"{path}" cannot be shown to a model: {error}', "wrap it in a function") from error
+
+
+@environment("tools", rewards=False, check_code=check_paths("functions", "parser"))
 def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> Game:
     """The model calls tools; its first reply without a call ends the episode, and [[rewards]] score that reply.
 
@@ -73,7 +111,7 @@ def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True
         describe: begin with the tools' schemas, in the chat template's own place for them if it has one; else in the
             prompt, with how to call them.
     """
-    named = {path.rpartition(".")[2]: load_object(path) for path in functions}
+    named = {_name(path): load_object(path) for path in functions}
     yield from called(named, parser, describe)
     return None
 
@@ -235,6 +273,10 @@ def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping
         return str(asyncio.run(found) if inspect.iscoroutine(found) else found)
     except Exception as error:  # the model's mistake is an observation
         return f"error: {type(error).__name__}: {error}"
+
+
+def _name(path: str) -> str:
+    return path.replace(":", ".").rpartition(".")[2]
 
 
 @cache

@@ -76,3 +76,14 @@ class Halves:
 
     def close(self):
         self.closed.append(self.turns)
+
+
+class Briefed(Halves):
+    def init(self, prompt):
+        return [{"role": "system", "content": "Be brief."}, *prompt], {}
+
+
+class Rewriting(Halves):
+    def init(self, prompt):
+        prompt[0]["content"] += " Be brief."
+        return prompt, {}

@@ -63,6 +63,12 @@ def test_a_text_environment_of_skyrl():
     assert play(skyrl("Which?", "b", {}, LIMITS, env_class=f"{HERE}.Halves"), ["a"] * 4)[1] == 0.0
 
 
+@pytest.mark.parametrize("kind", ["Briefed", "Rewriting"])
+def test_a_text_environment_of_skyrl_that_changes_the_prompt_is_refused(kind):
+    with pytest.raises(ValueError, match="init changed the prompt"):
+        next(skyrl("Which?", "b", {}, LIMITS, env_class=f"{HERE}.{kind}"))
+
+
 @pytest.mark.parametrize(("replies", "end"), [(["1", "2", "2"], 1.0), (["9"], 0.0)])
 def test_an_environment_of_openenv(replies, end):
     paths = {"env_class": f"{HERE}.Walk", "action": f"{HERE}.steps_of", "show": f"{HERE}.text_of"}

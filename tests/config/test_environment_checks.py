@@ -1,0 +1,98 @@
+"""What `[environment]` names must be there: paths of tools and of other libraries' classes, and the interpreter."""
+
+import sys
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError, UserCodeError
+
+HEAD = '[task]\nname = "sums"\n[environment]\nname = "{}"\n'
+MINE = """
+def area(width: int):
+    return width
+
+def only(width, /):
+    return width
+
+def unknown(width: "Nowhere"):
+    return width
+
+class Breaks:
+    def __init__(self):
+        raise ValueError("no such door")
+
+    def __call__(self, answer):
+        yield None
+
+three = 3
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own_tools.py").write_text(MINE)
+
+    def go(name, text="", *overrides):
+        (tmp_path / "run.toml").write_text(HEAD.format(name) + text)
+        return load("run.toml", [f'plugins.search_paths=["{tmp_path}"]', *overrides])
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "key", "problem", "fix"),
+    [
+        ("tools", 'functions = ["no_such_package.f"]', "[tools] functions", "no module named", "search_paths"),
+        ("tools", 'functions = ["my_own_tools.aera"]', "[tools] functions", "has no 'aera'", '"area"'),
+        ("tools", 'functions = ["len"]', "[tools] functions", "not a dotted path", "package.module.function"),
+        ("tools", 'functions = ["my_own_tools.three"]', "[tools] functions", "is a int", "a function"),
+        ("tools", 'functions = ["my_own_tools.only"]', "[tools] functions", "cannot be given by name", "wrap"),
+        ("tools", 'functions = ["my_own_tools.unknown"]', "[tools] functions", "'Nowhere' is not defined", "wrap"),
+        ("tools", "functions = []", "[tools] functions", "no tool", "name a function"),
+        ("tools", 'functions = ["my_own_tools.area"]\nparser = "hermez"', "[tools] parser", "hermez", '"hermes"'),
+        ("trl", 'factory = "no_such_package.X"', "[trl] factory", "no module named", "search_paths"),
+        ("skyrl", 'env_class = "my_own_tools.X"', "[skyrl] env_class", "has no 'X'", "known"),
+        ("openenv", 'env_class = "my_own_tools.area"\naction = "a.b"', "[openenv] action", "no module", "search_paths"),
+    ],
+)
+def test_a_path_that_names_nothing_usable(loaded, name, table, key, problem, fix):
+    with pytest.raises(ConfigError, match=r"run\.toml:") as caught:
+        loaded(name, f"[{name}]\n{table}\n")
+    (found,) = caught.value.problems
+    assert found.line == 6 + table.count("\n")
+    assert found.key.startswith(key)
+    assert problem in found.problem
+    assert fix in found.fix
+
+
+def test_every_path_and_every_entry_is_looked_at(loaded):
+    with pytest.raises(ConfigError, match=r"run\.toml:") as caught:
+        loaded("tools", '[tools]\nfunctions = ["my_own_tools.area", "my_own_tools:area", "nowhere.f"]\n')
+    assert [one.key for one in caught.value.problems] == ["[tools] functions[1]", "[tools] functions[2]"]
+    assert "two tools" in caught.value.problems[0].problem
+    entry = '[[environments]]\nlabel = "{}"\nname = "tools"\ntask = "sums"\nparams = {{ functions = ["{}"] }}\n'
+    mix = entry.format("a", "nowhere.f") + entry.format("b", "my_own_tools.area") + entry.format("c", "nowhere.g")
+    with pytest.raises(ConfigError, match=r"run\.toml:") as caught:
+        loaded("tools", mix)
+    assert [one.line for one in caught.value.problems if "no module" in one.problem] == [9, 19]
+
+
+def test_paths_for_another_interpreter_are_not_imported_here(loaded):
+    assert loaded("tools", '[tools]\nfunctions = ["nowhere.f"]\n', f'environment.python="{sys.executable}"')
+
+
+def test_a_program_that_is_no_python(loaded):
+    with pytest.raises(ConfigError, match=r"run\.toml:") as caught:
+        loaded("calculator", 'python = "/bin/true"\n')
+    (found,) = caught.value.problems
+    assert (found.line, found.key) == (5, "[environment] python")
+    assert "exit code 0" in found.problem
+    assert "is it a Python" in found.fix
+
+
+def test_a_class_that_cannot_be_built(loaded):
+    with pytest.raises(UserCodeError, match="no such door") as caught:
+        loaded("my_own_tools.Breaks")
+    assert any("my_own_tools.py" in note for note in caught.value.__notes__)
