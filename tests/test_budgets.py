@@ -16,7 +16,7 @@ from docs.measure import ROOT, lines_of_rooms, modules
 BUDGETS = {
     "package": 22_206,
     "what retrain train imports": 11_922,
-    "with all that a run may name": 14_543,
+    "with all that a run may name": 14_544,
     "campaign": 2_707,
     "tools": 2_004,
     "report": 561,
