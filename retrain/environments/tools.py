@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -159,9 +160,7 @@ def python(code: str) -> str:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"it took more than {_PYTHON_S:g} s") from None
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
+            _end(started)
             for place, kept in before.items():
                 for name in set(os.listdir(place)) - kept:
                     _remove(os.path.join(place, name))
@@ -169,8 +168,20 @@ def python(code: str) -> str:
         return printed.read(_LONGEST).decode(errors="replace")
 
 
+def _end(started: subprocess.Popen[Any]) -> None:
+    """Kill a process and what it has started, and wait for the sandbox to reap them: until then they count."""
+    with suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        patience = time.monotonic() + _PYTHON_S
+        while time.monotonic() < patience:
+            os.killpg(started.pid, 0)
+            time.sleep(0.001)
+
+
 def _remove(path: str) -> None:
-    shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+    with suppress(OSError):
+        os.unlink(path) if os.path.islink(path) or not os.path.isdir(path) else shutil.rmtree(path, ignore_errors=True)
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
