@@ -134,24 +134,27 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
     if not is_loopback(address(host, port or 80)):
         can = "replace weights and read files" if file else "talk to the policy and reward it"
         say(f"warning: whoever reaches {host} can {can}: keep to a private network", error=True)
-    if policy is not None:
-        if trains:
-            _train_by_talk(policy, overrides or (), (host, port or 8000, patience), (resume, fresh))
-        else:
-            _answer_for(policy, overrides or (), (host, port or 8000, episodes))
-        return
+    if file is not None:
+        _serve_engine(file, overrides or (), (host, port))
+    elif policy is not None and trains:
+        _train_by_talk(policy, overrides or (), (host, port or 8000, patience), (resume, fresh))
+    elif policy is not None:
+        _answer_for(policy, overrides or (), (host, port or 8000, episodes))
+
+
+def _serve_engine(file: Path, overrides: Sequence[str], how: tuple[str, int | None]) -> None:
+    """Start vLLM's own server, and say what a run needs to use it."""
     from retrain.config.document import read
     from retrain.config.load import validate
     from retrain.tools.engine_server import serve as run_server
 
-    assert file is not None
-    loaded = validate(read(file, overrides or ()))  # [vllm] counts here, whatever engine the run names
+    loaded = validate(read(file, overrides))  # [vllm] counts here, whatever engine the run names
     warn(loaded.warnings)
 
     def ready(url: str) -> None:
         print(f'ready; in {file}:\n\n[rollout]\nengine = "vllm-server"\n\n[vllm]\nurls = ["{url}"]', flush=True)
 
-    run_server(loaded, host, port, ready)
+    run_server(loaded, *how, ready)
 
 
 def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path | None]) -> None:
