@@ -21,12 +21,13 @@ if find_spec("hypothesis"):  # environments for one engine or executor have no p
 
 @pytest.fixture(autouse=True)
 def forgotten_plugins(tmp_path_factory):
-    """No test finds the plug-ins of another one's folder imported, nor the components that they registered."""
+    """No test finds the plug-ins of another one's folder: imported, registered, or where modules are looked for."""
     yield
     folders, gone = f"{tmp_path_factory.getbasetemp()}{os.sep}", set()
     for name, module in list(sys.modules.items()):
         facts = getattr(module, "__dict__", {})  # asking a module that loads lazily for a name would load it
         if any(str(place).startswith(folders) for place in (facts.get("__file__"), *facts.get("__path__", ()))):
             gone.add(sys.modules.pop(name).__name__)
+    sys.path[:] = [place for place in sys.path if not place.startswith(folders)]  # where plug-ins were looked for
     for key in [key for key, one in REGISTERED.items() if one.target.__module__ in gone]:
         del REGISTERED[key]

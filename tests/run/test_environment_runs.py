@@ -153,10 +153,10 @@ def test_keys_without_an_environment_are_read_by_nothing(toml):
 
 
 def test_an_environment_for_another_interpreter_is_not_imported_here(toml, tmp_path):
-    (tmp_path / "elsewhere.py").write_text("import no_such_package\n\n\ndef game(answer):\n    yield None\n")
-    with pytest.raises(ConfigError, match="no_such_package"):
+    (tmp_path / "elsewhere.py").write_text("import not_yet_there\n\n\ndef game(answer):\n    yield None\n")
+    with pytest.raises(ConfigError, match="not_yet_there"):
         load(toml, [f'plugins.search_paths=["{tmp_path}"]', 'environment.name="elsewhere.game"', "guess={}"])
-    (tmp_path / "no_such_package.py").write_text("")
+    (tmp_path / "not_yet_there.py").write_text("")
     settings = [f'plugins.search_paths=["{tmp_path}"]', 'environment.name="elsewhere.game"', "guess={}"]
     loaded = load(toml, [*settings, f'environment.python="{sys.executable}"'])
     assert loaded.components.optional("environment") is None
