@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_214,
-    "what retrain train imports": 11_922,
-    "with all that a run may name": 14_552,
+    "package": 22_221,
+    "what retrain train imports": 10_938,
+    "with all that a run may name": 14_043,
     "campaign": 2_707,
     "tools": 2_004,
     "report": 561,

@@ -110,7 +110,7 @@ def _check_filter(config: Config, document: Document, resolved: Resolved) -> Non
 def _check_terms(config: Config, document: Document, objective: Objective) -> None:
     training = config.training
     updates = training.epochs * training.minibatches
-    blind = {one.name for one in registry.components("signal") if not one.traits.get("judges", True)}
+    blind = {one.name for one in registry.components("signal", trait="judges") if not one.traits["judges"]}
     blind |= {"logprobs", "response_mask", *POLICY_COLUMNS}  # columns that do not tell how good a completion is
     ungraded = [term for term in objective.terms if set(term.reads) <= blind]
     if len(ungraded) == len(objective.terms) and "expert" not in objective.sources:

@@ -31,8 +31,8 @@ def aliases() -> dict[Path, Path]:
     Those of signals are in their trait `aliases`: other tables, with the keys of theirs that may stand there.
     """
     found: dict[Path, Path] = {("training", "lr"): ("optimizer", "lr")}
-    for one in registry.components("signal"):
-        for table, keys in one.traits.get("aliases", {}).items():
+    for one in registry.components("signal", trait="aliases"):
+        for table, keys in one.traits["aliases"].items():
             found |= {(table, key): (one.table, key) for key in keys}
     return found
 

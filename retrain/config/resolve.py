@@ -105,7 +105,7 @@ class Resolved:
         chain = self._chain
         corrections = chain[len(self._credit_chain()) :]
         if not exact and not any(map(is_correction, chain)):
-            usual = (one.name for one in registry.components("transform") if one.traits.get("default"))
+            usual = (one.name for one in registry.components("transform", trait="default"))
             corrections = tuple(filter(None, (self.named("transform", name) for name in usual)))
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1])
 

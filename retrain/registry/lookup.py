@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import BaseModel, create_model
 
@@ -25,18 +25,27 @@ from retrain.registry.component import KINDS, MARK, REGISTERED, STRICT, Bound, C
 _PACKAGE = Path(__file__).parents[1]
 
 
+class Declared(NamedTuple):
+    """Where a component of the package is declared, and the names of the decorator's arguments: its traits."""
+
+    table: str
+    module: str
+    traits: frozenset[str]
+
+
 @cache
-def declared() -> Mapping[tuple[str, str], tuple[str, str]]:
-    """(kind, name) -> (table, module) of every component of the package, read from its source.
+def declared() -> Mapping[tuple[str, str], Declared]:
+    """Every component of the package by (kind, name), read from its source.
 
     A run imports the modules of the components that it names, not those of all engines and executors.
     """
-    declares = re.compile(rf'^@({"|".join(KINDS)})\(\s*"([^"]+)"(?:,\s*table="([^"]+)")?', re.MULTILINE)
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    found, first = dict[tuple[str, str], Declared](), r'\(\s*"([^"]+)"(?:,\s*table="([^"]+)")?'
+    pattern = rf"^@({'|'.join(KINDS)}){first}(.*?)(?=^(?:@|class |def |async ))"
+    declares = re.compile(pattern, re.MULTILINE | re.DOTALL)
     for file in sorted(_PACKAGE.rglob("*.py")):
         module = ".".join(file.relative_to(_PACKAGE.parent).with_suffix("").parts)
-        for kind, name, table in declares.findall(file.read_text(encoding="utf-8")):
-            found[kind, name] = (table or name, module)
+        for kind, name, table, more in declares.findall(file.read_text(encoding="utf-8")):
+            found[kind, name] = Declared(table or name, module, frozenset(re.findall(r"(\w+)=", more)))
     return found
 
 
@@ -60,14 +69,26 @@ def is_registered(kind: str, name: str) -> bool:
     return (kind, name) in declared() or (kind, name) in REGISTERED
 
 
-def components(kind: str | None = None, tables: Container[str] | None = None) -> list[Component]:
-    """Every registered component, of one kind or of all, that reads any of `tables`; entry points are not imported."""
-    for (of, _), (table, module) in declared().items():
-        if kind in (None, of) and (tables is None or table in tables):
-            importlib.import_module(module)
+def components(
+    kind: str | None = None, tables: Container[str] | None = None, trait: str | None = None
+) -> list[Component]:
+    """Every registered component; entry points are not imported.
+
+    Args:
+        kind: only those of this kind.
+        tables: only those that read any of these.
+        trait: only those that have it.
+    """
+
+    def wanted(of: str, one: Declared | Component) -> bool:
+        return kind in (None, of) and (tables is None or one.table in tables) and (trait is None or trait in one.traits)
+
+    for (of, _), one in declared().items():
+        if wanted(of, one):
+            importlib.import_module(one.module)
     # By module, the user's last: the order must not depend on what was imported first.
     in_order = sorted(REGISTERED.values(), key=lambda one: one.target.__module__ if one.source == "built-in" else "~")
-    return [one for one in in_order if kind in (None, one.kind) and (tables is None or one.table in tables)]
+    return [one for one in in_order if wanted(one.kind, one)]
 
 
 def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Component:
@@ -83,7 +104,7 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
             its signature is not what the slot calls.
     """
     if (kind, name) in declared():
-        importlib.import_module(declared()[kind, name][1])
+        importlib.import_module(declared()[kind, name].module)
     if (kind, name) in REGISTERED:
         return REGISTERED[kind, name]
     components()  # code of the user's may register a name, which must not be that of any

@@ -17,7 +17,6 @@ from retrain.config.credit_checks import check_engine
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import labels
 from retrain.config.schema import Config
-from retrain.data.expert_file import ExpertBuffer, fingerprint, read_experts
 from retrain.engines.capability import choose_engine, positions
 from retrain.errors import ComponentError, DataError, RetrainError
 from retrain.functional.devices import matmul_dtype
@@ -58,7 +57,11 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     if (curriculum := components.optional("curriculum")) is not None:
         task: Task = curriculum.build({"seed": config.training.seed, "task": task})
     prompts, expert_rows = loaded.division
-    said = read_experts(str(config.expert.path)) if expert_rows else []
+    said: list[Problem] = []
+    if expert_rows:
+        from retrain.data.expert_file import read_experts
+
+        said = read_experts(str(config.expert.path))
     trained = build_trained(loaded, directory, observe)
     model = trained.loaded
     experts = _experts(config, model, said, expert_rows, observe) if said else None
@@ -140,6 +143,8 @@ def _experts(config: Config, model: Loaded, problems: Sequence[Problem], per_ste
     Raises:
         DataError: a row cannot be rendered, or none fits the model.
     """
+    from retrain.data.expert_file import ExpertBuffer, fingerprint
+
     settings, limit = config.expert, positions(model.model)
     every = [model.chat.conversation(problem, all_turns=settings.all_assistant_turns) for problem in problems]
     rows = [row for row in every if len(row.ids) <= limit]

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from retrain.engines.capability import positions
-from retrain.errors import ComponentError, DataError, EngineError
+from retrain.errors import DataError, EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, Sampler, Task
-from retrain.run import episodes
 from retrain.run.run_parts import Parts
 from retrain.training.chat import Chat, Posed, Prompt
 from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State, Turn
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.pipeline import Pipeline
 
 _MOST_TOO_LONG = 1000
+_ENDS = ("done", "turns", "tokens", "context", "error", "timeout")
+"""Of episodes: `Rollout.ended`."""
 _PARITY_ROWS = 8
 """Completions re-scored per check: enough to see wrong weights, cheap enough not to matter."""
 
@@ -92,8 +93,6 @@ def collect(parts: Parts, step: int, cursor: int) -> Collection:
     train = {id(one) for one in kept}
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
     metrics |= parts.sampler.metrics()
-    if played := [one for one in rollouts if one.ended]:  # in an environment, or by a harness
-        metrics |= episodes.metrics(played)
     if parts.world is not None:
         metrics |= parts.ranks.rollouts.first(parts.world.metrics)
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
@@ -174,6 +173,8 @@ def roll(
     """
     if (world := parts.world) is None:
         return complete(parts.sampler, parts.chat, posed, requests, sampling, first)
+    from retrain.run import episodes
+
     return parts.sampler.lead(
         lambda sampler: episodes.roll(episodes.Player(sampler, parts.chat, world), posed, requests, sampling, first)
     )
@@ -300,7 +301,8 @@ def solved(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
     """What was sampled, over every rollout; means are over completions.
 
-    Of a mix of tasks also task/LABEL/reward and task/LABEL/accuracy; `episodes.metrics` has those of environments.
+    Of episodes also env/turns, env/ended_* and the means of what the environment counted. Of a mix also the reward and
+    accuracy of every task or environment, as task/LABEL/... or env/LABEL/...
     """
     scored = [r for r in rollouts if r.reward is not None]
     rewards = [float(r.reward) for r in scored if r.reward is not None]
@@ -321,34 +323,25 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         values = [part for r in scored if (part := r.parts.get(name)) is not None]
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
-    for label in sorted({one.environment for one in rollouts if not one.ended} - {""}):
-        own = [one for one in scored if one.environment == label]
-        metrics[f"task/{label}/reward"] = sum(float(one.reward or 0) for one in own) / max(1, len(own))
-        metrics[f"task/{label}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(own))
+    played = [one for one in rollouts if one.ended]  # in an environment, or by a harness
+    metrics |= _episodes("env", played)
+    for label in sorted({one.environment for one in rollouts} - {""}):
+        episodes = [one for one in played if one.environment == label]
+        area, own = f"{'env' if episodes else 'task'}/{label}", [one for one in scored if one.environment == label]
+        metrics[f"{area}/reward"] = sum(float(one.reward or 0) for one in own) / max(1, len(own))
+        metrics[f"{area}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(own))
+        metrics |= _episodes(area, episodes, float(len(episodes)))
     return metrics
 
 
-def sync(parts: Parts, version: int) -> None:
-    """Give the sampler the policy's weights after `version` steps.
-
-    A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
-
-    Raises:
-        EngineError: the sampler cannot load them.
-        StorageError: it takes them from a file, which cannot be written.
-        ComponentError: it takes adapters, and the policy has none.
-    """
-    if not parts.sampler.takes_adapters:
-        parts.sampler.load_weights(parts.policy.weights(), version)
-        return
-    if parts.policy.adapter is None:
-        raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
-    if not parts.has_base:
-        parts.sampler.load_weights(parts.policy.reference_weights(), version)
-        parts.has_base = True
-    folder = parts.directory.path / "adapter"
-    parts.ranks.first(lambda: parts.policy.save_adapter(folder))
-    parts.sampler.load_adapter(folder, version)
+def _episodes(area: str, played: Sequence[Rollout], count: float | None = None) -> Metrics:
+    if not played:
+        return {}
+    found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}
+    found |= {f"{area}/ended_{end}": sum(one.ended == end for one in played) / len(played) for end in _ENDS}
+    for name in sorted({name for one in played for name in one.metrics}):
+        found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
+    return found if count is None else found | {f"{area}/episodes": count}
 
 
 def fresh_batch(parts: Parts, collection: Collection) -> Batch:

@@ -349,27 +349,3 @@ def _rollout(player: Player, one: _Episode, version: int) -> Rollout:
     status = one.ended if one.ended in FAILED else "ok"
     rollout = replace(rollout, status=status, ended=one.ended, metrics=one.metrics)
     return rollout if parts is None or one.ended in FAILED else rollout.rewarded(sum(parts.values()), parts)
-
-
-def metrics(rollouts: Sequence[Rollout]) -> Metrics:
-    """env/turns, env/ended_*, and the means of what environments counted.
-
-    Of a mix also env/LABEL/... for every environment, with its episodes, rewards and accuracy.
-    """
-    found = _counted("env", rollouts)
-    for label in sorted({one.environment for one in rollouts if one.environment}):
-        own = [one for one in rollouts if one.environment == label]
-        rewards = [one.reward for one in own if one.reward is not None]
-        found |= _counted(f"env/{label}", own) | {f"env/{label}/episodes": float(len(own))}
-        found[f"env/{label}/reward"] = sum(rewards) / max(1, len(rewards))
-        found[f"env/{label}/accuracy"] = sum(bool(one.correct) for one in own) / max(1, len(rewards))
-    return found
-
-
-def _counted(area: str, played: Sequence[Rollout]) -> Metrics:
-    found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}
-    for ended in ("done", "turns", "tokens", "context", *FAILED):
-        found[f"{area}/ended_{ended}"] = sum(one.ended == ended for one in played) / len(played)
-    for name in sorted({name for one in played for name in one.metrics}):
-        found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
-    return found

@@ -20,7 +20,7 @@ import torch
 from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, StorageError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import tolerance_of
-from retrain.run.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch, sync
+from retrain.run.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch
 from retrain.run.evaluate import evaluate
 from retrain.run.rank_edges import check_credit
 from retrain.run.run_parts import Parts
@@ -56,7 +56,7 @@ def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: Stat
         StorageError: the run directory cannot be written; what was trained has been saved if that was possible.
     """
     settings, nonfinite = parts.config.training, 0
-    sync(parts, start)
+    parts.sync(start)
     if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
         evaluate_and_record(parts, start)
     stop.defer(parts.hurry)
@@ -371,7 +371,7 @@ class Collector:
         """
         self._wait(clock)
         with clock("sync"):
-            sync(self._parts, version)
+            self._parts.sync(version)
 
     def state_dict(self, done: int) -> State:
         """The run's state after `done` steps, with the batches that wait."""

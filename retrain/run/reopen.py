@@ -37,7 +37,6 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer, *, trained
     """
     run, saved = _locate(target, observe) if trained else (target, None)
     from retrain.run.build import build  # torch and transformers take seconds to import
-    from retrain.run.collect import sync
 
     loaded, parts = stored(run, overrides, final=trained and saved is None), None
     folder = TemporaryDirectory(prefix="retrain-")  # what the engine writes is no part of the run, which may go on
@@ -46,7 +45,7 @@ def reopen(target: Path, overrides: Sequence[str], observe: Observer, *, trained
         finalize(parts, folder.cleanup)
         if trained:
             _restore(parts, run, saved)
-        sync(parts, parts.policy.step)
+        parts.sync(parts.policy.step)
     except BaseException as error:
         if parts is not None:
             parts.close()
@@ -74,10 +73,8 @@ def each_checkpoint(run: Path, overrides: Sequence[str], observe: Observer) -> I
                 parts = reopen(path, overrides, observe)
                 yield parts
             else:
-                from retrain.run.collect import sync
-
                 _restore(parts, run, checkpoint.load(path))
-                sync(parts, parts.policy.step)
+                parts.sync(parts.policy.step)
                 yield parts
     finally:
         if parts is not None:
@@ -154,7 +151,7 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
         for section in filter(lambda section: isinstance(section, dict), data.values()):
             section.pop("lora", None)
         if adapted:
-            for engine in (one for one in registry.components("engine") if one.traits.get("exact")):
+            for engine in registry.components("engine", trait="exact"):
                 data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
 
 

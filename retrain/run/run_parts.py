@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from retrain.errors import ComponentError
 from retrain.protocols import Part, Policy, Ranks, Sampler, Task, Tracker
 from retrain.types import ExpertRow, Observer, Rollout, State
 
@@ -132,6 +133,28 @@ class Parts(Trained):
     source: Source | None = None
     has_base: bool = False
     sets: Mapping[str, Parts] = field(default_factory=dict[str, "Parts"])
+
+    def sync(self, version: int) -> None:
+        """Give the sampler the policy's weights after `version` steps.
+
+        A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
+
+        Raises:
+            EngineError: the sampler cannot load them.
+            StorageError: it takes them from a file, which cannot be written.
+            ComponentError: it takes adapters, and the policy has none.
+        """
+        if not self.sampler.takes_adapters:
+            self.sampler.load_weights(self.policy.weights(), version)
+            return
+        if self.policy.adapter is None:
+            raise ComponentError("the engine takes adapters, and this run trains all weights", "set [model] lora")
+        if not self.has_base:
+            self.sampler.load_weights(self.policy.reference_weights(), version)
+            self.has_base = True
+        folder = self.directory.path / "adapter"
+        self.ranks.first(lambda: self.policy.save_adapter(folder))
+        self.sampler.load_adapter(folder, version)
 
     def hurry(self) -> None:
         """The run is to stop after this step. From a signal handler."""

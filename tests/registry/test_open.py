@@ -279,7 +279,12 @@ def test_a_new_component_of_the_package_is_one_file(kind, tmp_path, monkeypatch)
 
 def test_the_source_says_what_registers_under_which_name_and_table():
     built_in = [one for one in registry.components() if one.source == "built-in"]
-    assert lookup.declared() == {(one.kind, one.name): (one.table, one.target.__module__) for one in built_in}
+    for one in built_in:
+        found = lookup.declared()[one.kind, one.name]
+        assert (found.table, found.module) == (one.table, one.target.__module__)
+        own = one.traits.keys() - registry.KINDS[one.kind].traits.keys()
+        assert own <= found.traits, "a search by trait would not find it"
+    assert len(lookup.declared()) == len(built_in)
 
 
 def test_a_name_of_a_component_that_the_run_does_not_use_is_taken_too(tmp_path):

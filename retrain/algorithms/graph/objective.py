@@ -56,7 +56,7 @@ class Objective:
         self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
         self._sft_reduction, self.share = reduction, ""
         if self.mixed:
-            self.share = next(one.name for one in components("signal") if one.traits.get("mixes"))
+            self.share = components("signal", trait="mixes")[0].name
             self.reads |= {self.share}
             self._sft_reduction = sft_reduction or reduction
         self.signals = self.reads - BASE_COLUMNS - POLICY_COLUMNS

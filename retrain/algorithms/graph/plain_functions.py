@@ -84,7 +84,7 @@ AlgorithmOutput = TransformOutput
 
 def shown() -> list[Component]:
     """Transforms of which a TransformContext shows parameters: those that their trait `context` names, by field."""
-    return [one for one in components("transform") if "context" in one.traits]
+    return components("transform", trait="context")
 
 
 def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:

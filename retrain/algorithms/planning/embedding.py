@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import ComponentError
+from retrain.errors import ComponentError, install
+from retrain.registry import Finding
 from retrain.system.extras import library
 
 EXTRA = "grams"
@@ -25,9 +27,14 @@ def embedder(directory: str | None, examples: Sequence[str]) -> Embedder:
     return _tf_idf(examples) if directory is None else _sentence_transformer(directory)
 
 
-def package_of(directory: str | None) -> str:
-    """The package that `embedder` imports."""
-    return "sklearn" if directory is None else "sentence_transformers"
+def check_embedder(directory: str | None) -> Iterator[Finding]:
+    """What keeps `embedder` from working, found without importing anything."""
+    package = "sklearn" if directory is None else "sentence_transformers"
+    if directory is not None and not Path(directory).expanduser().is_dir():
+        fix = "give one with a sentence-transformer in it"
+        yield Finding(("embedder",), f'there is no directory "{directory}"', fix)
+    elif importlib.util.find_spec(package) is None:
+        yield Finding(("detector" if directory is None else "embedder",), f"{package} is not installed", install(EXTRA))
 
 
 def cosines(left: Any, right: Any) -> Any:

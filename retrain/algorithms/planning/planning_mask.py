@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import log
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.planning.detectors import Detector, Span, gram_detector, user_detector
-from retrain.algorithms.planning.embedding import EXTRA, package_of
 from retrain.algorithms.planning.gram_pattern import read_grams
-from retrain.algorithms.planning.semantic import SemanticDetector, read_execution
 from retrain.algorithms.planning.token_text import TokenText
-from retrain.errors import ComponentError, did_you_mean, install
+from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Finding, is_dotted, signal
 from retrain.types import Batch, Metrics
 
@@ -44,16 +40,14 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         read_grams(grams, path, words)
     except ComponentError as error:
         yield Finding((key,), error.problem, error.fix)
-    detector, directory = params["detector"], params["embedder"]
+    detector = params["detector"]
     if detector not in _DETECTORS and not is_dotted(detector):
         fix = did_you_mean(detector, _DETECTORS, f"use {', '.join(_DETECTORS)}, or a dotted path to your own")
         yield Finding(("detector",), f'no detector is called "{detector}"', fix)
-    elif detector == "semantic" and directory is not None and not Path(directory).expanduser().is_dir():
-        fix = "give one with a sentence-transformer in it"
-        yield Finding(("embedder",), f'there is no directory "{directory}"', fix)
-    elif detector == "semantic" and importlib.util.find_spec(package := package_of(directory)) is None:
-        key = "detector" if directory is None else "embedder"
-        yield Finding((key,), f"{package} is not installed", install(EXTRA))
+    elif detector == "semantic":
+        from retrain.algorithms.planning.embedding import check_embedder
+
+        yield from check_embedder(params["embedder"])
 
 
 def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
@@ -129,6 +123,8 @@ class PlanningMask:
         if detector == "grams":
             self._detect = gram_detector(self.grams)
         elif detector == "semantic":
+            from retrain.algorithms.planning.semantic import SemanticDetector, read_execution
+
             execution = read_execution(strategic_grams_path)
             self._detect = SemanticDetector(self.grams, execution, embedder, window, margin)
         else:

@@ -27,7 +27,7 @@ _PASSES = ("epochs", "minibatches")
 
 def testbed_tasks() -> list[str]:
     """Every registered task that has a premise."""
-    return [one.name for one in registry.components("task") if "premise" in one.traits]
+    return [one.name for one in registry.components("task", trait="premise")]
 
 
 def testbed_toml(file: Path, against: Path | None, tasks: Sequence[str], seeds: int, slots: int | None) -> str:

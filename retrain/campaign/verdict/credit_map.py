@@ -94,7 +94,7 @@ def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
-    kept = {one.name: one.traits["stored"] for one in components("signal") if "stored" in one.traits}
+    kept = {one.name: one.traits["stored"] for one in components("signal", trait="stored")}
     pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, frozenset(kept))
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")
