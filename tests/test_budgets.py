@@ -14,12 +14,12 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_221,
-    "what retrain train imports": 10_938,
-    "with all that a run may name": 14_043,
-    "campaign": 2_707,
+    "package": 22_368,
+    "what retrain train imports": 10_990,
+    "with all that a run may name": 14_095,
+    "campaign": 2_762,
     "tools": 2_004,
-    "report": 561,
+    "report": 598,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50
 """Modules of a room; lines of a module, docstrings and comments included; code lines of a function."""

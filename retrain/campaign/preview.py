@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from retrain.campaign.verdict.results import read_campaign
 from retrain.campaign.verdict.statistics import detectable_effect, smallest_p
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train_command, warm_start
+from retrain.config.schema import Config
 from retrain.errors import RetrainError
 from retrain.report.page import duration
 from retrain.storage.run_files import read_rows
@@ -39,7 +41,8 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     seeds, config = loaded.settings.seed_list, loaded.configs[0].config
     runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots, loaded.settings.ranks))
     comparisons = len(loaded.conditions) - max(1, len(loaded.settings.tasks))
-    spent, reached = _probe(loaded) if probe else ({}, None)
+    first = loaded.cell_config(loaded.conditions[0], seeds[0])
+    spent, reached = _probe(first, config, loaded.settings.ranks) if probe else ({}, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
@@ -52,11 +55,23 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "power": power(len(seeds), comparisons, loaded.settings.alpha, spread(loaded, reached)),
     }
     if probe:
-        steps, every = config.training.max_steps, config.eval.every
-        evaluations = (2 + ((steps - 1) // every if every else 0)) if steps else 1
-        run = spent["start_s"] + steps * spent["step_s"] + evaluations * spent["evaluation_s"]
-        facts["time"] = spent | {"run_s": run, "campaign_s": math.ceil(runs / slots) * run}
+        facts["time"] = spent | {"campaign_s": math.ceil(runs / slots) * spent["run_s"]}
     return facts
+
+
+def measured(document: dict[str, Any], config: Config, ranks: int) -> dict[str, str]:
+    """Time and memory of one run in words, from two steps that are really made; raises as `preview` does."""
+    spent, _ = _probe(document, config, ranks)
+    return {
+        "run": f"about {duration(spent['run_s'])}, the warm start aside: {_parts(spent)}",
+        "warm_start": f"{duration(spent['warm_start_s'])}, now in the cache",
+        "memory": f"{spent['memory_mb']:,.0f} MB in the largest process at its peak; that of a GPU is not in it",
+    }
+
+
+def _parts(spent: Mapping[str, float]) -> str:
+    steps = f"{spent['start_s']:.0f} s start, {spent['step_s']:.2f} s per step"
+    return f"{steps}, {spent['evaluation_s']:.1f} s per evaluation"
 
 
 @dataclass(frozen=True)
@@ -119,26 +134,30 @@ def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> l
     return lines
 
 
-def _probe(loaded: LoadedCampaign) -> tuple[dict[str, float], float | None]:
-    """Seconds of a run's parts, from two steps that are really made, and the accuracy after them."""
+def _probe(document: dict[str, Any], config: Config, ranks: int) -> tuple[dict[str, float], float | None]:
+    """Seconds of a run's parts and of the whole, from two steps that are really made, and the accuracy after them."""
     with tempfile.TemporaryDirectory(prefix="retrain-probe-") as name:
         run = Path(name) / "probe"
         run.mkdir()
-        config = loaded.cell_config(loaded.conditions[0], loaded.settings.seed_list[0])
-        config["training"]["max_steps"] = _PROBE_STEPS
-        config["logging"] |= {"dir": name, "name": run.name, "trackers": []}
-        (run / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-        # Not a waste: the campaign finds the warm start in the cache.
+        document.setdefault("training", {})["max_steps"] = _PROBE_STEPS
+        document.setdefault("logging", {}).update(dir=name, name=run.name, trackers=[])
+        (run / "config.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
+        # Not a waste: the run or the campaign finds the warm start in the cache.
         warm = _timed(run, warm_start)
-        wall = _timed(run, lambda run, log: finish(train_command(run, loaded.settings.ranks), log))
+        wall = _timed(run, lambda run, log: finish(train_command(run, ranks), log))
         metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
+    start, each = wall - sum(steps) - sum(evaluations), max(evaluations, default=0.0)
+    count, every = config.training.max_steps, config.eval.every
+    times = (2 + ((count - 1) // every if every else 0)) if count else 1
     seconds = {
         "warm_start_s": warm,
-        "start_s": wall - sum(steps) - sum(evaluations),
+        "start_s": start,
         "step_s": steps[-1],
-        "evaluation_s": max(evaluations, default=0.0),
+        "evaluation_s": each,
+        "run_s": start + count * steps[-1] + times * each,
+        "memory_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3,
     }
     return seconds, float(evals[-1]["accuracy"]) if evals else None
 
@@ -168,8 +187,7 @@ def render(facts: Mapping[str, Any]) -> str:
         *(f"power       {line}" for line in facts["power"]),
     ]
     if spent := facts.get("time"):
-        parts = f"{spent['start_s']:.0f} s start, {spent['step_s']:.2f} s per step"
-        run = f"{duration(spent['run_s'])} per run, of which {parts}, {spent['evaluation_s']:.1f} s per evaluation"
+        run = f"{duration(spent['run_s'])} per run, of which {_parts(spent)}"
         lines.append(f"time        about {duration(spent['campaign_s'])}: {run}")
         lines.append(f"warm start  {duration(spent['warm_start_s'])}, now in the cache")
     return "\n".join(lines)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
 
 from retrain.errors import ConfigError, ConfigProblem
-from retrain.system.terminal import say
+from retrain.system.terminal import clean, say
+
+_EMPTY = ([], {}, None, "")
 
 File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
@@ -71,6 +79,7 @@ def explain(
     overrides: Overrides = None,
     as_json: Json = False,
     ranks: Annotated[int, typer.Option(min=1, help="Show the memory of each of so many ranks.")] = 1,
+    measure: Annotated[bool, typer.Option("--measure", help="Train two steps, and tell time and memory.")] = False,
 ) -> None:
     """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
 
@@ -78,29 +87,80 @@ def explain(
     if one fails. Of a campaign: its runs, and the run of its baseline.
     """
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
-    from retrain.campaign.preview import preview
+    from retrain.campaign.preview import measured, preview
     from retrain.campaign.preview import render as render_campaign
+    from retrain.config.document import read
     from retrain.config.explain import explain as report
-    from retrain.config.explain import render
     from retrain.config.load import load
 
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
     if campaign is None:
         loaded = load(file, overrides or ())
-        facts, warnings = report(loaded, ranks), loaded.warnings
-        text = render(facts)
+        run, warnings, facts, head = report(loaded, ranks), loaded.warnings, dict[str, Any](), ""
+        if measure:
+            run["measured"] = measured(read(file, overrides or ()).data, loaded.config, ranks)
     else:
         labels = [condition.label for condition in campaign.conditions]
         run = report(campaign.configs[labels.index(campaign.baseline)], ranks)
-        facts, warnings = preview(campaign, probe=False), campaign.warnings
-        text = f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n{render(run)}"
+        facts, warnings = preview(campaign, probe=measure), campaign.warnings
+        head = f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n"
         facts |= {"run": run}
-    print(json.dumps(facts, indent=2) if as_json else text)
-    if not as_json:
+    if as_json:
+        print(json.dumps(facts or run, indent=2))
+    else:
+        _show(run, head)
         warn(warnings)
-    tried = (facts if campaign is None else facts["run"])["probe"]
-    if any(said.startswith("failed") for said in tried.values()):
+    if any(said.startswith("failed") for said in run["probe"].values()):
         raise typer.Exit(ConfigError.exit_code)
+
+
+def _show(facts: Mapping[str, Any], head: str) -> None:
+    """The facts as tables in a terminal, as indented lines elsewhere."""
+    from retrain.config.explain import render
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        print(head + render(facts))
+        return
+    console.print(Text(head), end="")
+    for topic, found in facts.items():
+        title = Text(topic.replace("_", " "), "bold")
+        if isinstance(found, (Mapping, list)) and found:
+            console.print(title, Padding(_cell(found), (0, 0, 1, 2)))
+        elif found not in _EMPTY:
+            console.print(title, _cell(found))
+
+
+def _cell(found: Any) -> Table | Text:
+    from retrain.config.explain import text
+
+    if isinstance(found, Mapping):
+        grid = Table.grid(padding=(0, 2))
+        for key, value in found.items():
+            if value not in _EMPTY:
+                grid.add_row(Text(key.replace("_", " "), "dim"), _cell(value))
+        return grid
+    if isinstance(found, list):
+        return _rows(found) if isinstance(found[0], Mapping) else Text(clean("\n".join(map(str, found))))
+    said = clean(text(found))
+    mark, style = ("✓ ", "green") if said.startswith("ok") else ("✗ ", "red") if said.startswith("failed") else ("", "")
+    return Text(mark + said, style)
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table with the keys of like rows as its head; where the first keys differ, they stand before the values."""
+    from retrain.config.explain import text
+
+    firsts = [next(iter(row)) for row in rows]
+    shared = len({*firsts}) == 1
+    others = dict.fromkeys(key for row in rows for key, value in [*row.items()][1:] if value not in _EMPTY)
+    columns = [Column(name, overflow="fold") for name in (firsts[0] if shared else "", *others)]
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for first, row in zip(firsts, rows, strict=True):
+        start = text(row[first]) if shared else f"{first} {text(row[first])}"
+        rest = ["" if (value := row.get(key)) in _EMPTY else text(value) for key in others]
+        table.add_row(*(Text(clean(one)) for one in (start, *rest)))
+    return table
 
 
 def warn(warnings: tuple[ConfigProblem, ...]) -> None:

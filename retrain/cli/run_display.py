@@ -226,8 +226,9 @@ class Screen:
         )
 
     def _sample_title(self) -> Text:
-        reward = self.sample["reward"]
-        return Text("sample, " + ("not scored" if reward is None else f"reward {reward:.3f}"), style="dim")
+        reward, answer = self.sample["reward"], " ".join(clean(str(self.sample.get("answer") or "")).split())
+        said = "not scored" if reward is None else f"reward {reward:.3f}"
+        return Text(f"sample, {said}" + (f", the answer is {answer}" if answer else ""), style="dim")
 
     def _sample_text(self, width: int) -> list[Text]:
         prompt = " ".join(clean(str(self.sample["prompt"])).split())

@@ -72,17 +72,18 @@ def render(facts: Mapping[str, Any], indent: str = "") -> str:
         elif isinstance(value, list) and value:
             lines += [title, *(f"{indent}  {_row(item)}" for item in value)]
         elif value not in ([], None, ""):
-            lines.append(f"{title}: {_text(value)}")
+            lines.append(f"{title}: {text(value)}")
     return "\n".join(lines)
 
 
 def _row(item: Any) -> str:
     if not isinstance(item, Mapping):
         return str(item)
-    return "  ".join(f"{key}: {_text(value)}" for key, value in item.items() if value not in ([], {}, None, ""))
+    return "  ".join(f"{key}: {text(value)}" for key, value in item.items() if value not in ([], {}, None, ""))
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """A fact in one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} = {inner}" for key, inner in value.items())
     if isinstance(value, list):
@@ -119,7 +120,7 @@ def _preset(loaded: LoadedConfig) -> list[dict[str, Any]]:
 
 def _source(bound: Bound) -> str:
     if bound.component.source == "built-in":
-        return bound.component.target.__module__
+        return bound.component.source
     try:
         return f"{inspect.getsourcefile(bound.component.target)} ({bound.component.source})"
     except TypeError:

@@ -126,7 +126,14 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]],
         upper, lower = (thin(list(zip(steps, edge, strict=True))) for edge in (roof, floor))
         shapes.append(area(axes, upper, lower, f"layer-{index % 6}"))
         floor = roof
-    return svg("".join(shapes) + axes.draw())
+    words = [
+        (
+            step,
+            f"{axes.label} {step:g}: {axes.value(sum(column))}, " + ", ".join(map("{} {:.3g}".format, smooth, column)),
+        )
+        for step, column in zip(steps, zip(*smooth.values(), strict=True), strict=True)
+    ]
+    return svg("".join(shapes) + axes.draw() + hover(axes, words))
 
 
 def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:

@@ -12,12 +12,15 @@ from typing import Any
 from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
 from retrain.report.page import Table, duration, fill, percent
 from retrain.report.run_summary import Row, recipe, status, summary
-from retrain.report.samples import best_and_worst, conversation
+from retrain.report.samples import best_and_worst, completion, step_of, steps
 from retrain.report.shown_settings import settings
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.files import write_text, writing
 from retrain.system.records import read_json
 from retrain.system.secret_names import masked
+
+SAMPLES = "samples.html"
+"""The page of all samples, beside the report."""
 
 _CHARTS: tuple[tuple[str, str, str, bool], ...] = (
     ("reward/mean", "Reward", "mean over the completions of a step", False),
@@ -46,10 +49,12 @@ _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
 
 
 def write_report(run: Path, reload_s: float = 0) -> Path:
-    """Write `report.html` into the run directory; returns its path."""
+    """Write `report.html` into the run directory, and `samples.html` unless it will be reloaded; the report's path."""
     path = run / "report.html"
-    with writing(path):
-        write_text(path, render(run, reload_s))
+    with writing(path), understood(run):
+        write_text(path, _render(run, reload_s))
+        if not reload_s and (found := [*steps(run)]):
+            write_text(run / SAMPLES, fill(SAMPLES, title=f"{run.resolve().name}: samples", steps=found))
     return path
 
 
@@ -87,6 +92,7 @@ def _render(run: Path, reload_s: float) -> str:
         charts=[drawn for drawn in _charts(metrics, evals) if drawn[2]],
         evaluations=_evaluations(evals),
         samples=_samples(run),
+        every=SAMPLES if not reload_s else "",
         settings=settings(config),
         resolved=json.dumps(masked(config), indent=2),
         environment=Table(("", ""), [(key, _words(value)) for key, value in environment.items()]),
@@ -185,28 +191,11 @@ def _step(title: str, file: Path) -> dict[str, Any]:
     stored = read_rows(file)
     rows = [stored[i] for i in best_and_worst(stored)]
     sizes = [abs(float(a)) for row in rows for a in row.get("advantages") or () if math.isfinite(a)]
-    step = int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2])
-    return {"title": title, "step": step, "scale": max(sizes, default=0.0), "rows": [_completion(row) for row in rows]}
-
-
-def _completion(row: Row) -> dict[str, Any]:
-    """What the template shows of a stored completion; without credit if it was not trained on."""
-    reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
-    right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
-    several = {name: value for name, value in row.get("parts", {}).items() if value is not None}
-    parts = " + ".join(f"{name} {value:.3g}" for name, value in several.items()) if len(several) > 1 else ""
-    talk = conversation(row)
     return {
-        "head": ", ".join(filter(None, (reward, parts, right, f"{talk.tokens} tokens", talk.summary))),
-        "answer": row.get("answer"),
-        "heard": talk.heard,
-        "badges": talk.badges,
-        "verdict": right,
-        "prompt": row["prompt"],
-        "text": row["text"],
-        "tokens": row.get("tokens"),
-        "advantages": row.get("tokens") and row.get("advantages"),
-        "planning": row.get("planning"),
+        "title": title,
+        "step": step_of(file),
+        "scale": max(sizes, default=0.0),
+        "rows": [completion(row) for row in rows],
     }
 
 

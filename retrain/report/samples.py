@@ -1,14 +1,44 @@
-"""Which stored completions a page shows."""
+"""Which stored completions a page shows, and what of each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
 from typing import Any
+
+from retrain.report.page import percent, plural
+from retrain.storage.run_files import read_rows
 
 Row = Mapping[str, Any]
 
 _SHOWN = 3
+_CHARACTERS = 5_000_000
+"""Of all completions on the page of all samples: more would make a browser slow."""
+
+
+def step_of(file: Path) -> int:
+    """The step whose rollouts the file has."""
+    return int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2])
+
+
+def steps(run: Path) -> Iterator[dict[str, Any]]:
+    """The stored steps of a run with their groups, in order; of each as many groups as its share of the page holds."""
+    files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
+    for file in files:
+        rows, groups, size = read_rows(file), list[dict[str, Any]](), 0
+        for _, found in groupby(rows, lambda row: row["group"]):
+            group = [*found]
+            size += sum(len(row["text"]) for row in group) + len(str(group[0]["prompt"]))
+            if size <= _CHARACTERS / len(files) or not groups:
+                shown = [completion(row) for row in group]
+                groups.append({"prompt": shown[0]["prompt"], "answer": shown[0]["answer"], "rows": shown})
+        judged = [bool(row["correct"]) for row in rows if row.get("correct") is not None]
+        right = f", {percent(sum(judged) / len(judged))} right" if judged else ""
+        left = len(rows) - sum(len(group["rows"]) for group in groups)
+        head = f"{plural(len(rows), 'completion')}{right}"
+        yield {"step": step_of(file), "head": head, "groups": groups, "left": left, "file": file.name}
 
 
 def best_and_worst(rows: Sequence[Row]) -> list[int]:
@@ -57,3 +87,24 @@ def conversation(row: Row) -> Conversation:
     }
     summary = f"{len(turns)} turn{'s' if len(turns) != 1 else ''}, ended: {row['ended']}"
     return Conversation([place not in sampled for place in range(size)], badges, len(sampled), summary)
+
+
+def completion(row: Row) -> dict[str, Any]:
+    """What a page shows of a stored completion; without credit if it was not trained on."""
+    reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
+    right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
+    several = {name: value for name, value in row.get("parts", {}).items() if value is not None}
+    parts = " + ".join(f"{name} {value:.3g}" for name, value in several.items()) if len(several) > 1 else ""
+    talk = conversation(row)
+    return {
+        "head": ", ".join(filter(None, (reward, parts, right, f"{talk.tokens} tokens", talk.summary))),
+        "answer": row.get("answer"),
+        "heard": talk.heard,
+        "badges": talk.badges,
+        "verdict": right,
+        "prompt": row["prompt"],
+        "text": row["text"],
+        "tokens": row.get("tokens"),
+        "advantages": row.get("tokens") and row.get("advantages"),
+        "planning": row.get("planning"),
+    }

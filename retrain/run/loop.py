@@ -206,9 +206,8 @@ def record(parts: Parts, collection: Collection, batch: Batch | None, metrics: M
                 tracker.completions(step, shown)
     for tracker in parts.trackers:
         tracker.log(step, collection.metrics | metrics)
-    sample = collection.rollouts[0]
     parts.observe("step", row | {"max_steps": parts.config.training.max_steps})
-    parts.observe("sample", {"prompt": sample.prompt, "text": sample.text, "reward": sample.reward})
+    parts.observe("sample", shown_rows(collection.rollouts[:1])[0])
 
 
 def shown_rows(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:

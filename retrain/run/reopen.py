@@ -172,5 +172,7 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
     elif target.name == "best" and (found := checkpoint.newest(target, lambda _: None, own=False)) is not None:
         return target.parent, found[1]
     else:
-        problem, fix = "is not a run", "give runs/NAME or runs/NAME/checkpoints/step-000100"
+        there = ", ".join(one.name for one in sorted(target.parent.glob("step-*")))
+        fix = f"there are {there}" if there else "give runs/NAME or runs/NAME/checkpoints/step-000100"
+        problem = "is not a run"
     raise ConfigError([ConfigProblem(str(target), 0, 0, "run", problem, fix)])

@@ -7,7 +7,7 @@ runs/NAME/
     checkpoints/step-000100/                              see retrain.storage.checkpoint
     best/step-000080/                                     the checkpoint whose evaluation was best, if asked for
     model/                                                final weights in the transformers format
-    report.html  status.json  lock  run_id
+    report.html  samples.html  status.json  lock  run_id
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _FILES = (
     "metrics.jsonl",
     "eval.jsonl",
     "report.html",
+    "samples.html",
     "run_id",
 )
 _FOLDERS = ("rollouts", "checkpoints", "best", "model")

@@ -67,7 +67,7 @@ def test_the_picture_names_what_a_user_asks_for():
     screen = screen_of(100)
     for number in range(3):
         screen("step", step(number))
-    screen("sample", {"prompt": "1+1=", "text": "2", "reward": 1.0})
+    screen("sample", {"prompt": "1+1=", "text": "2", "reward": 1.0, "answer": "two"})
     screen("eval", EVAL)
     text = picture(screen)
     for part in (
@@ -81,7 +81,7 @@ def test_the_picture_names_what_a_user_asks_for():
         "skipped (all wrong)           3",
         "grad norm",
         "1+1=",
-        "reward 1.000",
+        "reward 1.000, the answer is two",
         "3/100",
         "left",
     ):

@@ -1,10 +1,15 @@
 import json
+import re
 
 import pytest
+from rich.text import Text
+from typer.testing import CliRunner
 
+from retrain.cli.main import app
 from retrain.config.explain import TINY, explain, render
 from retrain.config.load import load
 from retrain.training.memory import ModelShape
+from tests.small_runs import TOML
 
 SERVERS = '[rollout]\nengine = "vllm-server"\n[vllm]\nurls = ["http://127.0.0.1:8000"]\n'
 
@@ -197,3 +202,21 @@ def test_a_correction_that_later_stages_build_on_needs_a_scoring_pass(tmp_path):
     assert [stage["transform"] for stage in found["pipeline"]["stages"] if "transform" in stage] == ["tis", "whiten"]
     assert found["pipeline"]["columns_from_the_policy"] == ["old_logprobs"]
     assert found["forwards_per_step"]["scoring"] == 1
+
+
+def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(tmp_path, monkeypatch):
+    (tmp_path / "run.toml").write_text(TOML)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    done = CliRunner().invoke(app, ["explain", "run.toml", "--measure"])
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(Text.from_ansi(line).plain.split()) for line in done.output.splitlines()]
+    assert "file run.toml" in lines
+    assert "from key params reads called" in lines
+    assert any(line.startswith("advantage grpo built-in [algorithm]") for line in lines)
+    assert any(line.startswith("rewards ✓ ok: exact = 1.0") for line in lines)
+    text = " ".join(lines)
+    assert re.search(r"run about \d+ s, the warm start aside: \d+ s start, [\d.]+ s per step", text)
+    assert re.search(r"memory [\d,]{3,} MB in the largest process at its peak", text)
+    assert not (tmp_path / "runs").exists()

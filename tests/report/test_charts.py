@@ -140,6 +140,7 @@ def test_layers_add_up():
     axes = Axes((0, 1), (0, 1.05 * 4))
     assert {float(y) for _, y in shapes[0]} == {round(axes.up(0), 1), round(axes.up(1), 1)}
     assert {float(y) for _, y in shapes[1]} == {round(axes.up(1), 1), round(axes.up(4), 1)}
+    assert "<title>step 1: 4, a 1, b 3</title>" in chart
     assert stacked_chart([], {}) == ""
     assert stacked_chart([0.0], {"a": [0.0]})
 

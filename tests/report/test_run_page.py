@@ -75,10 +75,11 @@ class Checker(HTMLParser):
         self.stack, self.text = [], []
 
     def handle_starttag(self, tag, attributes):
-        assert tag not in ("script", "img", "iframe", "link", "object", "embed", "a")
+        assert tag not in ("script", "img", "iframe", "link", "object", "embed")
         for name, value in attributes:
             assert not name.startswith("on")
-            assert name not in ("src", "href")
+            assert name != "src"
+            assert name != "href" or (tag == "a" and re.fullmatch(r"[\w/%+-]+\.html", value))
             assert "url(" not in (value or "")
         if tag not in VOID:
             self.stack.append(tag)
@@ -233,3 +234,20 @@ def test_the_pointer_shows_values_and_samples_have_their_answer_and_parts(run):
     text = checked(html)
     assert "reward 1.250, exact 1 + format 0.25, right" in text
     assert "answer: the <4>" in text
+
+
+def test_the_page_of_all_samples_has_every_stored_completion(run, monkeypatch):
+    report = write_report(run).read_text(encoding="utf-8")
+    assert '<a href="samples.html">All samples</a>' in report
+    page = run / "samples.html"
+    text = checked(page.read_text(encoding="utf-8"))
+    assert "Step 0: 2 completions, 50.0% right" in text
+    assert text.count(HOSTILE) == 2, "as prompt and as completion"
+    assert "not scored" in text
+    assert "a\nb" in text
+    assert "more in" not in text
+    monkeypatch.setattr("retrain.report.samples._CHARACTERS", 20)
+    with RunDirectory(run, "auto", Checkpoint(), lambda event, details: None) as directory:
+        directory.write_rollouts(29, [rollout(1.0, group=number) for number in range(3)])
+    write_report(run)
+    assert "2 more in rollouts/step-000029.jsonl.gz" in checked(page.read_text(encoding="utf-8"))

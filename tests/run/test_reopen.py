@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from retrain.errors import StorageError
+from retrain.errors import ConfigError, StorageError
 from retrain.run.reopen import reopen
 from tests.run.test_resume import content
 
@@ -62,3 +62,12 @@ def test_a_configuration_that_no_run_wrote_is_a_storage_error(train, damage):
     (run / "config.resolved.json").write_text(json.dumps(damage if "step" in damage else config | damage))
     with pytest.raises(StorageError, match=r"config\.resolved\.json: not as a run writes it"):
         reopen(run, (), silent)
+
+
+def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+    for step in (50, 100):
+        (tmp_path / "run" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is not a run; there are step-000050, step-000100"):
+        reopen(tmp_path / "run" / "checkpoints" / "step-000075", (), silent)
+    with pytest.raises(ConfigError, match="give runs/NAME or"):
+        reopen(tmp_path / "nothing", (), silent)

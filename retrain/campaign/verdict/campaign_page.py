@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from retrain.campaign.verdict import figures
@@ -12,6 +14,9 @@ from retrain.campaign.verdict import results as reading
 from retrain.campaign.verdict import sentences as verdict
 from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
+from retrain.campaign.verdict.results import Cell
+from retrain.errors import RetrainError
+from retrain.report import run_page
 from retrain.report.charts import number
 from retrain.report.page import Table, fill, plural
 from retrain.report.samples import conversation
@@ -48,16 +53,32 @@ def write_report(directory: Path) -> Report:
     commands = reading.campaign_commands(directory, results)
     html, text = directory / "report.html", directory / "report.md"
     with writing(directory):
-        write_text(html, render(analysis, commands))
+        pages = {place: _page(cell) for place, cell in results.cells.items()}
+        links = {place: str(page.relative_to(directory)) for place, page in pages.items() if page}
+        write_text(html, render(analysis, commands, links))
         write_text(text, verdict.markdown(analysis, commands))
         return Report(analysis, verdict.text(analysis), (html, text, *reading.write_tables(results, directory)))
 
 
-def render(analysis: Analysis, commands: Sequence[str]) -> str:
+def _page(cell: Cell) -> Path | None:
+    """The report of a run, written if there is none that is as new as its metrics; None without steps to show."""
+    page, metrics = cell.path / "report.html", cell.path / "metrics.jsonl"
+    with suppress(RetrainError, OSError):
+        newest = metrics.stat().st_mtime
+        if not page.exists() or page.stat().st_mtime < newest:
+            run_page.write_report(cell.path)
+        return page
+    return None
+
+
+def render(
+    analysis: Analysis, commands: Sequence[str], links: Mapping[tuple[str, int], str] = MappingProxyType({})
+) -> str:
     """The report as an HTML document; equal files give equal text.
 
     Args:
         commands: what gives the numbers again.
+        links: from (condition, seed) to the report of that run.
     """
     results, credit = analysis.results, credit_map(analysis.results)
     contents = verdict.contents(analysis, commands)
@@ -70,6 +91,7 @@ def render(analysis: Analysis, commands: Sequence[str]) -> str:
         primary=_verdicts(analysis.primary),
         others=_verdicts(analysis.secondary),
         statuses={cell.status for cell in results.lost},
+        links=[["", *(links.get((one, seed)) for seed in results.seeds)] for one in results.conditions],
         **_forests(analysis, contents["differences"].rows),
         threshold=results.threshold,
         keys=figures.keys(results),

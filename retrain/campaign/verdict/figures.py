@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 
 from retrain.campaign.verdict.analysis import Comparison, Estimate, mean_estimate
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.report.charts import Axes, Point, Range, area, dot, label, line, padded, polyline, roomy, span, svg, ticks
+from retrain.report.charts import (
+    Axes,
+    Point,
+    Range,
+    area,
+    dot,
+    hover,
+    label,
+    line,
+    padded,
+    polyline,
+    roomy,
+    span,
+    svg,
+    ticks,
+)
 from retrain.report.page import plural
 
 COLORS = 8
@@ -71,7 +87,7 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
     points = [point for cell in results.cells.values() if cell.done for point in cell.curve]
     axes = Axes(span([float(step) for step, _ in points]), _shares([y for _, y in points]), True)
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
-    found = [("All conditions", "mean over runs", svg(axes.draw() + lines))]
+    found = [("All conditions", "mean over runs", svg(axes.draw() + lines + _words(axes, means)))]
     for name, curve in means.items():
         runs = plural(len(results.done(name)), "run") + (", the baseline" if name == results.baseline else "")
         found.append((name, runs, _panel(results, name, curve, means, axes)))
@@ -87,7 +103,17 @@ def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve
     band = area(axes, upper, lower, f"area {own}") if known else ""
     baseline = means.get(results.baseline, []) if label != results.baseline else []
     dashed = polyline(axes, _line(baseline), "reference") if baseline else ""
-    return svg(axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {own}"))
+    shown = {label: curve} | ({results.baseline: baseline} if baseline else {})
+    return svg(axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {own}") + _words(axes, shown))
+
+
+def _words(axes: Axes, shown: Mapping[str, Curve]) -> str:
+    """The means at every step, under the pointer."""
+    at: dict[int, list[str]] = {}
+    for name, curve in shown.items():
+        for step, mean in curve:
+            at.setdefault(step, []).append(f"{escape(name)} {axes.value(mean.value)}")
+    return hover(axes, [(float(step), f"step {step}: {', '.join(at[step])}") for step in sorted(at)])
 
 
 def _shares(values: Sequence[float]) -> Range:
@@ -128,7 +154,9 @@ def _cost(results: Results, what: int, unit: str) -> str:
     points = [point for found in runs.values() for point in found]
     axes = Axes(padded(span([x for x, _ in points]), 0.06), _shares([y for _, y in points]), True, unit)
     small = "".join(
-        mark(axes, point, index(results, name), 3, "run") for name, found in runs.items() for point in found
+        f"<g><title>{escape(name)}: {axes.value(at[1])}</title>{mark(axes, at, index(results, name), 3, 'run')}</g>"
+        for name, found in runs.items()
+        for at in found
     )
     large = "".join(_center(axes, found, index(results, name)) for name, found in runs.items() if found)
     return svg(axes.draw() + small + large)

@@ -106,7 +106,8 @@ WORDS: dict[str, Callable[[Any], str]] = {
 
 def translated(key: str, value: Any) -> str:
     """What to write instead of another trainer's key; empty if it is none."""
-    return f"write {WORDS[key](value)}" if key in WORDS else ""
+    says = WORDS[key](value) if key in WORDS else ""
+    return says and f"{'write' if ' = ' in says else 'here'} {says}"
 
 
 def _toml(value: Any) -> str:

@@ -193,7 +193,9 @@ def _explained(path: str, error: Exception) -> ComponentError | StorageError:
             f"{path} needs Python code of its own", "read it, then set [model] trust_remote_code = true"
         )
     if any(sign in text for sign in ("offline", "couldn't connect", "Max retries", "Connection", "resolve")):
-        return StorageError(f"{path}: the hub cannot be reached ({first}); download the model and give its directory")
+        return StorageError(
+            f"there is no directory {path} here, and the hub cannot be reached ({first}); give the directory of a model"
+        )
     if any(sign in text for sign in ("not a valid model identifier", "not a local folder", "gated", "404", "401")):
         return ComponentError(f"no model {path} here or on the hub ({first})", "check the name, revision and access")
     if isinstance(error, (OSError, RuntimeError)):

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+from urllib.parse import unquote
 
 import pytest
 
@@ -45,6 +46,18 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
     assert html.count("<svg") == 8 + 1 + 6 + 2 + 2 * 5  # forest and its axis, curves, costs, keys of two legends
     assert "nan" not in re.sub(r"<pre>.*?</pre>", "", html)
     assert "default-src 'none'" in html
+
+
+def test_the_report_leads_to_those_of_its_runs_and_shows_means_under_the_pointer(tmp_path):
+    directory = write_campaign(tmp_path / "two", conditions=("grpo", "maxrl+gtpo"), **SMALL)
+    (directory / "cells/grpo/s0/config.resolved.json").write_text("broken")
+    html = write_report(directory).files[0].read_text(encoding="utf-8")
+    checked(html)
+    links = re.findall(r'<a href="([^"]+)">0\.\d+</a>', html)
+    assert len(links) == 5, "a run that cannot be read has no report"
+    assert all((directory / unquote(link)).is_file() for link in links)
+    assert "cells/maxrl%2Bgtpo/s1/report.html" in links
+    assert re.search(r"<title>step 40: grpo [\d.]+%, maxrl\+gtpo [\d.]+%</title>", html)
 
 
 def test_the_markdown_has_the_verdict_and_every_run(campaign, results):
