@@ -6,8 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 from retrain.errors import ComponentError
 
@@ -154,7 +153,7 @@ def _message(value: Any) -> tuple[str, str]:
 
 
 def _number(value: Any, what: str) -> float:
-    number = float(value) if isinstance(value, Real) else math.nan
+    number = float(value) if isinstance(value, SupportsFloat) else math.nan  # numpy's bool is no Real
     if not math.isfinite(number):
         raise ValueError(f"{what} is not a finite number: {type(value).__name__}")
     return number

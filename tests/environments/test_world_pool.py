@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from retrain.environments.contract import Limits
+from retrain import Say
+from retrain.environments.contract import Limits, returned, said
 from retrain.environments.world_pool import Launch, WorldPool
 from retrain.environments.world_worker import Hello
 from retrain.errors import ComponentError, UserCodeError
@@ -70,7 +73,7 @@ def test_what_is_said_does_not_depend_on_the_process(quiet, apart):
 
 
 @pytest.mark.parametrize(("at", "threads"), [("reset", 1), ("middle", 1), ("end", 1), ("middle", 8)])
-@pytest.mark.parametrize("what", ["hang", "exit", "kill", "raise", "leave", "memory", "garbage", "fork"])
+@pytest.mark.parametrize("what", ["hang", "exit", "kill", "raise", "leave", "memory", "garbage", "fork", "program"])
 def test_a_fault_costs_its_own_episode_only(quiet, what, at, threads):
     answers = ["fine"] * 128
     answers[77] = what
@@ -79,7 +82,7 @@ def test_a_fault_costs_its_own_episode_only(quiet, what, at, threads):
     worlds.close()
     faulty = log.pop(77)
     assert log == {key: seen for key, seen in quiet.items() if key != 77}
-    if what == "fork":  # the original answers
+    if what in ("fork", "program"):  # the original answers, and nobody else
         assert faulty == quiet[77]
         return
     assert faulty[-1].kind == ("timeout" if what == "hang" else "error"), faulty[-1]
@@ -159,6 +162,15 @@ def test_a_class_is_built_once_and_reads_every_field():
 def test_what_is_no_observation_or_reward_is_an_error_of_the_episode(answer, message):
     worlds = pool("odd", apart=False)
     assert message in play(worlds, [answer])[0][-1].detail
+
+
+def test_numbers_of_other_libraries_are_rewards():
+    assert returned({"a": np.bool_(True), "b": np.float32(0.5), "c": torch.tensor(2.0)}).parts == {
+        "a": 1,
+        "b": 0.5,
+        "c": 2,
+    }
+    assert said(Say("x", metrics={"n": np.int64(3)}), first=False).metrics == {"n": 3.0}
 
 
 def test_a_text_without_end_is_cut():
