@@ -10,12 +10,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -23,6 +21,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from retrain import Say, environment
+from retrain.environments import code_process
 from retrain.environments.contract import Game, Limits, Reply
 from retrain.errors import ComponentError, did_you_mean
 from retrain.system import sandbox
@@ -30,14 +29,9 @@ from retrain.system import sandbox
 Call = tuple[str, Mapping[str, Any] | str]
 """Name and arguments of a tool; or an empty name, and why the text is no call."""
 
-_PYTHON_S, _LONGEST, _PROCESSES, _FILE = 5.0, 1 << 15, 64, 1 << 24
-"""Of the tool `python`: seconds for a call, bytes of what it prints that are read, processes, bytes of a file."""
+_PYTHON_S, _LONGEST = 5.0, 1 << 15
+"""Of the tool `python`: seconds for a call, and bytes of what it prints that are read."""
 
-_LIMITED = f"""import resource, sys
-resource.setrlimit(resource.RLIMIT_NPROC, ({_PROCESSES}, {_PROCESSES}))
-resource.setrlimit(resource.RLIMIT_FSIZE, ({_FILE}, {_FILE}))
-exec(compile(sys.argv.pop(), "<string>", "exec"), {{"__name__": "__main__"}})
-"""
 _ALONE = threading.Lock()
 _TYPES: dict[tuple[type, ...], str] = {
     (bool,): "boolean",
@@ -154,29 +148,17 @@ def python(code: str) -> str:
         before = {place: set(os.listdir(place)) for place in sandbox.private()}
         command: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": subprocess.STDOUT}
         command |= {"cwd": tempfile.gettempdir(), "start_new_session": True}
-        started = subprocess.Popen([sys.executable, "-I", "-c", _LIMITED, code], **command)  # noqa: S603 - what the sandbox is for
-        try:
-            started.wait(_PYTHON_S)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"it took more than {_PYTHON_S:g} s") from None
-        finally:
-            _end(started)
-            for place, kept in before.items():
-                for name in set(os.listdir(place)) - kept:
-                    _remove(os.path.join(place, name))
+        run = [sys.executable, "-I", code_process.__file__, str(_PYTHON_S), code]
+        ended = subprocess.run(run, check=False, **command).returncode  # noqa: S603 - what the sandbox is for
+        if ended not in (0, code_process.LATE):
+            os._exit(1)  # what the code has started ends with the sandbox, and the episode too
+        for place, kept in before.items():
+            for name in set(os.listdir(place)) - kept:
+                _remove(os.path.join(place, name))
+        if ended:
+            raise TimeoutError(f"it took more than {_PYTHON_S:g} s")
         printed.seek(0)
         return printed.read(_LONGEST).decode(errors="replace")
-
-
-def _end(started: subprocess.Popen[Any]) -> None:
-    """Kill a process and what it has started, and wait for the sandbox to reap them: until then they count."""
-    with suppress(ProcessLookupError):
-        os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
-        patience = time.monotonic() + _PYTHON_S
-        while time.monotonic() < patience:
-            os.killpg(started.pid, 0)
-            time.sleep(0.001)
 
 
 def _remove(path: str) -> None:

@@ -268,6 +268,7 @@ def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     follower(os.getppid(), signal.SIGKILL)()
     pipe = socket.socket(fileno=int(sys.argv[1]))
+    pipe.set_inheritable(False)  # programs that the answering code starts have nothing to say
     calls = pipe.makefile("rb")
     containment, hello = pickle.load(calls)  # noqa: S301 - from the parent
     _contain(Containment(*containment))

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 
 from retrain import Say, environment
+from retrain.environments import tools
 
 HELD = []
 
@@ -48,6 +51,7 @@ FAULTS = {
     "memory": lambda: HELD.append(bytearray(4 << 30)),
     "garbage": write_garbage,
     "fork": os.fork,
+    "program": lambda: subprocess.run([sys.executable, __file__], close_fds=False, check=True),
 }
 
 
@@ -81,6 +85,12 @@ def meeting(answer):
     return 1.0
 
 
+def patient_python(code: str) -> str:
+    """The tool `python` on however slow a machine."""
+    tools._PYTHON_S = 600.0
+    return tools.python(code)
+
+
 def odd(answer):
     reply = yield None
     match answer:
@@ -112,3 +122,7 @@ def wants_more(answer, teacher):
 
 def keyed(answer, *, depth: int):
     yield str(depth)
+
+
+if __name__ == "__main__":  # a program that an environment starts
+    write_garbage()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -215,25 +216,33 @@ def test_the_python_tool_runs_code_in_the_sandbox_and_nowhere_else(tmp_path):
         python("print(1)")
     if missing():
         pytest.skip(missing())
-    params = {"functions": ["retrain.environments.tools.python"], "describe": False}
-    hello = Hello("tools", "retrain.environments.tools.tools", params, (), 600.0, Limits(9, 9, 9, 9))
+    functions = ["misbehaving_worlds.patient_python", "retrain.environments.tools.python"]
+    params, path = {"functions": functions, "describe": False}, (str(Path(__file__).parent),)
+    hello = Hello("tools", "retrain.environments.tools.tools", params, path, 600.0, Limits(9, 9, 9, 9))
     worlds = WorldPool(Launch({"": hello}, Containment(2048, True)))
     worlds.step({0: ("open", 0, {"id": "0", "prompt": "p", "answer": "a", "extra": {}}, 0)})
 
-    def answer(code):
-        call = json.dumps({"name": "python", "arguments": {"code": code}})
-        return worlds.step({0: ("reply", 0, f"<tool_call>{call}</tool_call>", "stop", 0, 9)})[0].messages[0][1]
+    def called(code, name="patient_python"):
+        call = json.dumps({"name": name, "arguments": {"code": code}})
+        return worlds.step({0: ("reply", 0, f"<tool_call>{call}</tool_call>", "stop", 0, 9)})[0]
 
+    def answer(code, name="patient_python"):
+        return called(code, name).messages[0][1]
+
+    assert answer("while True: pass", "python") == "error: TimeoutError: it took more than 5 s"
     assert answer("print(6 * 7)") == "42\n"
     assert "ZeroDivisionError" in answer("1 / 0")
-    assert answer("while True: pass") == "error: TimeoutError: it took more than 5 s"
     assert answer("open('/tmp/kept', 'w').write('seen')") == ""  # what a call leaves is gone with it
     assert "FileNotFoundError" in answer("open('/tmp/kept')")
     assert "File too large" in answer("open('/tmp/large', 'wb').write(bytes(1 << 25))")
-    forks = "import os, time\nfor _ in range(400):\n  if not os.fork():\n    time.sleep(1000)"
+    forks = "import os, time\nfor _ in range(1000):\n  if not os.fork():\n    time.sleep(1000)"
     assert "BlockingIOError" in answer(forks)
+    alone = "import os, time\nfor _ in range(40):\n  if not os.fork():\n    os.setsid()\n    time.sleep(1000)\n"
+    assert [answer(f"{alone}print(1)") for _ in range(2)] == ["1\n"] * 2
     assert answer("import subprocess; print(subprocess.check_output(['echo', '1']))") == "b'1\\n'\n"
     assert answer(f"import os; print(os.path.exists({str(tmp_path)!r}))") == "False\n"
     assert "Error" in answer("import socket; socket.create_connection(('1.1.1.1', 53), 1)")
     assert len(answer("print('x' * 10**6)")) == 1 << 15
+    lost = called("import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
+    assert (lost.kind, lost.detail) == ("error", "ended its process (exit code 1)")
     worlds.close()
