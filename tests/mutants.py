@@ -231,7 +231,7 @@ MUTANTS = [
     Mutant(
         "a cut reply without its end",
         "run/episodes.py",
-        [('one.ids[-1] if one.turns[-1].finish_reason == "stop" else None', "self._player.chat.end_id")],
+        [("self._bridge.ids(said, one.end)", "self._bridge.ids(said, self._player.chat.end_id)")],
         ["run/test_episodes.py"],
     ),
     Mutant(

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from retrain.errors import DataError, EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
-from retrain.training.bridge import Bridge
-from retrain.training.chat import Chat, Posed, Prompt
+from retrain.training.bridge import Bridge, Transcript
+from retrain.training.chat import Chat, Posed
 from retrain.types import Ask, Completion, Hear, Metrics, Problem, Request, Rollout, Sampling, Turn
 
 if TYPE_CHECKING:
@@ -48,36 +48,27 @@ class Player:
 
 
 @dataclass
-class _Episode:
-    """One conversation as tokens. What was sampled is known by its turns and is never tokenized again.
+class _Episode(Transcript):
+    """One conversation.
 
     Attributes:
         key: its number in the call; group, member: whose it is, and which of them.
         stream: of its group's request.
-        ids, logprobs: of everything after the prompt, 0 for what was not sampled.
         ended: as a rollout's; over: nothing more is to be sampled.
         left: tokens that it may still sample.
     """
 
     key: int
     problem: Problem
-    prompt: Prompt
     group: int
     member: int
     stream: int
     left: int
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    turns: list[Turn] = field(default_factory=list[Turn])
     ended: str = ""
     over: bool = False
     detail: str = ""
     parts: dict[str, float] | None = None
     metrics: Metrics = field(default_factory=Metrics)
-
-    @property
-    def context(self) -> tuple[int, ...]:
-        return (*self.prompt.ids, *self.ids)
 
 
 def turn_stream(stream: int, member: int, turn: int) -> int:
@@ -100,7 +91,7 @@ def roll(
     """
     keys = count()
     episodes = [
-        _Episode(next(keys), problem, prompt, group, member, request.stream, request.max_tokens)
+        _Episode(prompt, next(keys), problem, group, member, request.stream, request.max_tokens)
         for group, ((problem, prompt), request) in enumerate(zip(posed, requests, strict=True), first)
         for member in range(request.count)
     ]
@@ -251,11 +242,9 @@ class _Game:
     def hear(self, members: Sequence[_Episode], completions: Sequence[Completion]) -> Sequence[_Episode]:
         """Take turns as they were sampled, of one request; returns whose they are."""
         for one in members:
-            completion, start = completions[one.member if len(completions) > 1 else 0], len(one.ids)
-            one.ids += completion.ids
-            one.logprobs += completion.logprobs
+            completion = completions[one.member if len(completions) > 1 else 0]
+            one.hear(completion)
             one.left -= len(completion.ids)
-            one.turns.append(Turn(start, len(one.ids), completion.finish_reason, completion.weights_version))
         return members
 
     def answer(self, heard: Sequence[_Episode]) -> None:
@@ -327,15 +316,14 @@ class _Game:
         new: list[int] = []
         if one.turns:
             said = self._bridge.short(answer.messages, self._world.limits.observation_tokens)
-            new = self._bridge.ids(said, one.ids[-1] if one.turns[-1].finish_reason == "stop" else None)
+            new = self._bridge.ids(said, one.end)
         elif answer.messages or answer.tools_text:
             opening = answer.messages, answer.tools, answer.tools_text
             one.prompt = self._bridge.opening(one.problem.prompt, *opening)
         if self._room(one) - len(new) < 1:
             one.ended, one.over = "context", True
             return
-        one.ids += new
-        one.logprobs += [0.0] * len(new)
+        one.observe(new)
         one.metrics["observation_tokens"] = one.metrics.get("observation_tokens", 0.0) + len(new)
 
 

@@ -8,29 +8,23 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from retrain.functional.seeds import derive_seed
-from retrain.training.bridge import Bridge, Tools
-from retrain.training.chat import Chat, Prompt
-from retrain.types import Completion, Problem, Rollout, Turn
+from retrain.training.bridge import Bridge, Tools, Transcript
+from retrain.training.chat import Chat
+from retrain.types import Completion, Problem, Rollout
 
 Message = dict[str, str]
 
 
 @dataclass(eq=False)
-class Row:
-    """One conversation of a session.
+class Row(Transcript):
+    """One conversation of a session; its prompt is what was rendered of its first request.
 
     Attributes:
-        prompt: what was rendered of its first request.
         messages: all of it, as the program repeats them.
-        ids, logprobs, turns: as a rollout's.
         busy: it waits for a reply.
     """
 
-    prompt: Prompt
     messages: list[Message] = field(default_factory=list[Message])
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    turns: list[Turn] = field(default_factory=list[Turn])
     busy: bool = False
 
 
@@ -54,7 +48,7 @@ class Asked:
     @property
     def context(self) -> tuple[int, ...]:
         """Token ids of the conversation."""
-        return (*self.row.prompt.ids, *self.row.ids, *self.new)
+        return (*self.row.context, *self.new)
 
     @property
     def sampled(self) -> int:
@@ -96,8 +90,7 @@ class Sessions:
                 new = messages[len(row.messages) :]
                 known = not row.busy and messages[: len(row.messages)] == row.messages
                 if known and new and all(one["role"] != "assistant" for one in new):
-                    last = row.ids[-1] if row.turns[-1].finish_reason == "stop" else None
-                    ids = self._bridge.ids([(one["role"], one["content"]) for one in new], last)
+                    ids = self._bridge.ids([(one["role"], one["content"]) for one in new], row.end)
                     return self._found(own, row, messages, ids)
         whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
         row = Row(self._chat.prompt(whole, list(tools) or None))
@@ -112,15 +105,15 @@ class Sessions:
         asked.row.busy = True
         self._asked[asked.session] += 1
 
+    def forget(self, asked: Asked) -> None:
+        """Have the row as it was before the request, whose program has gone away."""
+        asked.row.busy = False
+
     def say(self, asked: Asked, completion: Completion) -> str:
         """Take the turn that was sampled; returns its text."""
         row, text = asked.row, self._chat.decode(completion.ids)
-        row.ids += asked.new
-        row.logprobs += [0.0] * len(asked.new)
-        start = len(row.ids)
-        row.ids += completion.ids
-        row.logprobs += completion.logprobs
-        row.turns.append(Turn(start, len(row.ids), completion.finish_reason, completion.weights_version))
+        row.observe(asked.new)
+        row.hear(completion)
         row.messages, row.busy = [*asked.messages, {"role": "assistant", "content": text}], False
         rows = self._rows.setdefault(asked.session, [])
         if row not in rows:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +46,7 @@ class _Call(NamedTuple):
     session: str
     body: Mapping[str, Any]
     answer: Future[_Answer]
+    awaited: Callable[[], bool]
 
 
 class PolicyEndpoint:
@@ -127,9 +129,12 @@ class PolicyEndpoint:
         self.work(count)
         return self._sessions.take(count)
 
-    def submit(self, path: str, session: str, body: Mapping[str, Any]) -> _Answer:
-        """Have a request answered, from another thread: HTTP status and JSON."""
-        call = _Call(path, session, body, Future())
+    def submit(self, path: str, session: str, body: Mapping[str, Any], awaited: Callable[[], bool]) -> _Answer:
+        """Have a request answered, from another thread: HTTP status and JSON.
+
+        What its program does not wait for any more (`awaited`) is no turn: the program will ask again.
+        """
+        call = _Call(path, session, body, Future(), awaited)
         self._calls.put(call)
         if self._over.is_set():
             self._refuse_all()
@@ -165,7 +170,8 @@ class PolicyEndpoint:
         for call in calls:
             try:
                 if call.path == "/v1/chat/completions":
-                    waiting.append((call, *self._asked(call)))
+                    if not _given_up(call):
+                        waiting.append((call, *self._asked(call)))
                 else:
                     call.answer.set_result((200, self._rewarded(call)))
             except (DataError, ValueError, TypeError) as error:
@@ -178,6 +184,9 @@ class PolicyEndpoint:
     def _sample(self, waiting: Sequence[tuple[_Call, Asked, Request]]) -> None:
         said = self._parts.sampler.sample([request for _, _, request in waiting], self._sampling)
         for (call, asked, request), [completion] in zip(waiting, said, strict=True):
+            if _given_up(call):
+                self._sessions.forget(asked)
+                continue
             message = {"role": "assistant", "content": self._sessions.say(asked, completion)}
             sizes = {"prompt_tokens": len(request.ids), "completion_tokens": len(completion.ids)}
             shown = {
@@ -265,9 +274,18 @@ class _Handler(BaseHTTPRequestHandler):
             body = None
         if isinstance(body, dict):
             self.close_connection = not keep
-            self._send(*self.endpoint.submit(path, self.headers.get(SESSION, ""), body))
+            self._send(*self.endpoint.submit(path, self.headers.get(SESSION, ""), body, self._awaited))
         else:
             self._send(*_refusal(400, "the request is no JSON object, or its length no number"))
+
+    def _awaited(self) -> bool:
+        """Whether the program has not closed the connection."""
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def _send(self, status: int, answer: Mapping[str, Any]) -> None:
         content = json.dumps(answer).encode()
@@ -295,6 +313,13 @@ def _tokens(body: Mapping[str, Any]) -> int | None:
 def _refusal(status: int, message: str) -> _Answer:
     kind = "invalid_request_error" if status < 500 else "server_error"
     return status, {"error": {"message": message, "type": kind, "code": status}}
+
+
+def _given_up(call: _Call) -> bool:
+    """Whether nobody waits for the answer to a request, which has one then."""
+    if gone := not call.awaited():
+        call.answer.set_result(_refusal(499, "nobody waits for this answer"))
+    return gone
 
 
 @contextmanager

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from retrain.errors import DataError
-from retrain.training.chat import Chat, Messages, Prompt
+from retrain.training.chat import OWN, Chat, Messages, Prompt
+from retrain.types import Completion, Turn
 
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions that the model may call."""
@@ -21,7 +24,43 @@ CUT = "\n[... {} tokens left out ...]\n"
 
 _logger = logging.getLogger(__name__)
 
-_MARK, _PROBE = "\u2402reply\u2403", "\u2402seen\u2403"
+_MARK, _PROBE = f"{OWN}reply{OWN}", f"{OWN}seen{OWN}"
+
+
+@dataclass(eq=False)
+class Transcript:
+    """A conversation as tokens. What was sampled is known by its turns and is never tokenized again.
+
+    Attributes:
+        ids, logprobs: of everything after the prompt, 0 for what was not sampled.
+    """
+
+    prompt: Prompt
+    ids: list[int] = field(default_factory=list[int], kw_only=True)
+    logprobs: list[float] = field(default_factory=list[float], kw_only=True)
+    turns: list[Turn] = field(default_factory=list[Turn], kw_only=True)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Token ids of the whole."""
+        return (*self.prompt.ids, *self.ids)
+
+    @property
+    def end(self) -> int | None:
+        """The token with which the last reply ended; None if it was cut."""
+        return self.ids[-1] if self.turns[-1].finish_reason == "stop" else None
+
+    def hear(self, completion: Completion) -> None:
+        """Append a turn as it was sampled."""
+        start = len(self.ids)
+        self.ids += completion.ids
+        self.logprobs += completion.logprobs
+        self.turns.append(Turn(start, len(self.ids), completion.finish_reason, completion.weights_version))
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Append what was said to the model."""
+        self.ids += ids
+        self.logprobs += [0.0] * len(ids)
 
 
 class Bridge:
@@ -32,7 +71,8 @@ class Bridge:
     was cut, the token is part of the bridge, which the policy did not choose. Without a template the bridge is the
     text of the messages.
 
-    A role that the template does not show (some have no "tool") is rendered as "user".
+    A role that the template does not show (some have no "tool") is rendered as "user", and messages of one role in a
+    row are one where the template refuses several. Special tokens that a message writes are words: they end no turn.
 
     Raises:
         DataError: the template does not show a reply as it is, or not the message after it.
@@ -55,7 +95,7 @@ class Bridge:
             said: messages.
             tools: shown by a chat template that can; by others `tools_text` is.
         """
-        joined = self._joined(prompt, said)
+        joined = self._joined(prompt, [(role, self._chat.quoted(text)) for role, text in said])
         if tools and self._chat.templated:
             wrapped = [{"type": "function", "function": dict(tool)} for tool in tools]
             with suppress(Exception):  # a template may raise anything
@@ -79,7 +119,13 @@ class Bridge:
         """The bridge over messages; `last` is the end token of the reply before, None if the reply was cut."""
         if not self._chat.templated:
             return self._chat.encode("".join(text for _, text in said))
-        ids = self._chat.encode(self._tail([(self._role(role), text) for role, text in said]))
+        shown = [(self._role(role), self._chat.quoted(text)) for role, text in said]
+        try:
+            tail = self._tail(shown)
+        except DataError:  # many templates refuse two messages of one role in a row
+            several = groupby(shown, lambda one: one[0])
+            tail = self._tail([(role, "\n".join(text for _, text in ones)) for role, ones in several])
+        ids = self._chat.encode(tail)
         place = ids.index(last) if last in ids else -1
         return ids[place + 1 :] if not self._chat.decode(ids[: max(place, 0)]).strip() else ids
 
@@ -87,7 +133,8 @@ class Bridge:
         """Messages of at most so many tokens each; a longer one is cut in its middle."""
         short: list[tuple[str, str]] = []
         for role, text in said:
-            ids = self._chat.encode(text) if len(text) > most else []  # a token is at least one character
+            # A token is at least one character.
+            ids = self._chat.encode(self._chat.quoted(text)) if len(text) > most else []
             if len(ids) > most:
                 note = CUT.format(len(ids) - most)
                 text = self._chat.decode(ids[: -(-most // 2)]) + note + self._chat.decode(ids[len(ids) - most // 2 :])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from retrain.errors import DataError
@@ -12,6 +14,9 @@ from retrain.types import ExpertRow, Problem, Rollout, Turn
 Mode = Literal["auto", "on", "off"]
 Messages = list[dict[str, str]]
 _Turn = tuple[str | Messages, str]
+
+OWN = "\ufdd0"
+"""A character that Unicode keeps for a program's own use. Between two parts of a text: they are tokenized apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +67,18 @@ class Chat:
             # A few tokenizers close every text; the prompt of a completion stays open.
             return Prompt(prompt, tuple(ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids))
         text = self.render(_messages(prompt), add_generation_prompt=True, tools=tools)
-        return Prompt(text, tuple(self.encode(text)))
+        return Prompt(text.replace(OWN, ""), tuple(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that stands after other tokens."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return [one for part in text.split(OWN) for one in self.tokenizer(part, add_special_tokens=False)["input_ids"]]
+
+    def quoted(self, text: str) -> str:
+        """A text in which special tokens are words like others: without their meaning, such as to end a turn.
+
+        Without a chat template it stays as it is, and may write special tokens.
+        """
+        return self._special.sub(rf"\1{OWN}", text.replace(OWN, "\ufffd")) if self.templated else text
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
@@ -155,6 +167,12 @@ class Chat:
         except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(f"the chat template does not render messages of {roles}: {error}") from error
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """The first character of each special token, wherever one begins."""
+        known = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        return re.compile(f"(?=(?:{'|'.join(map(re.escape, known))}))(.)" if known else "(?!)()", re.DOTALL)
 
     def _plain(self, prompt: str | Messages) -> str | Messages:
         if self.templated or isinstance(prompt, str) or [message["role"] for message in prompt] != ["user"]:

@@ -4,6 +4,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,7 +20,7 @@ from retrain.types import Completion, Rollout
 from tests.run.test_environment_runs import stored
 from tests.run.test_episodes import CHAT, END
 from tests.small_runs import rows
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 def post(url, path, body, session=""):
@@ -238,7 +239,7 @@ def answered(parts, ask, file=None):
                 endpoint.work()
         finally:
             endpoint.close()
-    assert endpoint.submit(TURN, "", {"messages": [user("a")]})[0] == 503
+    assert endpoint.submit(TURN, "", {"messages": [user("a")]}, lambda: True)[0] == 503
     return found.result()
 
 
@@ -302,15 +303,47 @@ def test_messages_that_the_chat_template_refuses_end_no_run(parts):
         refused = post(url, TURN, {"messages": [{"role": "system", "content": "1"}, *said]}, "s")
         first = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")[1]
         said += [first["choices"][0]["message"], user("\n1+1=")]
-        twice = post(url, TURN, {"messages": [*said, user("2")]}, "s")
-        second = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")
-        return refused, twice, second[0], post(url, "/v1/sessions/s/reward", {"reward": 1.0})
+        branch = post(url, TURN, {"messages": [user("1"), *said, user("2")]}, "s")
+        second = post(url, TURN, {"messages": [*said, user("2")], "max_tokens": 4}, "s")
+        return refused, branch, second[0], post(url, "/v1/sessions/s/reward", {"reward": 1.0})
 
-    refused, twice, second, last = answered(parts, ask)
-    assert (refused[0], twice[0], second) == (400, 400, 200)
+    refused, branch, second, last = answered(parts, ask)
+    assert (refused[0], branch[0], second) == (400, 400, 200)
     assert "System role not supported" in refused[1]["error"]["message"]
-    assert "roles must alternate" in twice[1]["error"]["message"]
+    assert "roles must alternate" in branch[1]["error"]["message"]
     assert last == (200, {"session": "s", "rows": 1})
+
+
+def test_a_request_that_its_program_has_given_up_is_no_turn(parts, monkeypatch):
+    """Clients do so after a time, and ask again: the second request continues the conversation, too."""
+    leaving: list[HTTPConnection] = []
+    sample = parts.sampler.sample
+
+    def leave(*given):
+        said = sample(*given)
+        if leaving:
+            port = leaving[0].port
+            leaving.pop().close()
+            # 08 is CLOSE_WAIT: the other end is closed.
+            until(lambda: f":{port:04X}" in " ".join(one.split()[1] for one in connections() if one.split()[3] == "08"))
+        return said
+
+    def connections():
+        return Path("/proc/net/tcp").read_text().splitlines()[1:]
+
+    def ask(url):
+        said = [user("12+34=")]
+        first = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")[1]
+        said += [first["choices"][0]["message"], user("\n1+1=")]
+        place = urlsplit(url)
+        leaving.append(HTTPConnection(place.hostname, place.port))
+        leaving[0].request("POST", TURN, json.dumps({"messages": said, "max_tokens": 4}), {SESSION: "s"})
+        until(lambda: not leaving)
+        second = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")[1]
+        return second["session"], post(url, "/v1/sessions/s/reward", {"reward": 1.0})
+
+    monkeypatch.setattr(parts.sampler, "sample", leave)
+    assert answered(parts, ask) == ("s", (200, {"session": "s", "rows": 1}))
 
 
 def test_a_file_of_episodes_that_cannot_be_written_is_an_error_at_the_start(parts, tmp_path):

@@ -70,10 +70,37 @@ def test_tools_stand_where_the_template_shows_them_and_else_in_the_prompt(name):
     assert ('"description": "Adds."' in shown.text) is family.tools
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_said_writes_no_special_token(name):
+    """A tool that prints the end of a turn, or an observation that shows the marks of this module, ends nothing."""
+    model = chat(FAMILIES[name])
+    special = {place: one.content for place, one in model.tokenizer.added_tokens_decoder.items() if one.special}
+    assert model.end_id in special
+    written = f"so{''.join(special.values())}{model.tokenizer.eos_token * 2}\ufdd0reply\ufdd0 long"
+    bridge = Bridge(model)
+
+    def marks(ids):
+        return [one for one in ids if one in special]
+
+    for role in ("user", "tool"):
+        for last in (None, model.end_id):
+            ids = bridge.ids([(role, written), (role, "it is")], last)
+            assert marks(ids) == marks(bridge.ids([(role, "so long"), (role, "it is")], last))
+            shown = model.tokenizer.decode(ids)
+            assert "it is" in shown
+            assert written.replace("\ufdd0", "\ufffd") in shown
+    asked, plain = bridge.opening("one?", [("user", written)]), bridge.opening("one?", [("user", "so long")])
+    assert marks(asked.ids) == marks(plain.ids)
+    assert model.tokenizer.decode(asked.ids) == asked.text
+    [(_, short)] = bridge.short([("user", written + "x" * 500)], 200)
+    assert short.startswith(f"so{next(iter(special.values()))}")
+
+
 def test_text_without_a_template_is_tokenized_as_it_is():
     model = chat(None)
     bridge = Bridge(model)
     assert bridge.ids([("user", "one "), ("tool", "two")], model.end_id) == model.encode("one two")
+    assert bridge.ids([("user", "one<|eos|>")], None)[-1] == model.end_id
     assert bridge.ids([], 5) == []
     assert bridge.opening("one", [("user", " and two")], [SCHEMA], "!") == model.prompt("one and two!")
 
