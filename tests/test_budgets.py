@@ -14,11 +14,11 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_368,
-    "what retrain train imports": 10_990,
-    "with all that a run may name": 14_095,
+    "package": 22_432,
+    "what retrain train imports": 11_000,
+    "with all that a run may name": 14_130,
     "campaign": 2_762,
-    "tools": 2_004,
+    "tools": 2_014,
     "report": 598,
 }
 ROOM, MODULE, FUNCTION = 16, 400, 50
