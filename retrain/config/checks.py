@@ -178,17 +178,25 @@ def _check_model(config: Config, document: Document) -> None:
 
 def _check_extras(config: Config, document: Document) -> None:
     lora, eight = config.model.lora is not None, config.optimizer.name == "adamw8bit"
+    four = config.model.quantization is not None
     for path, used, package, extra in (
         (("model", "lora"), lora, "peft", "lora"),
         (("optimizer", "name"), eight, "bitsandbytes", "8bit"),
+        (("model", "quantization"), four, "bitsandbytes", "8bit"),
     ):
         if used and importlib.util.find_spec(package) is None:
             document.refuse(path, f"{package} is not installed", install(extra))
-    if eight and not lora and config.distributed.shard == "full":
+    if four and not lora:
+        document.refuse(
+            ("model", "quantization"), "weights of 4 bits can only be frozen", "add [model.lora], or leave it out"
+        )
+    if (four or (eight and not lora)) and config.distributed.shard == "full":
+        what = "[model] quantization keeps weights" if four else "adamw8bit keeps its moments"
+        fix = "leave quantization out" if four else '[optimizer] name = "adamw"'
         document.refuse(
             ("distributed", "shard"),
-            "adamw8bit keeps its moments in blocks of 256 weights, which cannot be spread over ranks",
-            'use shard = "none", or [optimizer] name = "adamw"',
+            f"{what} in blocks of {64 if four else 256} weights, which cannot be spread over ranks",
+            f'use shard = "none", or {fix}',
         )
 
 

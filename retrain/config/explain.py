@@ -217,13 +217,14 @@ def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str,
     else:
         return {"path": model.path, "memory": "known once the model is here: give its directory as path"}
     rows = training.batch_size * training.group_size
-    auto = "none" if loaded.config.optimizer.name == "adamw8bit" else "full"
+    auto = "none" if loaded.config.optimizer.name == "adamw8bit" or model.quantization else "full"
     settings = PolicySettings(
         micro_batch_tokens=min(training.micro_batch_tokens, rows * training.max_tokens),
         optimizer=loaded.config.optimizer.name,
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
+        quantization=model.quantization,
         shard=auto if (shard := loaded.config.distributed.shard) == "auto" else shard,
         offload=loaded.config.distributed.offload,
     )

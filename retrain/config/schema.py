@@ -47,6 +47,8 @@ class Model(Section):
     "auto" is bfloat16 on a GPU or on a CPU that multiplies it in hardware, else float32."""
     lora: Lora | None = None
     """Present: train LoRA adapters. Absent: train all weights."""
+    quantization: Literal["nf4"] | None = None
+    """"nf4" holds the linear layers that LoRA freezes in 4 bits, all but the head; needs `[model.lora]`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     chat: Literal["auto", "on", "off"] = "auto"

@@ -31,6 +31,7 @@ from retrain.storage.run_directory import RunDirectory
 from retrain.tracking.tracker_guard import Guard
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
+from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings, Shard
 from retrain.training.warmup import WarmupSettings, warm_start
@@ -197,8 +198,8 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
     """
     config = loaded.config
     # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
-    dtype, empty = _dtype(config, device) if config.model.lora else "float32", ranks.mesh and not config.warmup.steps
-    model, teacher = untrained_model(loaded, dtype, empty=bool(empty))
+    dtype, four = _dtype(config, device) if config.model.lora else "float32", config.model.quantization is not None
+    model, teacher = untrained_model(loaded, dtype, empty=bool(four or ranks.mesh) and not config.warmup.steps)
     if model.source is None:
         model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:
@@ -215,7 +216,7 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
             world.close()
         if warm_start(model, problems, settings, observe, rows=rows, ranks=ranks):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
-    return model
+    return quantize(model, device) if four else model
 
 
 def build_world(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> World | None:
@@ -276,6 +277,7 @@ def _policy_settings(config: Config, device: torch.device, model: Any, ranks: Ra
         dtype=_dtype(config, device),
         gradient_checkpointing=config.model.gradient_checkpointing,
         lora=LoraSettings(**lora.model_dump(), seed=training.seed) if lora else None,
+        quantization=config.model.quantization,
         shard=_shard(config, device, model, ranks),
         offload=config.distributed.offload,
     )
@@ -285,12 +287,13 @@ def _shard(config: Config, device: torch.device, model: Any, ranks: Ranks) -> Sh
     """What `[distributed] shard` means here.
 
     LoRA's frozen base stays whole where it takes half a GPU at most. One rank has nothing to spread: FSDP2 would only
-    cost it time, unless it is to move the weights to the processor's memory. FSDP2 cannot spread the 8-bit moments.
+    cost it time, unless it is to move the weights to the processor's memory. FSDP2 cannot spread 8-bit moments, nor
+    weights of 4 bits.
     """
-    chosen, eight = config.distributed.shard, config.optimizer.name == "adamw8bit"
+    chosen, blocks = config.distributed.shard, config.optimizer.name == "adamw8bit" or config.model.quantization
     if chosen != "auto":
         return chosen
-    if eight or (ranks.size == 1 and config.distributed.offload != "all"):
+    if blocks or (ranks.size == 1 and config.distributed.offload != "all"):
         return "none"
     if config.model.lora is None or device.type != "cuda":
         return "full"

@@ -147,7 +147,7 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
     if adapted and made.is_dir():
         table |= {"path": str(made), "revision": None}
     elif not adapted or not is_here(table["path"], table["revision"]):
-        table |= {"path": str(model), "revision": None}
+        table |= {"path": str(model), "revision": None, "quantization": None}
         for section in filter(lambda section: isinstance(section, dict), data.values()):
             section.pop("lora", None)
         if adapted:

@@ -111,7 +111,10 @@ def estimate_memory(
     kept = 1 if settings.gradient_checkpointing else shape.layers
     inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
     shards = ranks if settings.shard == "full" else 1
-    base, states = (half * shape.parameters // shards, 1) if rank else (0, shards)
+    frozen = half * shape.parameters
+    if settings.quantization:  # a float32 scale for every 64 weights of half a byte
+        frozen -= shape.layers * shape.layer * (16 * half - 9) // 16
+    base, states = (frozen // shards, 1) if rank else (0, shards)
     sizes = {
         "weights": 4 * trained // states + base,
         "gradients": 4 * trained // states,

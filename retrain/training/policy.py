@@ -18,6 +18,7 @@ from retrain.protocols import ALONE, Ranks
 from retrain.training.model import lora
 from retrain.training.model.forward import Forward, Part
 from retrain.training.model.loading import Source
+from retrain.training.model.quantized import Dequantized
 from retrain.training.optim import Optimizer
 from retrain.training.settings import PolicySettings
 from retrain.training.shards import like, local, shard
@@ -117,7 +118,11 @@ class TorchPolicy:
 
     def reference_weights(self) -> Mapping[str, Tensor]:
         """Full weights of the reference, by the base model's names: with LoRA the frozen ones under the adapters."""
-        return self._frozen.weights() if self.adapter is None else self._shards.whole(lora.base_weights(self.model))
+        if self.adapter is None:
+            return self._frozen.weights()
+        if self.settings.quantization:
+            return Dequantized(self.model, self.ranks.rank)
+        return self._shards.whole(lora.base_weights(self.model))
 
     @cached_property
     def _frozen(self) -> Forward:

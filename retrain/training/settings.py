@@ -50,6 +50,7 @@ class PolicySettings:
         epochs, minibatches: passes over a batch, and optimizer steps per pass.
         logprob_chunk: positions whose logits exist at once; 0 chooses by vocabulary (256 MB of bfloat16).
         lora: train adapters on frozen weights; None trains everything.
+        quantization: "nf4" if the linear layers that LoRA freezes hold 4 bits a weight, else None.
         shard: with several ranks, spread the weights over them, or hold all of them on each.
         offload: "optimizer" keeps the optimizer's moments in the processor's memory, "all" whatever is sharded.
     """
@@ -71,5 +72,6 @@ class PolicySettings:
     minibatches: int = 1
     logprob_chunk: int = 0
     lora: LoraSettings | None = None
+    quantization: Literal["nf4"] | None = None
     shard: Shard = "full"
     offload: Literal["none", "optimizer", "all"] = "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.errors import EngineError
-from retrain.protocols import WHOLE, Gathering, Ranks, Rows, Shards
-from retrain.training.model.loading import Source
+from retrain.protocols import WHOLE, Ranks, Rows, Shards
+from retrain.training.model.loading import ReadSingly, Source, fill, parameter_names
 from retrain.training.settings import PolicySettings
 
 
@@ -69,10 +69,10 @@ class Sharded(Replicated):
         layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for p in options["ignored_params"]:
             p.data = p.data.to(self.device)
-        names = _names(model)
+        called = parameter_names(model)
         for module in [*layers, self._root]:
             if source is not None:
-                _fill(module, lambda p: source(names[id(p)]))
+                fill(module, lambda p: source(called[id(p)]))
             fully_shard(module, **options)
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
@@ -118,8 +118,8 @@ def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: Source | N
     if ranks.mesh is not None and settings.shard == "full":
         return Sharded(model, settings, ranks, source)
     if source is not None:
-        names = _names(model)
-        _fill(model, lambda p: source(names[id(p)]))
+        called = parameter_names(model)
+        fill(model, lambda p: source(called[id(p)]))
         model.to(_device(ranks))
     return Replicated(ranks) if ranks.size > 1 else WHOLE
 
@@ -135,22 +135,6 @@ def _blank(model: Any) -> Any:
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
     }
     return copy.deepcopy(model, memo)
-
-
-def _names(model: Any) -> dict[int, str]:
-    """Every parameter's name in the base model, by its id."""
-    return {id(p): name.replace(".base_layer.", ".") for name, p in model.named_parameters()}
-
-
-def _fill(module: nn.Module, value: Callable[[nn.Parameter], Tensor]) -> None:
-    """Give the parameters of a module that are on the meta device their values; tied ones stay tied."""
-    made: dict[int, nn.Parameter] = {}
-    for owner in module.modules():
-        for leaf, p in owner.named_parameters(recurse=False):
-            if p.is_meta:
-                if id(p) not in made:
-                    made[id(p)] = nn.Parameter(value(p).to(p.dtype), p.requires_grad)
-                setattr(owner, leaf, made[id(p)])
 
 
 def _full(tensor: Tensor) -> Tensor:
@@ -187,19 +171,15 @@ def like(value: Tensor | Rows, parameter: Tensor) -> Tensor:
     return value.detach().clone().to(parameter.device)
 
 
-class _Gathered(Gathering):
+class _Gathered(ReadSingly):
     """Sharded tensors by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-        self.shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-        first = {id(value): name for name, value in reversed([*tensors.items()])}
-        self.untied = [name for name, value in tensors.items() if first[id(value)] == name]
-        self.rank = next(v.device_mesh for v in tensors.values() if isinstance(v, DTensor)).get_rank()
+        super().__init__(tensors, next(v.device_mesh for v in tensors.values() if isinstance(v, DTensor)).get_rank())
         self._held: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     def __getitem__(self, name: str) -> Tensor:
-        value = self._tensors[name]
+        value = self.tensors[name]
         if not isinstance(value, DTensor):
             return value.detach()
         found = self._held.get(id(value))
@@ -207,12 +187,3 @@ class _Gathered(Gathering):
             with torch.inference_mode(False):  # engines read weights in inference mode, which DTensor cannot
                 found = self._held[id(value)] = _full(value.detach())
         return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)

@@ -11,8 +11,12 @@ from typer.testing import CliRunner
 from retrain.cli.main import app
 from retrain.run.evaluate import evaluate
 from retrain.run.reopen import reopen
+from retrain.run.session import Resume
+from retrain.storage import checkpoint
 from tests.engines.sampled_matrices import fused_matrix, worst
-from tests.small_runs import rows
+from tests.small_runs import digest, rows
+
+FOUR = ("model.quantization=nf4", "rollout.parity_every=1")
 
 
 def opened(target):
@@ -20,9 +24,9 @@ def opened(target):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("lr", ["1e-5", "1e-3"])
-def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr, dtype):
-    options = (f"model.dtype={dtype}", f"torch.dtype={dtype}", "model.lora={r=4}", f"training.lr={lr}")
+@pytest.mark.parametrize(("lr", "more"), [("1e-5", ()), ("1e-3", ()), ("1e-3", FOUR)], ids=["1e-5", "1e-3", "nf4"])
+def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr, dtype, more):
+    options = (f"model.dtype={dtype}", f"torch.dtype={dtype}", "model.lora={r=4}", f"training.lr={lr}", *more)
     run = train(*options, "training.max_steps=8", "checkpoint.every=8", "eval.every=8")
     last = rows(run / "eval.jsonl")[-1]
     for target in (run, run / "checkpoints" / "step-000008"):
@@ -58,3 +62,23 @@ def test_a_tiny_rate_learns_alike_in_either_precision(train, tmp_path, monkeypat
     half, whole = curve("bfloat16"), curve("float32")
     assert min(half[-5:].mean() - half[:5].mean(), whole[-5:].mean() - whole[:5].mean()) > 0.1
     assert (half - whole).abs().mean() < 0.05
+
+
+def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, stopped, tmp_path):
+    """From a directory, whose matrices are read one by one; where that has gone, the merged model is left."""
+    base = train("training.max_steps=0", name="base") / "model"
+    options = (f'model.path="{base}"', "model.lora={r=4}", *FOUR, "training.lr=1e-3", "warmup.steps=0")
+    whole = train(*options, name="whole")
+    stopped(*options, steps=2)
+    run = train(*options, resume=Resume("auto"))
+    assert digest(run) == digest(whole) != digest(base.parent)
+    stored = checkpoint.load(run / "checkpoints" / "step-000002")["policy"]["model"]
+    assert all(".lora_" in name for name in stored)
+    last = rows(run / "eval.jsonl")[-1]
+    base.rename(tmp_path / "elsewhere")
+    parts = opened(run)
+    try:
+        assert (parts.policy.adapter, parts.config.model.quantization) == (None, None)
+        assert evaluate(parts, 4)["accuracy"] == last["accuracy"]
+    finally:
+        parts.close()

@@ -26,7 +26,8 @@ from retrain.run.rank_edges import _Unread
 from retrain.run.session import Resume, run
 from retrain.storage.checkpoint import save
 from retrain.storage.run_directory import Mode
-from retrain.training.model.loading import load_model
+from retrain.training.model.loading import Loaded, load_model
+from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
 from retrain.training.prm import ProcessRewards
 from retrain.training.ranks import join
@@ -51,6 +52,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "bf16 LoRA": {"settings": {"dtype": "bfloat16", "lora": {"r": 4}}},
     "LoRA": {"settings": {"lora": {"r": 4, "seed": 3}}},
     "LoRA on replicas": {"settings": {"lora": {"r": 4, "seed": 3}, "shard": "none"}},
+    "nf4": {"model": "llama", "settings": {"lora": {"r": 4, "seed": 3}, "quantization": "nf4", "shard": "none"}},
     "replicas": {"settings": {"shard": "none"}},
     "untied, padded": {"model": "windowed"},
     "no split head": {"model": "capped"},
@@ -69,7 +71,10 @@ def policy_of(case: dict[str, Any], ranks: Ranks) -> TorchPolicy:
     changes = {"lr": 1e-3, "eps": 1e-4, **case.get("settings", {})}
     if "lora" in changes:
         changes["lora"] = LoraSettings(**changes["lora"])
-    return TorchPolicy(make_model(case.get("model", "qwen3")), PolicySettings(**changes), ranks)
+    model: Any = make_model(case.get("model", "qwen3"))
+    if "quantization" in changes:
+        model = quantize(Loaded(model, None, (0,), "small"), torch.device("cpu")).model  # type: ignore[arg-type]
+    return TorchPolicy(model, PolicySettings(**changes), ranks)
 
 
 def full(tensor: Any) -> torch.Tensor:

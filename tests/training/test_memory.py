@@ -80,6 +80,9 @@ def test_options_that_save_memory_do():
     assert total(logprob_chunk=10)["logits"] == 2 * 4 * 10 * shape.vocabulary
     assert total(optimizer="muon")["optimizer"] < total()["optimizer"]
     assert total(optimizer="adamw8bit")["optimizer"] * 4 == total()["optimizer"]
+    half, lora = {"dtype": "bfloat16", "lora": LoraSettings(r=1)}, total(dtype="bfloat16", lora=LoraSettings(r=1))
+    saved = lora["weights"] - total(**half, quantization="nf4")["weights"]
+    assert saved == shape.layers * shape.layer * (2 - 0.5 - 4 / 64)
     assert total(dtype="bfloat16")["kv_cache"] * 2 == total()["kv_cache"]
 
 

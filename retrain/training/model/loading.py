@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -262,14 +262,56 @@ def save_model(
 
 def is_here(path: str, revision: str | None) -> bool:
     """Whether a model is in this directory, or in the hub's local cache; asks no network."""
-    local = (Path(path).expanduser() / "config.json").is_file()
-    return local or isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
+    if (Path(path).expanduser() / "config.json").is_file():
+        return True
+    with suppress(ValueError):  # a directory that has gone need not look like a name of the hub
+        return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
+    return False
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """Every parameter's name in the base model, by its id."""
+    return {id(p): name.replace(".base_layer.", ".") for name, p in model.named_parameters()}
+
+
+def fill(module: nn.Module, value: Callable[[nn.Parameter], Tensor]) -> None:
+    """Give the parameters of a module that are on the meta device their values; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for leaf, p in owner.named_parameters(recurse=False):
+            if p.is_meta:
+                if id(p) not in made:
+                    made[id(p)] = nn.Parameter(value(p).to(p.dtype), p.requires_grad)
+                setattr(owner, leaf, made[id(p)])
+
+
+class ReadSingly(Gathering):
+    """Weights by name that become whole tensors one at a time, when they are read.
+
+    Args:
+        tensors: as they are held. rank: see `Gathering`.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], rank: int) -> None:
+        self.tensors, self.rank = tensors, rank
+        self.shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+        first = {id(value): name for name, value in reversed([*tensors.items()])}
+        self.untied = [name for name, value in tensors.items() if first[id(value)] == name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
 
 def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors, every storage once, under its first name: a tied head is left to tying.
 
-    Sharded weights are gathered one at a time, into the processor's memory of rank 0; the other ranks get nothing.
+    Those that are read singly come one at a time into the processor's memory of rank 0; the other ranks get nothing.
     """
     base = weights.base if isinstance(weights, Adapted) else weights
     if isinstance(base, Gathering):

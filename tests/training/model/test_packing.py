@@ -1,10 +1,54 @@
 """Packing and micro-batching, by hand and by property."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from retrain.training.model.forward import Packing, micro_batches
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import PolicySettings
+from tests.training.small_models import make_batch, make_model, make_objective
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation gives inside this block."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        sizes = [one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_update_on_a_long_row_holds_no_table_of_its_length_squared(dtype):
+    """Four heads share two of keys. Where a model is not packed, the mask of rows of two lengths is such a table."""
+    length = 1024
+    ids = torch.arange(2 * length).view(2, length) % 31 + 1
+    mask = torch.ones(2, length, dtype=torch.bool)
+    mask[1, length // 2 :] = False
+    scored = mask & (torch.arange(length) > 0)
+    batch = make_batch(rows=2).replace(
+        input_ids=ids * mask,
+        attention_mask=mask,
+        response_mask=scored,
+        sampler_logprobs=-3.0 * scored,
+        advantages=1.0 * scored,
+        lengths=scored.sum(-1),
+    )
+    policy, found = TorchPolicy(make_model(), PolicySettings(dtype=dtype)), []
+    for policy.forward.packed_limit in (float("inf"), 0.0):
+        with Largest() as largest:
+            policy.update(batch, make_objective())
+        found.append(largest.elements)
+    assert found[0] <= 256 * length < length**2 <= found[1]
 
 
 def test_worked_example():

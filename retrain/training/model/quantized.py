@@ -1,0 +1,100 @@
+"""A frozen base in 4 bits: its values by bitsandbytes, its products by torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from retrain.errors import ComponentError
+from retrain.system.extras import library
+from retrain.training.model import lora
+from retrain.training.model.loading import Loaded, ReadSingly, fill, parameter_names
+
+_BLOCK = 64
+"""Weights that share a scale."""
+
+
+def quantize(loaded: Loaded, device: torch.device) -> Loaded:
+    """Hold every linear layer but the head in 4 bits, for LoRA; returns the model on the device, without a source.
+
+    Where the model has a source, one whole matrix exists at a time.
+
+    Raises:
+        MissingExtraError: bitsandbytes is not installed.
+        ComponentError: the model has no linear layers.
+    """
+    model: Any = loaded.model
+    source, names, head = loaded.source, parameter_names(model), model.get_output_embeddings()
+    found = [name for name, one in model.named_modules() if type(one) is nn.Linear and one is not head]
+    if not found:
+        raise ComponentError(f"[model] quantization: {loaded.name} has no linear layers", "leave quantization out")
+    for name in found:
+        if source is not None:
+            fill(model.get_submodule(name), lambda p: source(names[id(p)]))
+        model.set_submodule(name, FourBits(model.get_submodule(name), device))
+    if source is not None:
+        fill(model, lambda p: source(names[id(p)]))
+    return replace(loaded, model=model.to(device).requires_grad_(False), source=None)
+
+
+class FourBits(nn.Linear):
+    """A linear layer with a frozen matrix in 4 bits (NF4), which every product dequantizes.
+
+    Each block of 64 weights has a float32 scale, its largest magnitude, and each weight is one of 16 multiples of it:
+    .5625 bytes a weight. Quantizing the dequantized matrix again gives the same bits.
+
+    References: Dettmers et al., QLoRA, arXiv:2305.14314 (whose scales are quantized themselves: .516 bytes a weight).
+    """
+
+    def __init__(self, layer: nn.Linear, device: torch.device) -> None:
+        nn.Module.__init__(self)
+        self._library = library("bitsandbytes.functional", "8bit")
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        flat = layer.weight.detach().to(device).flatten()
+        # A block is a row: on a processor bitsandbytes 0.50 mistakes the scales of a matrix whose rows end within one.
+        rows = functional.pad(flat, (0, -len(flat) % _BLOCK)).view(-1, _BLOCK)
+        packed, self._state = self._library.quantize_4bit(rows, blocksize=_BLOCK, quant_type="nf4")
+        self.weight, self.bias = nn.Parameter(packed, requires_grad=False), layer.bias
+
+    def matrix(self) -> Tensor:
+        """[out, in] in the type that the layer had."""
+        size = self.out_features * self.in_features
+        rows: Tensor = self._library.dequantize_4bit(self.weight, self._state)
+        return rows.flatten()[:size].view(self.out_features, self.in_features)
+
+    def forward(self, input: Tensor) -> Tensor:
+        product: Tensor = _Product.apply(input, self)  # pyright: ignore[reportAssignmentType]
+        return product if self.bias is None else product + self.bias  # pyright: ignore[reportUnnecessaryComparison]
+
+
+class _Product(torch.autograd.Function):
+    """x W^T. The backward pass dequantizes W again: kept until then, all layers would be there at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: FourBits) -> Tensor:
+        ctx.layer, ctx.kind = layer, x.dtype
+        return functional.linear(x, layer.matrix())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        [gradient] = grad_outputs
+        return (gradient @ ctx.layer.matrix().to(gradient.dtype)).to(ctx.kind), None
+
+
+class Dequantized(ReadSingly):
+    """The frozen weights of a quantized model by its base's names: a matrix is dequantized when it is read."""
+
+    def __init__(self, model: Any, rank: int) -> None:
+        super().__init__(lora.base_weights(model), rank)
+        names = parameter_names(model)
+        layers = [one for one in model.modules() if isinstance(one, FourBits)]
+        self._layers = {names[id(layer.weight)]: layer for layer in layers}
+        sizes = {name: (layer.out_features, layer.in_features) for name, layer in self._layers.items()}
+        self.shapes = {**self.shapes, **sizes}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._layers[name].matrix() if name in self._layers else self.tensors[name].detach()
