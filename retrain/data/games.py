@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain.data.drawn import SHORT, Drawn, answered
+from retrain.functional.seeds import derive_seed
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -79,8 +80,8 @@ class Numbers(Drawn):
     Args:
         seed: of the training problems and of every demonstration.
         top: the largest number; `[guess] top` must be the same.
-        guesses: of the demonstrator, who guesses at random among what the hints leave.
-        p_forget: how often it forgets the hints.
+        guesses: of the demonstrator, who halves what the hints leave.
+        p_forget: how often it forgets the hints, and says any number.
     """
 
     def __init__(
@@ -99,10 +100,46 @@ class Numbers(Drawn):
         said: list[int] = []
         while len(said) < self.guesses and number not in said:
             forgets = rng.random() < self.settings["p_forget"]
-            said.append(rng.randint(0, self.top) if forgets else rng.randint(low, high))
+            said.append(rng.randint(0, self.top) if forgets else (low + high) // 2)
             low, high = (max(low, said[-1] + 1), high) if said[-1] < number else (low, min(high, said[-1] - 1))
-        name = f"{number} of {self.top}"
-        return Problem(id=name, prompt=f"0-{self.top}:", answer=str(number), replies=tuple(map(str, said)))
+        return Problem(
+            id=f"{number} of {self.top}", prompt=f"0-{self.top}:", answer=str(number), replies=(*map(str, said),)
+        )
+
+    def problem(self, index: int) -> Problem:
+        """Any number: the prompt does not tell which, so that there is nothing to learn by heart, nor to hold out."""
+        return self._problem(Random(derive_seed(self.seed, "train", index)))
+
+    def heldout(self, count: int) -> list[Problem]:
+        """The first `count` numbers in an order of their own, each once."""
+        draws = (Random(derive_seed(0, "heldout", draw)) for draw in range(100 * (self.top + 1)))
+        return list({one.id: one for one in map(self._problem, draws)}.values())[:count]
+
+
+@task(
+    "guess",
+    table="numbers",
+    premise={"task/forgotten": (0.05, 0.5), "accuracy": (0.2, 0.7)},
+    knob="p_forget",
+    settings={
+        **SHORT,
+        "environment": {"name": "guess", "max_turns": 6, "turn_tokens": 4},
+        "warmup": {"steps": 400, "problems": 6400},
+        "eval": {"every": 20, "problems": 64, "samples": 8},
+    },
+)
+class GuessedNumbers(Numbers):
+    """Hints must be remembered: `numbers` in the environment "guess".
+
+    Six guesses find 63 of 64 numbers, if each halves what the hints before it leave. A guess outside of that is
+    wasted, and the reward at the end does not tell which one was.
+    """
+
+    def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
+        """`forgotten`: the share of guesses, the first aside, that the hints before them had excluded."""
+        said = [answer for _, answer in answered(problems, answers)]
+        later = sum(len(answer.turns) - 1 for answer in said)
+        return {"forgotten": sum(answer.metrics.get("forgot", 0.0) for answer in said) / max(1, later)}
 
 
 @task("walks")

@@ -22,7 +22,8 @@ def guess(
     """The answer is a number in 0..top; a guess below it is answered `+`, above it `-`, and anything else `?`.
 
     The episode ends with {"found": 1} when the number is guessed, and with {"found": 0} after the last guess. A guess
-    that leaves m of the n numbers that the hints before it left earns shaping * log2(n / m) / log2(top + 1).
+    that leaves m of the n numbers that the hints before it left earns shaping * log2(n / m) / log2(top + 1). The
+    metric `forgot` counts guesses that the hints before them had excluded, and replies that are no number.
 
     Args:
         top: the largest number.
@@ -37,11 +38,12 @@ def guess(
             return {"found": 1.0}
         if left == 0:
             break
-        before = high - low + 1
+        before, forgot = high - low + 1, float(not low <= said <= high)
         if low <= said < number:
             low = said + 1
         elif number < said <= high:
             high = said - 1
         earned = shaping * log2(before / (high - low + 1)) / log2(top + 1)
-        reply = yield Say("?\n" if said < 0 else "+\n" if said < number else "-\n", reward=earned)
+        hint = "?\n" if said < 0 else "+\n" if said < number else "-\n"
+        reply = yield Say(hint, reward=earned, metrics={"forgot": forgot})
     return {"found": 0.0}

@@ -64,7 +64,7 @@ def test_the_campaign_is_valid_on_all_tasks_and_enough_seeds_could_tell(method, 
     )
     steps = {config.config.training.max_steps for config in loaded.configs}
     assert max(steps) < 100, "the tasks decide, not the file of the method"
-    assert {config.config.environment.name for config in loaded.configs} == {None, "calculator"}
+    assert {config.config.environment.name for config in loaded.configs} == {None, "calculator", "guess"}
 
 
 def test_another_baseline(method, tmp_path):
