@@ -15,7 +15,6 @@ from pydantic_core import ErrorDetails
 
 from retrain.config.document import Document, aliases
 from retrain.config.positions import Path
-from retrain.config.sections.synonyms import translated
 from retrain.errors import did_you_mean
 
 Catalog = dict[tuple[str, ...], list[str]]
@@ -119,6 +118,8 @@ def close(table: str, known: Catalog) -> bool:
 
 def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
     """What is wrong with a key that nothing reads: another trainer's word, a slip, the wrong table, or neither."""
+    from retrain.config.sections.synonyms import translated
+
     key, is_table = str(path[-1]), isinstance(value, dict)
     if not is_table and (here := translated(key, value)):
         return "is another trainer's word", here

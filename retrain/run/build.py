@@ -31,7 +31,6 @@ from retrain.storage.run_directory import RunDirectory
 from retrain.tracking.tracker_guard import Guard
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
-from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings, Shard
 from retrain.training.warmup import WarmupSettings, warm_start
@@ -216,7 +215,11 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
             world.close()
         if warm_start(model, problems, settings, observe, rows=rows, ranks=ranks):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
-    return quantize(model, device) if four else model
+    if four:
+        from retrain.training.model.quantized import quantize
+
+        model = quantize(model, device)
+    return model
 
 
 def build_world(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> World | None:

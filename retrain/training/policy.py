@@ -18,7 +18,6 @@ from retrain.protocols import ALONE, Ranks
 from retrain.training.model import lora
 from retrain.training.model.forward import Forward, Part
 from retrain.training.model.loading import Source
-from retrain.training.model.quantized import Dequantized
 from retrain.training.optim import Optimizer
 from retrain.training.settings import PolicySettings
 from retrain.training.shards import like, local, shard
@@ -121,6 +120,8 @@ class TorchPolicy:
         if self.adapter is None:
             return self._frozen.weights()
         if self.settings.quantization:
+            from retrain.training.model.quantized import Dequantized
+
             return Dequantized(self.model, self.ranks.rank)
         return self._shards.whole(lora.base_weights(self.model))
 

@@ -13,7 +13,8 @@ from retrain.run.session import Resume, run
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.toml"))
-GPU = sorted(set((ROOT / "configs" / "gpu").glob("[!8]*.toml")) - {ROOT / "configs" / "gpu" / "gsm8k_qwen3.toml"})
+NF4 = ROOT / "configs" / "gpu" / "32b_nf4.toml"
+GPU = sorted({*(ROOT / "configs" / "gpu").glob("[!8]*.toml")} - {ROOT / "configs" / "gpu" / "gsm8k_qwen3.toml", NF4})
 RANKS = sorted((ROOT / "configs" / "gpu").glob("8b_*.toml"))
 QWEN3_8B = {
     "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288,
@@ -116,6 +117,20 @@ def test_a_recipe_for_ranks_fits_gpus_of_80_gb_by_the_estimate(file, needed, tmp
     assert gigabytes(needed) < 60
     assert (gigabytes(1) > 80) == (needed > 1)
     assert gigabytes(16) < gigabytes(8)
+
+
+def test_a_base_of_4_bits_fits_one_gpu_of_80_gb_by_the_estimate(tmp_path):
+    shape = {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B | shape))
+    (tmp_path / "whole.toml").write_text(NF4.read_text().replace("quantization", "# quantization"))
+
+    def gigabytes(file):
+        loaded = load(file, ["task.name=addition", f'model.path="{tmp_path}"'])
+        assert loaded.warnings == ()
+        return sum(explain(loaded)["model"]["memory_mb_without_prompts_about"].values()) / 1000
+
+    assert gigabytes(NF4) < 75
+    assert gigabytes(tmp_path / "whole.toml") > 80
 
 
 def test_the_length_penalty_fits_the_budget():
