@@ -21,6 +21,9 @@ LATE = 3
 _PROCESSES, _FILE = 64, 1 << 24
 """Limits of the code: processes, and bytes of a file."""
 
+_PATIENCE_S = 30.0
+"""For the end of what is killed."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -36,7 +39,7 @@ def main(seconds: float, code: str) -> int:
     late = not select.select([os.pidfd_open(child)], [], [], seconds)[0]
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    patience = time.monotonic() + seconds
+    patience = time.monotonic() + _PATIENCE_S
     while time.monotonic() < patience:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)

@@ -217,6 +217,9 @@ def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(t
     assert any(line.startswith("advantage grpo built-in [algorithm]") for line in lines)
     assert any(line.startswith("rewards ✓ ok: exact = 1.0") for line in lines)
     text = " ".join(lines)
-    assert re.search(r"run about \d+ s, the warm start aside: \d+ s start, [\d.]+ s per step", text)
+    assert re.search(
+        r"run about [\d.]+ (s|min|h), the warm start aside: [\d.]+ (s|min|h) start, [\d.]+ s per step",
+        text,
+    )
     assert re.search(r"memory [\d,]{3,} MB in the largest process at its peak", text)
     assert not (tmp_path / "runs").exists()
