@@ -79,7 +79,7 @@ CASES: dict[int, Case] = {
               f"{RANKS}::test_any_rank_killed_at_any_moment_leaves_a_run_that_resumes",
               f"{RANKS}::test_sigterm_to_the_launcher_ends_all_ranks_after_their_step",
               f"{RANKS}::test_a_launcher_that_is_killed_takes_its_ranks_with_it",
-              f"{RANKS}::test_a_rank_that_hangs_is_named_with_its_phase_soon_after_the_timeout",
+              f"{RANKS}::test_a_rank_that_hangs_is_named_with_its_phase_after_the_timeout",
               f"{RANKS}::test_what_rank_1_alone_raises_is_shown_and_decides_the_exit_code",
               f"{RANKS}::test_torchs_own_launcher_runs_the_command",
               f"{RANKS}::test_the_slurm_script_runs_a_task_per_rank_and_requeues_what_was_stopped"),
