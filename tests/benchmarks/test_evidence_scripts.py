@@ -1,0 +1,66 @@
+"""What the scripts beside the campaigns of the evidence compute."""
+
+import json
+import math
+import random
+
+import pytest
+
+from benchmarks.evidence import audit_and_training as audits
+from benchmarks.evidence.first_mistake import Steps, auc, figures, steps
+from retrain.tools.prm_scores import ScoredRow
+from tests.campaign.tables import write_cell
+
+
+def scored(*rewards):
+    return ScoredRow(1, 0.0, 0.0, len(rewards), False, "", rewards)
+
+
+def test_a_step_scores_the_sum_of_its_tokens_up_to_the_first_wrong_one():
+    text = "+1=3\n+4=8\n+2=0\nso 0"
+    row = scored(("+1", 0.5), ("=3\n", 0.25), ("+4=", -1.0), ("8\n", -2.0), ("+2=0\n", 4.0), ("so 0", 8.0), ("", 16.0))
+    assert steps(text, [(5, 10)], row) == Steps([0.75], -3.0)
+    assert steps(text, [], row) == Steps([0.75, -3.0, 4.0], None)
+
+
+def test_auc_counts_pairs_and_half_of_ties():
+    assert auc([0.0], [1.0, 2.0, 0.0, -1.0]) == pytest.approx(2.5 / 4)
+    assert auc([-3.0, -2.0], [0.0, 1.0]) == 1.0
+
+
+def test_mistakes_are_compared_over_all_answers_and_within_each():
+    found = figures([Steps([1.0, 2.0], 0.0), Steps([-1.0], 0.5), Steps([], 0.0), Steps([3.0], None)])
+    assert found["auc"] == pytest.approx((3 + 3 + 3) / 12)  # of the right 1, 2, -1 and 3, all but -1 are higher
+    assert found["within"] == 0.5
+    assert found["lowest"] == 0.5
+    assert found["chance"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert found["mistakes"] == 3
+
+
+def test_audits_are_ranked_against_what_training_gave(tmp_path):
+    areas = {"grpo": 0.5, "good": 0.6, "same": 0.5, "bad": 0.3}
+    cells = []
+    for seed in range(3):
+        for method, final in areas.items():
+            path = f"cells/rare-{method}/s{seed}"
+            cells.append({"id": path, "condition": f"rare: {method}", "seed": seed, "path": path, "max_steps": 40})
+            cells[-1] |= {"task": "rare"}
+            write_cell(tmp_path / path, "grpo", seed, final, random.Random(seed), range(0, 41, 20), 40)
+            (tmp_path / path / "outcome.json").write_text(json.dumps({"status": "done", "exit_code": 0}))
+    plan = {"tasks": ["rare"], "baseline": "grpo", "ladder": [], "premises": {}, "threshold": None, "alpha": 0.05}
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"cells": cells}))
+
+    def audited(**values):
+        methods = {name: {"effective_batch": {"value": value}} for name, value in values.items()}
+        return {"task": "rare", "methods": methods}
+
+    rows = [audited(good=1.5, same=1.0, bad=0.5, oracle=2.0), audited(good=1.5, same=1.0, bad=None)]
+    points = audits.paired(tmp_path, rows)
+    assert points["rare"]["good"][0] == pytest.approx(math.log(1.5))
+    assert points["rare"]["bad"][0] == pytest.approx(math.log(0.5))
+    assert set(points["rare"]) == {"good", "same", "bad"}
+    assert audits.correlation(points) == pytest.approx(1.0)
+    low, high = audits.interval(points, draws=50)
+    assert -1 <= low <= high <= 1
+    turned = audits.paired(tmp_path, [audited(good=0.5, same=1.0, bad=1.5)])
+    assert audits.correlation(turned) == pytest.approx(-1.0)

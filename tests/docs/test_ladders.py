@@ -1,0 +1,28 @@
+"""Campaigns side by side, as one drawing."""
+
+from xml.etree import ElementTree
+
+from docs.ladders import pictured
+from tests.campaign.tables import write_campaign
+
+
+def test_every_campaign_has_its_curves_and_a_row_for_each_change(tmp_path):
+    conditions = ("grpo", "maxrl", "maxrl+gtpo")
+    effects = {"first": {"maxrl": 0.3}, "second": {"maxrl": 0.0}}
+    directories = [
+        write_campaign(
+            tmp_path / name, conditions=conditions, effects={"grpo": 0, "maxrl+gtpo": 0, **of}, failed=(), missing=()
+        )
+        for name, of in effects.items()
+        if not (tmp_path / name).mkdir()
+    ]
+    picture = pictured(directories)
+    drawn = ElementTree.fromstring(picture)
+    texts = ["".join(text.itertext()) for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text in ("first", "second", "maxrl", "gtpo")] == [
+        *("first", "maxrl", "gtpo"),
+        *("second", "maxrl", "gtpo", "maxrl"),  # the last is the legend's
+    ]
+    kinds = [dot.get("class") for dot in drawn.iter("{http://www.w3.org/2000/svg}circle")]
+    assert kinds == ["better", "worse", "unclear", "unclear"]
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
