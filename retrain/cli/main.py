@@ -130,7 +130,14 @@ def options(
 def main() -> None:
     """Entry point of the `retrain` command."""
     logging.lastResort = CleanHandler(logging.WARNING)
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        from retrain.training.ranks import launched, leave
+
+        if end.code and launched():
+            leave(int(end.code))
+        raise
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ code=$?
 if [ $code -eq 75 ]; then scontrol requeue "{job}"; fi
 exit $code"""
 _GRACE_S = 4.0
-"""After one rank has failed, how long the others have to end by themselves: they cannot go on."""
+"""After another rank has failed, how long rank 0 has to say so and to end: none of them can go on."""
 _TAIL = 4000
 
 
@@ -104,9 +104,9 @@ class Launcher(SignalHandler):
             )
 
     def _wait(self) -> None:
-        """Until all ranks have ended, or a while after the first has failed; one that was stopped has not.
+        """Until all ranks have ended, or one has failed and rank 0 has ended or had its time.
 
-        All ranks stop after the same step, but rank 0 writes what the others do not.
+        One that was stopped has not failed: all ranks stop after the same step, but rank 0 writes what others do not.
         """
         while not set(self._ended.values()) - {0, Preempted.exit_code}:
             if self._collect():
@@ -115,7 +115,7 @@ class Launcher(SignalHandler):
         self._wait_until(time.monotonic() + _GRACE_S)
 
     def _wait_until(self, deadline: float) -> None:
-        while not self._collect() and time.monotonic() < deadline:
+        while not self._collect() and 0 not in self._ended and time.monotonic() < deadline:
             time.sleep(0.1)
 
     def _collect(self) -> bool:

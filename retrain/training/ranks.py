@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from retrain.errors import (
@@ -24,6 +26,7 @@ from retrain.errors import (
     UserCodeError,
 )
 from retrain.protocols import ALONE, Ranks
+from retrain.system.terminal import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +41,8 @@ ROLLOUT_PATIENCE = 10
 """Rollouts and rewards take longer than an update: there ranks wait this many times `timeout_s`."""
 _ANSWER_S = 3.0
 """After a timeout, how long a rank waits to learn which others are alive."""
+_LEAVE_S = 2.0
+"""How long a rank that has lost another has to end in order: one of its threads may wait for the lost one too."""
 _LOST = re.compile(r"timed? ?out|connection (reset|closed|refused)|gloo|nccl|socket|broken pipe", re.IGNORECASE)
 """How the messages of torch's communication errors, which are plain RuntimeErrors, differ from others."""
 _SHARED = (DataError, DivergedError, EngineError, Preempted, StorageError, UserCodeError)
@@ -48,7 +53,7 @@ class Group(Ranks):
     """One rank of several, over torch.distributed: gloo on CPUs, NCCL on GPUs, and gloo for everything but tensors.
 
     A rank that dies or does not answer within the timeout is an EngineError on the others, which names it. After that
-    every verb raises the same error.
+    every verb raises the same error, and the process ends soon, whatever it waits for.
 
     Args:
         control: gloo's group for messages. store: where ranks leave word after a failure.
@@ -118,6 +123,9 @@ class Group(Ranks):
             if not _LOST.search(str(error)):
                 raise
             self._lost = self._explain(time.perf_counter() - began)
+            last = Timer(_LEAVE_S, _say_and_leave, [self._lost])
+            last.daemon = True
+            last.start()
             raise EngineError(self._lost) from error
 
     def _explain(self, waited_s: float) -> str:
@@ -142,6 +150,24 @@ class Group(Ranks):
 def launched() -> bool:
     """Whether this process is one of several ranks: `--ranks` or torchrun started it."""
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
+def leave(code: int) -> None:
+    """End this process at once.
+
+    Python and torch take seconds to take themselves apart on a busy machine, and wait for threads that may wait for
+    other ranks.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or never there
+            stream.flush()
+    os._exit(code)
+
+
+def _say_and_leave(text: str) -> None:
+    with suppress(OSError):
+        say(text, error=True)
+    leave(EngineError.exit_code)
 
 
 def join(device: str, timeout_s: float) -> Ranks:

@@ -1,5 +1,9 @@
 """One process and two ranks train alike: gradients, weights, tables and metrics of every way to update."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -197,6 +201,40 @@ def test_verbs(pair):
             kind, text, code = found[f"{verb} error"]
             assert (kind, code) == (("ValueError", None) if rank == owner else ("RetrainError", 1))
             assert text == problem
+
+
+WAITS = """
+import sys, threading
+from retrain.cli.main import main
+from retrain.errors import EngineError
+from retrain.run import session
+from retrain.training.ranks import join
+
+def lost(*_):
+    ranks, event = join("cpu", 60), threading.Event()
+    threading.Thread(target=event.wait).start()  # as one that waits for a rank that is gone
+    try:
+        with ranks.during("the credit of step 3"):
+            raise RuntimeError("Timed out waiting")
+    finally:
+        if where == "closing":
+            event.wait()
+
+where = sys.argv.pop()
+session.run = lost
+main()
+"""
+
+
+@pytest.mark.parametrize("where", ["closing", "exit"])
+def test_a_rank_that_has_lost_another_ends_whatever_still_waits(tmp_path, where):
+    (tmp_path / "waits.py").write_text(WAITS)
+    (tmp_path / "run.toml").touch()
+    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1", RENDEZVOUS: f"file://{tmp_path / 'store'}"}
+    command = [sys.executable, "waits.py", "train", "run.toml", "--plain", where]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.count("does not answer: rank 0 waited 0 s in the credit of step 3;") == 1
 
 
 @given(
