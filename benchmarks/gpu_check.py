@@ -1,9 +1,10 @@
 """Everything about GPUs in one command: `make gpu-check`, at most ten minutes on one GPU.
 
 Checks come first, and each must hold: log-probs and gradients in float32 and bfloat16 against a processor's, packed
-against padded, the sampler against the trainer, a checkpoint, one rank over NCCL, and weights and moments that wait in
-the processor's memory. Then a table: tokens per second, model FLOP utilization and peak memory of updates, tokens per
-second of the sampler, and LoRA against the estimate of `explain`. Weights are random: nothing is downloaded.
+against padded, the sampler against the trainer, its CUDA graphs against single steps, a checkpoint, one rank over NCCL,
+and weights and moments that wait in the processor's memory. Then a table: tokens per second, model FLOP utilization and
+peak memory of updates, tokens per second of the sampler with and without CUDA graphs, and LoRA, on a base in bfloat16
+and in 4 bits, against the estimate of `explain`. Weights are random: nothing is downloaded.
 
     python benchmarks/gpu_check.py [--cpu] [--json FILE]
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -23,17 +25,22 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retrain.algorithms.graph.objective import Objective
+from retrain.engines.embedded.static import StaticSlots
 from retrain.engines.torch_engine import TorchEngine
 from retrain.registry import find
 from retrain.storage import checkpoint
 from retrain.training.memory import ModelShape, estimate_memory
+from retrain.training.model.forward import has_ragged_attention
+from retrain.training.model.loading import Loaded
+from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
 from retrain.training.ranks import ALONE, RENDEZVOUS, Ranks, join
 from retrain.training.settings import LoraSettings, PolicySettings
@@ -152,17 +159,38 @@ def precision(place: torch.device) -> str:
 
 
 def packing(place: torch.device) -> str:
-    """The packed forward against the model's own attention."""
+    """The packed forward, its rows with and without padding, against the model's own attention: values and gradient."""
     said = list[str]()
     for dtype, limit in PARITY.items():
-        packed, padded = policy(place, dtype=dtype), policy(place, dtype=dtype)
-        if not packed.forward.packed_limit:
+        one = policy(place, dtype=dtype).forward
+        if not one.packed_limit:
             raise AssertionError(f"the probe refused the packed forward in {dtype}")
-        padded.forward.packed_limit = 0.0
-        batch = small_batch(place)
-        tables = [one.logprobs(batch)["old_logprobs"][batch.response_mask] for one in (packed, padded)]
-        said.append(hold(dtype, float((tables[0] - tables[1]).abs().mean()), limit))
+        if one.ragged != has_ragged_attention(place, getattr(torch, dtype)):
+            raise AssertionError(f"the probe refused attention without padding in {dtype}")
+        found = list[tuple[torch.Tensor, float]]()
+        for ragged, packed in dict.fromkeys([(one.ragged, True), (False, True), (False, False)]):
+            trained, batch = policy(place, dtype=dtype), small_batch(place)
+            trained.forward.ragged, trained.forward.packed_limit = ragged, math.inf if packed else 0.0
+            table = trained.logprobs(batch)["old_logprobs"][batch.response_mask]
+            found.append((table, trained.update(batch, objective())["grad/norm"]))
+        ways = f"{len(found)} ways in {dtype}"
+        said.append(hold(ways, max(float((table - found[0][0]).abs().mean()) for table, _ in found), limit))
+        slack = 1e-3 if dtype == "float32" else 0.05
+        said.append(hold("gradient", max(abs(norm / found[0][1] - 1) for _, norm in found), slack))
     return "; ".join(said)
+
+
+def graphs(place: torch.device) -> str:
+    """Decode steps that a CUDA graph replays sample what single steps sample; rows end at different times."""
+    made = model(SMALL, place)
+    requests = [Request(tuple(range(1, 4 + stream)), 8, 300, stream) for stream in range(4)]
+    sampling = Sampling(stop_ids=tuple(range(4)), seed=3)
+    groups = [TorchEngine(made, dtype="float32", graphs=on).sample(requests, sampling) for on in (True, False)]
+    if StaticSlots.failed:
+        raise AssertionError(f"no graph was captured: {StaticSlots.failed}")
+    pairs = [pair for both in zip(*groups, strict=True) for pair in zip(*both, strict=True)]
+    other = sum(one.ids != two.ids for one, two in pairs) / len(pairs)
+    return hold(f"share of {len(pairs)} completions that differ", other, 0.05)
 
 
 def sampler(place: torch.device) -> str:
@@ -229,7 +257,7 @@ def one_rank(place: torch.device) -> str:
     return "; ".join(said)
 
 
-CHECKS: tuple[Callable[[torch.device], str], ...] = (precision, packing, sampler, round_trip, one_rank)
+CHECKS: tuple[Callable[[torch.device], str], ...] = (precision, packing, sampler, graphs, round_trip, one_rank)
 
 
 def timed(step: Callable[[], object], place: torch.device, count: int) -> float:
@@ -279,44 +307,71 @@ def update_row(name: str, shape: dict[str, Any], place: torch.device, rate: floa
     return Row(f"update {name}", tokens / seconds, work * tokens / seconds / rate, peak(place))
 
 
-def sample_row(name: str, shape: dict[str, Any], place: torch.device, rows: int, length: int) -> Row:
-    fresh(place)
+def sample_rows(name: str, shape: dict[str, Any], place: torch.device, rows: int, length: int) -> list[Row]:
+    """The sampler with and without CUDA graphs."""
     made = model(shape, place, torch.bfloat16)
-    engine = TorchEngine(made, dtype="bfloat16", memory_mb=32_000)
-    engine.load_weights(made.state_dict(), 0)
+    return [sample_row(name, made, place, rows, length, graphs) for graphs in (True, False)]
+
+
+def sample_row(name: str, made: Any, place: torch.device, rows: int, length: int, graphs: bool) -> Row:
+    fresh(place)
+    engine = TorchEngine(made, dtype="bfloat16", memory_mb=32_000, graphs=graphs)
     requests = [Request(tuple(range(1, 65)), 8, length, stream) for stream in range(rows // 8)]
     seconds = timed(lambda: engine.sample(requests, Sampling(stop_ids=(0,), seed=1)), place, 2)
-    return Row(
-        f"sample {name}", rows * length / seconds, None, peak(place), f"{rows} rows of {length}, without CUDA graphs"
-    )
+    note = f"{rows} rows of {length}, with{'' if graphs else 'out'} CUDA graphs"
+    return Row(f"sample {name}", rows * length / seconds, None, peak(place), note)
 
 
-def lora_row(name: str, shape: dict[str, Any], place: torch.device, rows: int, response: int) -> Row:
+def lora_rows(name: str, shape: dict[str, Any], place: torch.device, rows: int, response: int) -> list[Row]:
+    """LoRA on a base in bfloat16, and in 4 bits where bitsandbytes is installed."""
+    kinds: tuple[Literal["nf4"] | None, ...] = (None, "nf4") if find_spec("bitsandbytes") else (None,)
+    if "nf4" not in kinds:
+        print(f"LoRA {name} on nf4: NOT MEASURED, bitsandbytes is not installed", flush=True)
+    return [lora_row(name, shape, place, rows, response, kind) for kind in kinds]
+
+
+def lora_row(
+    name: str,
+    shape: dict[str, Any],
+    place: torch.device,
+    rows: int,
+    response: int,
+    quantization: Literal["nf4"] | None,
+) -> Row:
     """LoRA, with the peak of its memory over what `explain` estimates."""
     fresh(place)
-    lora = LoraSettings(r=32)
-    settings = PolicySettings(lr=1e-5, dtype="bfloat16", gradient_checkpointing=True, lora=lora)
-    trained = TorchPolicy(model(shape, place, torch.bfloat16), settings)
+    settings = PolicySettings(
+        lr=1e-5, dtype="bfloat16", gradient_checkpointing=True, lora=LoraSettings(r=32), quantization=quantization
+    )
+    made = model(shape, place, torch.bfloat16)
+    if quantization:
+        made = quantize(Loaded(made, None, (0,), name), place).model
+    trained = TorchPolicy(made, settings)
+    fresh(place)  # the loader, unlike this function, quantizes one matrix at a time
     batch = make_batch(place, rows, 64, response, trained.model.config.vocab_size)
     seconds = timed(lambda: trained.update(batch, objective()), place, 2)
     sizes = estimate_memory(ModelShape.of(trained.model.config.to_dict()), settings, rows=rows, tokens=64 + response)
     estimate = sum(size for what, size in sizes.items() if what not in ("sampler_weights", "kv_cache")) / 1e9
     found = peak(place)
     note = f"estimate {estimate:.1f} GB" + (f", {found / estimate:.2f} times that is used" if found else "")
-    return Row(f"LoRA {name}", int(batch.attention_mask.sum()) / seconds, None, found, note)
+    title = f"LoRA {name}" + (f" on {quantization}" if quantization else "")
+    return Row(title, int(batch.attention_mask.sum()) / seconds, None, found, note)
 
 
 def table(place: torch.device) -> list[Row]:
     """All measurements; tiny shapes on a processor."""
     if place.type == "cpu":
         rate = matmul_rate(place, 256)
-        rows = [update_row("tiny", SMALL, place, rate, 8, 24), sample_row("tiny", SMALL, place, 8, 8)]
-        return [*rows, lora_row("tiny", SMALL, place, 8, 24)]
+        rows = [update_row("tiny", SMALL, place, rate, 8, 24), *sample_rows("tiny", SMALL, place, 8, 8)]
+        rows += [update_row("tiny, long rows", SMALL, place, rate, 2, 256)]
+        return [*rows, *lora_rows("tiny", SMALL, place, 8, 24)]
     rate = matmul_rate(place, 8192)
     print(f"bfloat16 product of 8192: {rate / 1e12:.0f} TFLOP/s", flush=True)
     rows = [update_row(name, SHAPES[name], place, rate, 64, 1024) for name in ("qwen3-0.6b", "qwen3-1.7b")]
-    rows += [sample_row(name, SHAPES[name], place, 128, 256) for name in ("qwen3-0.6b", "qwen3-1.7b")]
-    return [*rows, lora_row("qwen3-8b", SHAPES["qwen3-8b"], place, 16, 1024)]
+    rows += [update_row("qwen3-0.6b, rows of 8k", SHAPES["qwen3-0.6b"], place, rate, 8, 8192)]
+    for name in ("qwen3-0.6b", "qwen3-1.7b"):
+        rows += sample_rows(name, SHAPES[name], place, 128, 256)
+    return [*rows, *lora_rows("qwen3-8b", SHAPES["qwen3-8b"], place, 16, 1024)]
 
 
 def main() -> int:
@@ -339,11 +394,11 @@ def main() -> int:
             said[check.__name__] = f"FAILED\n{traceback.format_exc()}"
         print(f"{check.__name__:<12}{said[check.__name__]}", flush=True)
     rows = table(place)
-    print(f"\n{'':<20}{'tokens/s':>12}{'utilization':>13}{'peak GB':>9}")
+    print(f"\n{'':<24}{'tokens/s':>12}{'utilization':>13}{'peak GB':>9}")
     for row in rows:
         share = "" if row.utilization is None else f"{row.utilization:.1%}"
         most = "" if row.peak_gb is None else f"{row.peak_gb:.1f}"
-        print(f"{row.what:<20}{row.tokens_per_s:>12,.0f}{share:>13}{most:>9}  {row.note}")
+        print(f"{row.what:<24}{row.tokens_per_s:>12,.0f}{share:>13}{most:>9}  {row.note}")
     if options.json:
         facts = {"torch": torch.__version__, "device": device, "checks": said, "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

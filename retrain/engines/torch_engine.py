@@ -37,6 +37,7 @@ class TorchEngine(Sampler):
             multiplies bfloat16 in hardware (twice as fast; log-probs within about 0.02), else float32.
             On a CPU all but the layers' matrix products is float32, and so is the head unless it fits no cache.
         fused: use the rewritten forward where there is one (Llama, Mistral, Qwen2, Qwen3).
+        graphs: on a GPU replay the rewritten forward's decode step as a CUDA graph.
         memory_mb: bound on keys, values, logits and prefill activations; more prompts than fit are sampled in turn.
             With an environment, bound also on the keys and values that wait for the next turns of a worker's episodes.
 
@@ -51,6 +52,7 @@ class TorchEngine(Sampler):
         *,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         fused: bool = True,
+        graphs: bool = True,
         memory_mb: Annotated[int, Field(gt=0)] = 2048,
     ) -> None:
         from retrain.engines.embedded.fused import FusedDecoder
@@ -60,9 +62,14 @@ class TorchEngine(Sampler):
             raise ComponentError(f"engine 'torch' cannot serve this model: {reason}", 'use engine = "transformers"')
         self._model = base_model(model)
         self._dtype = _resolve(dtype, self._model)
+        self._device = next(self._model.parameters()).device
         kind = FusedDecoder if fused and fusable(self._model) else GeneralDecoder
         self._decoder: Decoder = kind(self._model, self._dtype)
-        self._device = next(self._model.parameters()).device
+        self._graphs = graphs and kind is FusedDecoder and self._device.type == "cuda"
+        if self._graphs:
+            from retrain.engines.embedded.static import StaticSlots
+
+            self._decoder.kind = StaticSlots
         self._budget, self._limit = memory_mb << 20, positions(self._model)
         self._kept: Kept | None = None
         self.tolerance = tolerance_of(self._dtype)
@@ -72,7 +79,8 @@ class TorchEngine(Sampler):
 
     def describe(self) -> str:
         """The path, type and device in use, in words."""
-        return f"torch engine, {self._decoder.name} decoder, {str(self._dtype)[6:]} products on {self._device}"
+        graphs = ", CUDA graphs" if self._graphs else ""
+        return f"torch engine, {self._decoder.name} decoder, {str(self._dtype)[6:]} products on {self._device}{graphs}"
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from retrain.engines.capability import choose_engine
+from retrain.engines.embedded.decoder import Slots
+from retrain.engines.embedded.static import StaticSlots
 from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import ComponentError, EngineError
 from retrain.registry import ParameterError, find
@@ -106,9 +111,59 @@ def test_compaction_does_not_change_what_is_sampled(fused, monkeypatch):
     engine = TorchEngine(model, dtype="float32", fused=fused)
     prompts = PROMPTS * 5
     compacted = sample(engine, prompts, SAMPLING)
-    monkeypatch.setattr("retrain.engines.embedded.decoder._COMPACT_BELOW", -1.0)
+    monkeypatch.setattr(Slots, "compact_below", -1.0)
     whole = sample(engine, prompts, SAMPLING)
     assert [row.ids for row in flat(compacted)] == [row.ids for row in flat(whole)]
+
+
+class Steps(TorchDispatchMode):
+    """The operations of decode steps, each with its shapes and numbers, in the order of the steps."""
+
+    def __init__(self, decoder):
+        super().__init__()
+        self.steps, self.open = [], False
+        compute = decoder._next
+
+        def recorded(tokens, positions):
+            self.steps.append([])
+            self.open = True
+            logits = compute(tokens, positions)
+            self.open = False
+            return logits
+
+        decoder._next = recorded
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.open:
+            leaves = tree_leaves((args, kwargs))
+            facts = [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in leaves]
+            self.steps[-1].append((str(func), facts))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("prompts", [PROMPTS, EVEN], ids=["padded", "even"])
+def test_steps_that_a_graph_can_replay_sample_the_same(name, prompts, monkeypatch):
+    """A graph repeats operations with their shapes and numbers, so that only contents of tensors may differ."""
+    monkeypatch.setattr("retrain.engines.embedded.static._COLUMNS", 8)
+    model, found = tiny(name), []
+    for kind in (StaticSlots, Slots):
+        engine = TorchEngine(model, dtype="float32")
+        engine._decoder.kind = kind
+        with Steps(engine._decoder) as recorded:
+            rows = flat(sample(engine, prompts * 4, SAMPLING))
+        found.append((rows, recorded.steps))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        assert one.ids == other.ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    static, growing = (steps for _, steps in found)
+    assert len(static) == len(growing) > 8
+    alike = [one == other for one, other in pairwise(static)]
+    assert alike.count(False) <= 4  # another number of rows, or another block of columns
+    assert not any(one == other for one, other in pairwise(growing))
+    assert not {"aten._local_scalar_dense.default", "aten.nonzero.default"} & {
+        name for step in static for name, _ in step
+    }
 
 
 def test_chunks_do_not_change_what_is_sampled(monkeypatch):

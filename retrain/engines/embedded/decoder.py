@@ -18,16 +18,15 @@ from retrain.types import Completion, Request, Sampling
 ATTENTION = "retrain_slots"
 """Name under which transformers finds `slot_attention`."""
 
-_COMPACT_BELOW = 0.8
-
 Start = Callable[["Slots"], None]
 
 
 class Decoder(Protocol):
-    """A model as the loop drives it: start rows from prompts, then one token per row and step."""
+    """A model as the loop drives it: start rows from prompts, then one token per row and step, in slots of a kind."""
 
     name: str
     slots: Slots
+    kind: type[Slots]
 
     def load(self, weights: Mapping[str, Tensor]) -> None: ...
 
@@ -59,7 +58,7 @@ def sample_chunk(
     out = torch.zeros(count, longest, dtype=torch.long, device=device)
     logprobs = torch.zeros(count, longest, device=device)
     done = torch.zeros(count, dtype=torch.bool, device=device)
-    slots = Slots(pad, counts, ids.shape[1] + longest, sampling.continued)
+    slots = decoder.kind(pad, counts, ids.shape[1] + longest, sampling.continued)
     if start is not None:
         start(slots)
     logits = decoder.prefill(ids[:, slots.used :], slots).repeat_interleave(counts, 0)
@@ -74,7 +73,7 @@ def sample_chunk(
         if running == 0 or step + 1 == longest:
             break
         # Not after every finished row: moving keys and values costs time as well.
-        if running <= _COMPACT_BELOW * len(done):
+        if running <= slots.compact_below * len(done):
             rows = packed(done, running)
             tokens, done, uniform = tokens[rows], done[rows], uniform[:, rows]
             slots.keep(rows)
@@ -190,7 +189,10 @@ class Slots(Cache):
         rows: [rows] int64, the number of each row, which it keeps when others are dropped.
         pad: [rows] int64, padding columns of each row.
         bias: [rows, 1, 1, width], -inf on padding and 0 elsewhere; None if no prompt is padded.
+        compact_below: share of rows that run below which the others are dropped.
     """
+
+    compact_below = 0.8
 
     def __init__(self, pad: Tensor, counts: Tensor, width: int, leaves: bool = False) -> None:
         super().__init__(layers=[])
@@ -261,6 +263,12 @@ class Slots(Cache):
         self.keys[layer][..., self.used] = key
         self.values[layer][:, :, self.used] = value
         return self.keys[layer][..., :end], self.values[layer][:, :, :end]
+
+    def step(self, compute: Callable[[Tensor, Tensor], Tensor], tokens: Tensor) -> Tensor:
+        """Logits [R, V] of `compute(tokens, their positions)`, which appends a token [R] to every row."""
+        logits = compute(tokens, self.used - self.pad)
+        self.used += 1
+        return logits
 
     def visible(self) -> Tensor | None:
         """Bias over the filled columns and the one about to be written."""

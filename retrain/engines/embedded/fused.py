@@ -64,6 +64,7 @@ class FusedDecoder:
     """
 
     name = "fused"
+    kind: type[Slots] = Slots
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         config = model.config
@@ -108,15 +109,15 @@ class FusedDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token [R] to every row; logits [R, V] of the next."""
-        slots = self.slots
-        bias, scale = slots.visible(), self._size**-0.5
+        return self.slots.step(self._next, tokens)
+
+    def _next(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        slots, bias, scale = self.slots, self.slots.visible(), self._size**-0.5
 
         def attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
             return attend(query[:, 0] * scale, *slots.append(key[:, 0], value[:, 0], layer), bias)[:, None]
 
-        logits = self._forward(tokens[:, None], (slots.used - slots.pad)[:, None], attention)
-        slots.used += 1
-        return logits
+        return self._forward(tokens[:, None], positions[:, None], attention)
 
     def _forward(self, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Logits [rows, V] after the last of ids [rows, t] at these positions."""

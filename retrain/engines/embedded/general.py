@@ -23,6 +23,7 @@ class GeneralDecoder:
     """
 
     name = "general"
+    kind: type[Slots] = Slots
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self._model = own_instance(model, dtype)
@@ -43,12 +44,10 @@ class GeneralDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token [R] to every row; logits [R, V] of the next."""
-        slots = self.slots
-        logits = self._forward(
-            tokens[:, None], position_ids=(slots.used - slots.pad)[:, None], attention_mask=slots.visible()
-        )
-        slots.used += 1
-        return logits
+        return self.slots.step(self._next, tokens)
+
+    def _next(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self._forward(tokens[:, None], position_ids=positions[:, None], attention_mask=self.slots.visible())
 
     def _forward(self, ids: Tensor, **inputs: Any) -> Tensor:
         output = self._model(input_ids=ids, past_key_values=self.slots, use_cache=True, logits_to_keep=1, **inputs)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,6 +40,7 @@ class Forward:
     Attributes:
         splits: logits = output embedding of the last hidden state, so they can be computed in chunks.
         packed_limit: longest row that may be packed; 0 if the model cannot pack.
+        ragged: packed rows attend by the kernel for rows of different lengths, see `ragged_attention`.
     """
 
     def __init__(self, model: Any, settings: PolicySettings, shards: Shards = WHOLE) -> None:
@@ -50,7 +54,7 @@ class Forward:
         if self.device.type == "cpu":
             large = min(self.chunk, sum(p.numel() for p in model.parameters()) // _PARAMETERS_PER_CELL)
             self.budget = min(self.budget, max(_CACHED_CELLS, large))
-        self.splits, self.packed_limit = False, 0.0
+        self.splits, self.packed_limit, self.ragged = False, 0.0, False
         self._probe()
 
     @torch.no_grad()
@@ -58,14 +62,21 @@ class Forward:
         device = self.device
         ids = torch.arange(10, device=device).view(2, 5) * 7 % self.config.vocab_size
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
-        cells = mask.flatten()
-        packing = Packing.of(ids, mask, torch.zeros_like(mask))
+        cells, none = mask.flatten(), torch.zeros_like(mask)
         expected = self.shards.run(lambda: self._padded(ids, mask)[cells])
         self.splits = True  # the probe's premise
         self.splits = self._agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
-        with packed(self.model):
-            if self.splits and self._agrees(expected, lambda: self._head(self._packed(ids, packing))):
-                self.packed_limit = longest_packed_row(self.config)
+        possible = self.splits and has_ragged_attention(self.device, self.dtype)
+        for self.ragged in (True, False) if possible else (False,):
+            packing = Packing.of(ids, mask, none, self.ragged)
+            with packed(self.model):
+                if self.splits and self._agrees(
+                    expected, lambda packing=packing: self._head(self._packed(ids, packing))
+                ):
+                    self.packed_limit = longest_packed_row(self.config)
+                    break
+        if possible and not self.ragged:
+            logging.getLogger(__name__).warning("this model's packed rows attend padded: varlen_attn does not fit it")
 
     def _agrees(self, expected: Tensor, compute: Callable[[], Tensor]) -> bool:
         try:
@@ -94,7 +105,7 @@ class Forward:
 
     def _columns(self, batch: Batch) -> dict[str, Tensor]:
         ids, mask, scored = batch.input_ids, batch.attention_mask, batch.response_mask
-        packing = Packing.of(ids, mask, scored) if ids.shape[1] <= self.packed_limit else None
+        packing = Packing.of(ids, mask, scored, self.ragged) if ids.shape[1] <= self.packed_limit else None
         cells = predictors(scored)
         index = cells if packing is None else packing.gather.reshape(-1)[cells]
         with self._autocast():
@@ -154,15 +165,19 @@ class Packing:
         position_ids: [1, n] place of each token in its row.
         gather: [R, S] index of a row's tokens in the list; 0 in padding, which causality hides.
         scatter: [n] index of each token among the R*S cells.
+        mask: [R, S] bool: the rows' real tokens.
+        ragged: whether these rows attend by `ragged_attention`.
     """
 
     kept: Tensor
     position_ids: Tensor
     gather: Tensor
     scatter: Tensor
+    mask: Tensor
+    ragged: bool = False
 
     @classmethod
-    def of(cls, input_ids: Tensor, mask: Tensor, scored: Tensor) -> Packing:
+    def of(cls, input_ids: Tensor, mask: Tensor, scored: Tensor, ragged: bool = False) -> Packing:
         """The packing of rows [R, S]: `mask` marks real tokens, and a prompt ends where `scored` begins."""
         rows, width = mask.shape
         columns = torch.arange(width, device=mask.device).expand_as(mask)
@@ -173,7 +188,15 @@ class Packing:
         kept = mask & ~(prompt & (first != number)[:, None])
         index = (kept.reshape(-1).cumsum(0) - 1).view_as(kept)
         gather = index[first].where(prompt, index).where(mask, 0)
-        return cls(kept, columns[kept][None], gather, kept.reshape(-1).nonzero()[:, 0])
+        return cls(kept, columns[kept][None], gather, kept.reshape(-1).nonzero()[:, 0], mask, ragged)
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What all layers attend by: where each row's queries begin and end in the list, [R + 1] int32; the same of
+        its keys in a list of all rows' tokens, [R + 1] int32; and the index of those tokens in the list, int64.
+        """
+        starts = [functional.pad(cells.sum(-1).cumsum(0), (1, 0)).int() for cells in (self.kept, self.mask)]
+        return starts[0], starts[1], self.gather[self.mask]
 
 
 def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Tensor]:
@@ -222,21 +245,58 @@ def packed_attention(
     scatter takes the result back to [1, n, heads, d]. Padding stands after a row's tokens, so causality hides it.
     """
     packing: Packing = options["packing"]
+    scale: float | None = options.get("scaling")
+    if packing.ragged:
+        return ragged_attention(query, key, value, packing, scale), None
     rows, width = packing.gather.shape
     cells = packing.gather.reshape(-1)
 
     wide = query.device.type == "cpu"  # a processor multiplies matrices faster in bfloat16, but attends slower
+    grouped = query.shape[1] != key.shape[1]
+    if grouped and not wide:  # of torch's kernels for a GPU those that take fewer key heads hold all scores at once
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
 
     def padded(x: Tensor) -> Tensor:
         x = x.float() if wide else x
         return x[0].transpose(0, 1).index_select(0, cells).view(rows, width, x.shape[1], x.shape[3]).transpose(1, 2)
 
-    grouped, scale = query.shape[1] != key.shape[1], options.get("scaling")
     with torch.autocast("cpu", enabled=False) if wide else nullcontext():
         out = functional.scaled_dot_product_attention(
-            padded(query), padded(key), padded(value), is_causal=True, scale=scale, enable_gqa=grouped
+            padded(query), padded(key), padded(value), is_causal=True, scale=scale, enable_gqa=grouped and wide
         )
     return out.transpose(1, 2).flatten(0, 1).index_select(0, packing.scatter)[None].to(query.dtype), None
+
+
+def has_ragged_attention(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's kernel for rows of different lengths, FlashAttention, may run: 16 bits on Ampere or newer."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def ragged_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None) -> Tensor:
+    """Causal attention within each row of a packed list, without padding: work and memory follow the rows' lengths.
+
+    The queries of a row are its tokens in the list, the last ones of the row; its keys are all its tokens. Where
+    queries are fewer than keys the kernel's causal mask lets the last query see the last key, which is what is meant.
+
+    Args:
+        query: [1, heads, n, d]. key, value: [1, kv_heads, n, d].
+    Returns:
+        [1, n, heads, d] in the query's dtype.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    kind, width = query.device.type, packing.mask.shape[1]
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    queries, keys, cells = packing.bounds
+    flat = [x[0].transpose(0, 1).to(dtype) for x in (query, key, value)]
+    # torch 2.11 takes fewer key heads without being told.
+    told: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    key, value = (x.index_select(0, cells) for x in flat[1:])
+    out = varlen_attn(flat[0], key, value, queries, keys, width, width, scale=scale, window_size=(-1, 0), **told)
+    assert isinstance(out, Tensor)
+    return out[None].to(query.dtype)
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -69,6 +69,10 @@ def test_a_prompt_shared_by_rows_stands_in_the_list_once():
     assert packing.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2, 3]]
     assert packing.gather.tolist() == [[0, 1, 2, 3], [0, 1, 4, 0], [5, 6, 7, 8]]
     assert packing.scatter.tolist() == [0, 1, 2, 3, 6, 8, 9, 10, 11]
+    queries, keys, cells = packing.bounds
+    assert queries.tolist() == [0, 4, 5, 9]  # the second row asks for its last token only
+    assert keys.tolist() == [0, 4, 7, 11]
+    assert cells.tolist() == [0, 1, 2, 3, 0, 1, 4, 5, 6, 7, 8]
 
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20), budget=st.integers(1, 60))
