@@ -16,7 +16,7 @@ ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_
 QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check clean
+.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
@@ -34,6 +34,7 @@ help:
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   print ratios with TRL and shares of the roofline, beside the last ones recorded"
 	@echo "make gpu-check  check and measure what needs a GPU, in ten minutes; says so where there is none"
+	@echo "make gpu-wheels  collect in wheels/ what a machine with torch and transformers alone lacks for it (3 MB)"
 	@echo "make clean   remove the .venvs, caches and site/ (never runs/)"
 
 demo: $(VENV)/.core
@@ -103,8 +104,16 @@ bench: $(VENV)/.bench
 gpu-check: $(VENV)/.core
 	PYTHONPATH=. $(BIN)/python benchmarks/gpu_check.py
 
+# For Python 3.12 on Linux, where pip may have no network:
+#   python3 -m pip install --no-index --no-deps --target site-packages wheels/*.whl
+#   PYTHONPATH=site-packages:. python3 benchmarks/gpu_check.py
+gpu-wheels: $(VENV)/.core
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -c $(PINS) -d wheels \
+		--python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+		annotated-types jaxtyping pydantic pydantic-core tomli tomli-w typing-inspection wadler-lindig
+
 clean:
-	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) $(HARNESS) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VENV)-3.* $(VLLM) $(RAY) $(HARNESS) site wheels .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retrain needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

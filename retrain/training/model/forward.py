@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -66,7 +65,7 @@ class Forward:
         expected = self.shards.run(lambda: self._padded(ids, mask)[cells])
         self.splits = True  # the probe's premise
         self.splits = self._agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
-        possible = self.splits and has_ragged_attention(self.device, self.dtype)
+        possible = self.splits and self._may_be_ragged()
         for self.ragged in (True, False) if possible else (False,):
             packing = Packing.of(ids, mask, none, self.ragged)
             with packed(self.model):
@@ -77,6 +76,13 @@ class Forward:
                     break
         if possible and not self.ragged:
             logging.getLogger(__name__).warning("this model's packed rows attend padded: varlen_attn does not fit it")
+
+    def _may_be_ragged(self) -> bool:
+        if self.device.type != "cuda":
+            return False
+        from retrain.training.model.ragged import has_ragged_attention
+
+        return has_ragged_attention(self.device, self.dtype)
 
     def _agrees(self, expected: Tensor, compute: Callable[[], Tensor]) -> bool:
         try:
@@ -247,6 +253,8 @@ def packed_attention(
     packing: Packing = options["packing"]
     scale: float | None = options.get("scaling")
     if packing.ragged:
+        from retrain.training.model.ragged import ragged_attention
+
         return ragged_attention(query, key, value, packing, scale), None
     rows, width = packing.gather.shape
     cells = packing.gather.reshape(-1)
@@ -265,38 +273,6 @@ def packed_attention(
             padded(query), padded(key), padded(value), is_causal=True, scale=scale, enable_gqa=grouped and wide
         )
     return out.transpose(1, 2).flatten(0, 1).index_select(0, packing.scatter)[None].to(query.dtype), None
-
-
-def has_ragged_attention(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's kernel for rows of different lengths, FlashAttention, may run: 16 bits on Ampere or newer."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def ragged_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None) -> Tensor:
-    """Causal attention within each row of a packed list, without padding: work and memory follow the rows' lengths.
-
-    The queries of a row are its tokens in the list, the last ones of the row; its keys are all its tokens. Where
-    queries are fewer than keys the kernel's causal mask lets the last query see the last key, which is what is meant.
-
-    Args:
-        query: [1, heads, n, d]. key, value: [1, kv_heads, n, d].
-    Returns:
-        [1, n, heads, d] in the query's dtype.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    kind, width = query.device.type, packing.mask.shape[1]
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-    queries, keys, cells = packing.bounds
-    flat = [x[0].transpose(0, 1).to(dtype) for x in (query, key, value)]
-    # torch 2.11 takes fewer key heads without being told.
-    told: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-    key, value = (x.index_select(0, cells) for x in flat[1:])
-    out = varlen_attn(flat[0], key, value, queries, keys, width, width, scale=scale, window_size=(-1, 0), **told)
-    assert isinstance(out, Tensor)
-    return out[None].to(query.dtype)
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -73,7 +73,7 @@ def attend_rows(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=No
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_rows_of_different_lengths_attend_without_padding_to_the_same_values_and_gradients(kind, monkeypatch):
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_rows)
+    monkeypatch.setattr("retrain.training.model.ragged.varlen_attn", attend_rows)
     model, batch, results = make_model(kind), make_batch(), []
     forward = Forward(model, PolicySettings())
     for forward.ragged in (True, False):
