@@ -173,7 +173,7 @@ def packing(place: torch.device) -> str:
             trained.forward.ragged, trained.forward.packed_limit = ragged, math.inf if packed else 0.0
             table = trained.logprobs(batch)["old_logprobs"][batch.response_mask]
             found.append((table, trained.update(batch, objective())["grad/norm"]))
-        ways = f"{len(found)} ways in {dtype}"
+        ways = f"largest difference of {len(found)} ways in {dtype}"
         said.append(hold(ways, max(float((table - found[0][0]).abs().mean()) for table, _ in found), limit))
         slack = 1e-3 if dtype == "float32" else 0.05
         said.append(hold("gradient", max(abs(norm / found[0][1] - 1) for _, norm in found), slack))
