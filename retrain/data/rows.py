@@ -202,7 +202,7 @@ class Parquet(FileTask):
     rows = staticmethod(records.parquet_rows)
 
 
-@task("hub", extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
+@task("hub", remote=True, extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
 @dataclass
 class Hub(RowTask):
     """Rows of a data set (extra `hub`); what is in the local cache needs no network.
