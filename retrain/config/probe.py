@@ -152,7 +152,8 @@ def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
     }
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "workers": 1, "max_failed": 1.0}
     with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
-        score = pool.score([item])[0]
+        # Twice: a reward that takes a batch must answer for each of several completions.
+        score = min(pool.score([item, item]), key=lambda one: one.status == "ok")
     parts = ", ".join(f"{name} = {value}" for name, value in score.parts.items())
     if score.status != "ok":
         shown = reprlib.repr(completion)

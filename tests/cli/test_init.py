@@ -69,6 +69,11 @@ def test_explain_fails_where_a_reward_fails_on_the_data(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "picky.score"\n')
     good = run("explain", "run.toml")
     assert (good.exit_code, "picky.score = 3.0" in good.stdout) == (0, True), good.output
+    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "few.score"\n')
+    (tmp_path / "few.py").write_text("def score(completions, **columns):\n    return [1.0]\n")
+    few = run("explain", "run.toml")
+    assert (few.exit_code, "expected a list of 2, one for each completion" in few.stdout) == (2, True)
+    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "picky.score"\n')
     (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "answer": "a"}\n')
     bad = run("explain", "run.toml")
     assert (bad.exit_code, "KeyError: 'tests'" in bad.stdout) == (2, True)
