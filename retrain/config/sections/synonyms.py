@@ -78,7 +78,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("max_grad_norm", "grad_clip", "max_norm"), _key("[optimizer] max_grad_norm")),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), _key("[optimizer] schedule")),
     **dict.fromkeys(("warmup_ratio", "lr_warmup_steps_ratio"), _said("[optimizer] warmup_steps counts steps")),
-    **dict.fromkeys(("optim", "optimizer_type"), _said('[optimizer] name = "adamw", "adamw8bit" or "muon"')),
+    **dict.fromkeys(("optim", "optimizer_type"), _said('[optimizer] name is "adamw", "adamw8bit" or "muon"')),
     **dict.fromkeys(("lr_warmup_steps", "num_warmup_steps"), _key("[optimizer] warmup_steps")),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_betas"), _said("[optimizer] betas = [0.9, 0.95]")),
     "adam_epsilon": _key("[optimizer] eps"),
