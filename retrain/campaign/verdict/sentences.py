@@ -67,7 +67,7 @@ def conclusion(one: Comparison) -> str:
         family = f"{plural(one.size, 'comparison')}: {max(one.needed or 0, one.enough):,} needed"
         return f"{way}{every}, and its own interval excludes 0; too few seeds for {family}"
     if len(one.seeds) < one.enough:
-        few = f"cannot tell; no outcome of {len(one.seeds)} seeds could, {one.enough} are the least"
+        few = f"cannot tell; no outcome of {plural(len(one.seeds), 'seed')} could, {one.enough} are the least"
         return few if one.needed is None else f"{few} and about {max(one.needed, one.enough):,} would"
     if one.needed is None:
         return "cannot tell; there is no difference that more seeds would tell"
