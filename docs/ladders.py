@@ -33,8 +33,10 @@ def pictured(directories: Sequence[Path]) -> str:
         f'<g transform="translate({number * (WIDTH + 10)} 0)">{"".join(_panel(directory.name, one, found))}</g>'
         for number, (directory, one) in enumerate(zip(directories, found, strict=True))
     ]
-    legend = f'<g transform="translate(20 {height - 14})">{"".join(_legend(found[0]))}</g>'
     width = len(found) * (WIDTH + 10)
+    legend, lines = _legend(found[0], width - 20)
+    legend = f'<g transform="translate(20 {height - 14})">{legend}</g>'
+    height += ROW * (lines - 1)
     style = STYLE.read_text(encoding="utf-8")
     shown = "text { font: 13px system-ui, sans-serif; fill: var(--ink); } .name { font-weight: 600; }"
     return (
@@ -63,11 +65,16 @@ def _placed(drawing: str, x: float, y: float) -> str:
     return f'<g transform="translate({x} {y})">{inside}</g>'
 
 
-def _legend(analysis: Analysis) -> Iterator[str]:
-    place = 0
+def _legend(analysis: Analysis, width: float) -> tuple[str, int]:
+    """Every condition with its mark, in lines of at most this width, and how many lines there are."""
+    x, line, parts = 0, 0, list[str]()
     for name, mark in figures.keys(analysis.results):
-        yield f'<g transform="translate({place} -4)">{mark}</g><text x="{place + 12}" y="0">{escape(name)}</text>'
-        place += 40 + 8 * len(name)
+        wide = 40 + 8 * len(name)
+        x, line = (0, line + 1) if x and x + wide > width else (x, line)
+        parts.append(f'<g transform="translate({x} {ROW * line - 4})">{mark}</g>')
+        parts.append(f'<text x="{x + 12}" y="{ROW * line}">{escape(name)}</text>')
+        x += wide
+    return "".join(parts), line + 1
 
 
 if __name__ == "__main__":

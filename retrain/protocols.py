@@ -139,7 +139,8 @@ class Ranks:
         rollouts: the same ranks, for the thread that samples and scores; it has its own messages.
     """
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
     mesh: Any = None
 
     @property
@@ -333,9 +334,7 @@ class Task(Protocol):
 
 
 class Tracker(Protocol):
-    """A sink of metrics. `where` is a URL or a command that shows them, "" while there is none."""
-
-    where: str = ""
+    """A sink of metrics."""
 
     def __init__(self) -> None:
         """Without parameters, unless the class has its own."""
