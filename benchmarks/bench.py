@@ -38,7 +38,7 @@ def steps(shapes: Sequence[str]) -> Figures:
     """Whole steps against TRL, one pair a shape."""
     for name in shapes if TRL else ():
         count, settling = STEPS[name]
-        options = argparse.Namespace(shape=name, steps=count, settling=settling)
+        options = argparse.Namespace(shape=name, steps=count, settling=settling, device="cpu")
         with tempfile.TemporaryDirectory() as folder:
             model = step.prepare(Path(folder)) if name == "1.4M" else SHAPES[name].save(Path(folder))
             seconds = [step.measure(system, model, "bfloat16", options)["cpu_s"] for system in ("trl", "retrain")]

@@ -4,7 +4,8 @@ Checks come first, and each must hold: log-probs and gradients in float32 and bf
 against padded, the sampler against the trainer, its CUDA graphs against single steps, a checkpoint, one rank over NCCL,
 and weights and moments that wait in the processor's memory. Then a table: tokens per second, model FLOP utilization and
 peak memory of updates, tokens per second of the sampler with and without CUDA graphs, and LoRA, on a base in bfloat16
-and in 4 bits, against the estimate of `explain`. Weights are random: nothing is downloaded.
+and in 4 bits, against the estimate of `explain`. Last, a whole step against one of TRL's, if that is installed. Weights
+are random: nothing is downloaded.
 
     python benchmarks/gpu_check.py [--cpu] [--json FILE]
 
@@ -19,6 +20,7 @@ import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -358,6 +360,19 @@ def lora_row(
     return Row(title, int(batch.attention_mask.sum()) / seconds, None, found, note)
 
 
+def against_trl(place: torch.device) -> str:
+    """What `step.py` says of a whole step against one of TRL's, at the shape of SmolLM2-135M with random weights."""
+    missing = [name for name in ("trl", "datasets") if not find_spec(name)]
+    if missing:
+        return f"a step against TRL: NOT MEASURED, {' and '.join(missing)} not installed"
+    options = ["--shape", "135M", "--steps", "3"] if place.type == "cuda" else ["--shape", "1.4M", "--steps", "1"]
+    options += ["--device", place.type, "--repetitions", "1", "--dtypes", "bfloat16"]
+    command = [sys.executable, str(Path(__file__).with_name("step.py")), *options]
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
+    return f"a step against TRL:\n{done.stdout if done.returncode == 0 else 'FAILED ' + done.stderr[-2000:]}"
+
+
 def table(place: torch.device) -> list[Row]:
     """All measurements; tiny shapes on a processor."""
     if place.type == "cpu":
@@ -399,8 +414,11 @@ def main() -> int:
         share = "" if row.utilization is None else f"{row.utilization:.1%}"
         most = "" if row.peak_gb is None else f"{row.peak_gb:.1f}"
         print(f"{row.what:<24}{row.tokens_per_s:>12,.0f}{share:>13}{most:>9}  {row.note}")
+    trl = against_trl(place)
+    print(f"\n{trl}")
     if options.json:
-        facts = {"torch": torch.__version__, "device": device, "checks": said, "rows": [asdict(row) for row in rows]}
+        facts = {"torch": torch.__version__, "device": device, "checks": said, "trl": trl}
+        facts["rows"] = [asdict(row) for row in rows]
         options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(f"\n{len(CHECKS) - failed} of {len(CHECKS)} checks held", flush=True)
     return 1 if failed else 0

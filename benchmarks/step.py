@@ -8,7 +8,7 @@ At the smallest shape the model is warm-started and the reward is that of the ad
 weights are random, every completion has its full length, and the reward differs between completions, so that every
 row is live.
 
-    python benchmarks/step.py --steps 10 --repetitions 3 [--shape 135M]
+    python benchmarks/step.py --steps 10 --repetitions 3 [--shape 135M] [--device cuda]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TINY = SHAPES["1.4M"]
 class Stepper(Protocol):
     """A trainer that runs `steps` whole steps and reports each."""
 
-    def run(self, model: Path, shape: Shape, dtype: str, steps: int) -> list[dict[str, float]]:
+    def run(self, model: Path, shape: Shape, dtype: str, steps: int, device: str) -> list[dict[str, float]]:
         """One row a step: wall_s, cpu_s, tokens (mean completion length), reward (mean)."""
         ...
 
@@ -59,7 +59,7 @@ class Stopwatch:
 class Retrain:
     """`retrain train`, through the function that the command calls."""
 
-    def run(self, model: Path, shape: Shape, dtype: str, steps: int) -> list[dict[str, float]]:
+    def run(self, model: Path, shape: Shape, dtype: str, steps: int, device: str) -> list[dict[str, float]]:
         from retrain.config.load import load
         from retrain.run.session import Resume, run
 
@@ -71,11 +71,20 @@ class Retrain:
 
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "bench.toml"
-            config.write_text(self.toml(model, dtype, steps, folder, shape=shape))
+            config.write_text(self.toml(model, dtype, steps, folder, shape=shape, device=device))
             run(load(config), Resume(), observe)
         return stopwatch.rows
 
-    def toml(self, model: Path, dtype: str, steps: int, folder: str, threads: int = 1, shape: Shape = TINY) -> str:
+    def toml(  # noqa: PLR0913 - what a file says
+        self,
+        model: Path,
+        dtype: str,
+        steps: int,
+        folder: str,
+        threads: int = 1,
+        shape: Shape = TINY,
+        device: str = "cpu",
+    ) -> str:
         reward = "exact" if shape is TINY else "benchmarks.shapes.spread"
         return f"""
             model = {{ path = "{model.resolve()}", dtype = "{dtype}" }}
@@ -95,14 +104,14 @@ class Retrain:
             max_tokens = {shape.tokens}
             temperature = 1.0
             threads = {threads}
-            device = "cpu"
+            device = "{device}"
         """
 
 
 class Trl:
-    """TRL's GRPOTrainer with transformers' generate, on the processor."""
+    """TRL's GRPOTrainer with transformers' generate."""
 
-    def run(self, model: Path, shape: Shape, dtype: str, steps: int) -> list[dict[str, float]]:
+    def run(self, model: Path, shape: Shape, dtype: str, steps: int, device: str) -> list[dict[str, float]]:
         from datasets import Dataset
         from transformers import AutoTokenizer, TrainerCallback
         from trl import GRPOTrainer
@@ -121,7 +130,7 @@ class Trl:
             trainer = GRPOTrainer(
                 model=str(model),
                 reward_funcs=[exact if shape is TINY else spreads],
-                args=self.config(folder, shape, dtype, steps),
+                args=self.config(folder, shape, dtype, steps, device),
                 train_dataset=Dataset.from_list(addition_rows(shape.prompts * (steps + 1))),
                 processing_class=AutoTokenizer.from_pretrained(str(model), padding_side="left"),
                 callbacks=[Laps()],
@@ -129,7 +138,7 @@ class Trl:
             trainer.train()
         return stopwatch.rows
 
-    def config(self, folder: str, shape: Shape, dtype: str, steps: int) -> Any:
+    def config(self, folder: str, shape: Shape, dtype: str, steps: int, device: str) -> Any:
         from trl import GRPOConfig
 
         return GRPOConfig(
@@ -149,7 +158,7 @@ class Trl:
             bf16=dtype == "bfloat16",
             model_init_kwargs={"dtype": "float32"},
             gradient_checkpointing=False,
-            use_cpu=True,
+            use_cpu=device == "cpu",
             logging_steps=1,
             disable_tqdm=True,
             save_strategy="no",
@@ -179,14 +188,13 @@ def spreads(completions: list[str], **_: Any) -> list[float]:
 def prepare(folder: Path) -> Path:
     """A warm-started `builtin:tiny`, in transformers format."""
     from retrain.data.addition import Addition
-    from retrain.run.run_parts import silent
     from retrain.training.model.loading import load_model
     from retrain.training.warmup import WarmupSettings, warm_start
 
     task = Addition(0)
     problems = [task.problem(index) for index in range(12_800)]
     loaded = load_model("builtin:tiny", problems=problems[:2000])
-    warm_start(loaded, problems, WarmupSettings(), silent)
+    warm_start(loaded, problems, WarmupSettings(), lambda event, details: None)
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return folder
@@ -198,9 +206,10 @@ STEPPERS: dict[str, Stepper] = {"retrain": Retrain(), "trl": Trl()}
 def measure(system: str, model: Path, dtype: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Medians of one repetition, run in a process of its own on one thread."""
     command = [sys.executable, __file__, "--one", system, "--dtypes", dtype, "--model", str(model)]
+    command += ["--shape", arguments.shape, "--device", arguments.device]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
-        [*command, "--shape", arguments.shape, "--steps", str(arguments.steps + arguments.settling)],
+        [*command, "--steps", str(arguments.steps + arguments.settling)],
         env={**os.environ, **threads, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"},
         capture_output=True,
         text=True,
@@ -244,6 +253,7 @@ def main() -> None:
     parser.add_argument("--settling", type=int, default=SETTLING, help="first steps of a process, not counted")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--shape", choices=SHAPES, default="1.4M")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--systems", nargs="+", default=["trl", "retrain"], choices=STEPPERS)
     parser.add_argument("--model", type=Path, help="a model directory; default: a warm-started builtin:tiny")
@@ -251,7 +261,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         shape, dtype = SHAPES[arguments.shape], arguments.dtypes[0]
-        print(json.dumps(STEPPERS[arguments.one].run(arguments.model, shape, dtype, arguments.steps)))
+        print(json.dumps(STEPPERS[arguments.one].run(arguments.model, shape, dtype, arguments.steps, arguments.device)))
         return
     make = prepare if arguments.shape == "1.4M" else SHAPES[arguments.shape].save
     with tempfile.TemporaryDirectory() as folder:

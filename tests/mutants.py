@@ -298,6 +298,18 @@ MUTANTS = [
         ["training/test_ranks.py"],
     ),
     Mutant(
+        "keys of the listed tokens alone",
+        "training/model/forward.py",
+        [("for cells in (self.kept, self.mask)", "for cells in (self.kept, self.kept)")],
+        ["training/model/test_packing.py"],
+    ),
+    Mutant(
+        "columns seen before they are filled",
+        "engines/embedded/static.py",
+        [(" | (columns > self._column)", "")],
+        ["engines/test_torch_engine.py"],
+    ),
+    Mutant(
         "the same dropout on every rank",
         "training/model/lora.py",
         [('derive_seed(seed, "rank", ranks.rank)', 'derive_seed(seed, "rank", 0)')],

@@ -56,36 +56,6 @@ def test_packed_and_padded_paths_agree_in_value_and_gradient(kind):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def attend_rows(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size, enable_gqa=False):
-    """What torch.nn.attention.varlen.varlen_attn gives, for which there is no kernel on processors, row by row."""
-    assert window_size == (-1, 0)  # causal
-    found = []
-    for first, end, start, stop in zip(cu_seq_q, cu_seq_q[1:], cu_seq_k, cu_seq_k[1:], strict=False):
-        queries = query[first:end]
-        keys, values = (x[start:stop].repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-        assert len(queries) <= max_q
-        assert len(keys) <= max_k
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        later = torch.ones(len(queries), len(keys)).triu(len(keys) - len(queries) + 1).bool()
-        found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(later, -torch.inf).softmax(-1), values))
-    return torch.cat(found)
-
-
-@pytest.mark.parametrize("kind", PACKED)
-def test_rows_of_different_lengths_attend_without_padding_to_the_same_values_and_gradients(kind, monkeypatch):
-    monkeypatch.setattr("retrain.training.model.ragged.varlen_attn", attend_rows)
-    model, batch, results = make_model(kind), make_batch(), []
-    forward = Forward(model, PolicySettings())
-    for forward.ragged in (True, False):
-        with forward.attention(batch.input_ids.shape[1]):
-            columns = forward.columns(batch)
-            (columns["logprobs"] * batch.advantages + columns["entropy"]).sum().backward()
-        results.append([columns["logprobs"].detach(), *(p.grad.clone() for p in model.parameters())])
-        model.zero_grad()
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
 @given(seed=st.integers(0, 50), budget=st.integers(1, 120), chunk=st.integers(1, 30), padding=st.integers(0, 3))
 @settings(deadline=None, max_examples=15)
 def test_columns_do_not_depend_on_micro_batches_order_or_padding(seed, budget, chunk, padding):
