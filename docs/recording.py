@@ -28,6 +28,7 @@ def screens(run: Path) -> Iterator[Screen]:
     steps, evaluations = read_rows(run / "metrics.jsonl"), {row["step"]: row for row in read_rows(run / "eval.jsonl")}
     shown = {round((frame + 1) * len(steps) / FRAMES) for frame in range(FRAMES)}
     screen = Screen(Console(width=WIDTH))
+    screen("run", {"directory": "runs/quickstart"})
     screen("eval", evaluations[0])
     for done, row in enumerate(steps, 1):
         screen("step", row | {"max_steps": len(steps)})

@@ -139,8 +139,7 @@ class Ranks:
         rollouts: the same ranks, for the thread that samples and scores; it has its own messages.
     """
 
-    rank = 0
-    size = 1
+    rank, size = 0, 1
     mesh: Any = None
 
     @property
@@ -334,7 +333,9 @@ class Task(Protocol):
 
 
 class Tracker(Protocol):
-    """A sink of metrics."""
+    """A sink of metrics. `where` is a URL or a command that shows them, "" while there is none."""
+
+    where: str = ""
 
     def __init__(self) -> None:
         """Without parameters, unless the class has its own."""

@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_684,
-    "what retrain train imports": 10_989,
-    "with all that a run may name": 14_205,
-    "campaign": 2_762,
+    "package": 22_885,
+    "what retrain train imports": 11_101,
+    "with all that a run may name": 14_329,
+    "campaign": 2_788,
     "tools": 2_014,
     "report": 598,
 }

@@ -25,11 +25,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Check a configuration without loading torch or a model.
+    """Check a configuration and its data without loading torch or a model.
 
-    Exit code 2 and one line per mistake: file:line:column, key, problem, fix.
+    Exit code 2 and one line per mistake: file:line:column, key, problem, fix; 3 if only the data are to blame.
     """
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
+    from retrain.config.credit_checks import check_data
     from retrain.config.load import load
 
     runs = ""
@@ -38,8 +39,11 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
             campaign = load_campaign(file, overrides or ())
             conditions, seeds = len(campaign.conditions), len(campaign.settings.seed_list)
             warnings, runs = campaign.warnings, f": {conditions} conditions x {seeds} seeds = {conditions * seeds} runs"
+            campaign.check_data()
         else:
-            warnings = load(file, overrides or ()).warnings
+            loaded = load(file, overrides or ())
+            warnings = loaded.warnings
+            check_data(loaded)
     except ConfigError as error:
         if not as_json:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -70,17 +71,20 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
 
     try:
         with display(plain, as_json) as observe:
+            observe("run", {"directory": str(loaded.directory)})
             run(loaded, Resume(*how, tuple(allow_change or ())), observe)
     except KeyboardInterrupt as stopped:
-        stopped.add_note(_left(loaded.directory, file))
+        stopped.add_note(_left(loaded.directory, file, overrides or (), ranks))
         raise
 
 
-def _left(directory: Path, file: Path) -> str:
-    """Where an interrupted run is, and how it continues."""
+def _left(directory: Path, file: Path, overrides: Sequence[str], ranks: int) -> str:
+    """Where an interrupted run is, and the command that continues it."""
     saved = sorted(path.name for path in (directory / "checkpoints").glob("step-*"))
     newest = f"its newest checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
-    resume = f"retrain train {file} --resume auto" if saved else f"retrain train {file} --fresh"
+    words = ["retrain", "train", str(file), *(part for flag in overrides for part in ("--set", flag))]
+    words += ["--ranks", str(ranks)] if ranks > 1 else []
+    resume = shlex.join([*words, *(("--resume", "auto") if saved else ("--fresh",))])
     return f"the run is in {directory}; {newest}; continue with: {resume}"
 
 

@@ -109,6 +109,9 @@ class Lines:
     def _message(self, row: Mapping[str, Any]) -> str:
         return f"{row['level']}: {row['text']}" if row.get("level") == "warning" else str(row["text"])
 
+    def _tracker(self, row: Mapping[str, Any]) -> str:
+        return f"{row['name']}: {row['where']}"
+
     def _done(self, row: Mapping[str, Any]) -> str:
         return str(row["text"])
 
@@ -130,6 +133,8 @@ class Screen:
     evaluation: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sample: Mapping[str, Any] = field(default_factory=dict[str, Any])
     summary: str = ""
+    memory_mb: float = 0.0
+    places: dict[str, str] = field(default_factory=dict[str, str])
     began: float = field(default_factory=time.perf_counter)
     _first: tuple[float, int] | None = None
     _seen: int = 0
@@ -164,12 +169,19 @@ class Screen:
                 # A step without an update has no entropy; a gap keeps all curves on one axis.
                 self.curves.setdefault(name, [math.nan] * self._seen).append(float(row.get(name, math.nan)))
         self._seen += 1
+        self.memory_mb = float(row.get("memory_mb", 0.0))
 
     def _eval(self, row: Mapping[str, Any]) -> None:
         self.evaluation = row
 
     def _sample(self, row: Mapping[str, Any]) -> None:
         self.sample = row
+
+    def _run(self, row: Mapping[str, Any]) -> None:
+        self.places["run"] = str(row["directory"])
+
+    def _tracker(self, row: Mapping[str, Any]) -> None:
+        self.places[str(row["name"])] = str(row["where"])
 
     def _message(self, row: Mapping[str, Any]) -> None:
         warning = row.get("level") == "warning"
@@ -212,6 +224,11 @@ class Screen:
         ]
         if self.evaluation:
             lines.append(self._held_out(self.evaluation))
+        memory = f", {self.memory_mb:,.0f} MB of memory at most" if self.memory_mb else ""
+        for name, place in self.places.items():
+            said = clean(place) + (memory if name == "run" else "")
+            label = f"{name:<{min(_LABEL + _VALUE + 2, width // 2)}}"
+            lines.append(Text.assemble((label, "dim"), said, no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
 
     def _held_out(self, row: Mapping[str, Any]) -> Text:

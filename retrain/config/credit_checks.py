@@ -1,22 +1,31 @@
-"""What the components of a run demand of each other: credit, filter, loss terms, the expert, and sampling ahead."""
+"""What the components of a run demand of each other and of the data."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
 from retrain.algorithms.graph.objective import Objective, source_of
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Document
-from retrain.config.resolve import Resolved, is_correction
+from retrain.config.positions import Path
+from retrain.config.resolve import Resolved, is_correction, labels
 from retrain.config.schema import Config
-from retrain.errors import ComponentError, DataError, install
+from retrain.errors import ComponentError, ConfigError, DataError, install
+from retrain.protocols import Task
 from retrain.registry import Bound, Component
+from retrain.rewards.signatures import form_of
 from retrain.system.files import NO_FILE_FIX, no_file
-from retrain.types import POLICY_COLUMNS
+from retrain.types import BUILTIN, POLICY_COLUMNS, Problem
+
+if TYPE_CHECKING:
+    from retrain.config.load import LoadedConfig
 
 _OVERLAP = ("rollout", "overlap")
 
@@ -205,3 +214,106 @@ def check_engine(engine: Component) -> None:
             "trainer, and does not say that it can sample while the policy is updated",
             'use [rollout] overlap = 0, or engine = "torch" or "vllm-server"; your own says `concurrent=True`',
         )
+
+
+def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyType({})) -> None:
+    """Refuse what training would refuse of its data after it has loaded the model, or after the warm start.
+
+    Args:
+        built: the tasks of the run and of its `[[eval.sets]]`, the run's with the name "". Without them they are built
+            here, but for data sets that may have to be fetched (trait `remote`), and what the warm start imitates is
+            checked as well.
+
+    Raises:
+        ConfigError: every mistake with its place; UserCodeError: a task of the user's raised.
+    """
+    document = Document(loaded.file, loaded.text, places=dict(loaded.places))
+    sets = {entry.name: index for index, entry in enumerate(loaded.config.eval.sets)}
+    for name, one in {"": loaded, **loaded.sets}.items():
+        at = ("eval", "sets", sets[name], "name") if name else ("task", "name")
+        if not built and any(task.component.traits.get("remote") for task in one.components.all("task")):
+            continue
+        try:
+            # The problems that the warm start imitates are those of its seed; all seeds have the same held-out ones.
+            task = built[name] if built else one.task(loaded.config.warmup.seed)
+            _check_task(one, task, document, () if not name else at)
+            if not name and not built and loaded.config.warmup.steps:
+                _check_demonstrations(loaded.config, task, document)
+        except DataError as error:
+            document.refuse(at, str(error), "", DataError.exit_code)
+    if not built:
+        _check_expert_rows(loaded, document)
+    if document.problems:
+        raise ConfigError(list(dict.fromkeys(document.problems)))
+
+
+def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measured: Path) -> None:
+    """Record what evaluation, rewards and chat template want of a task's problems and do not find.
+
+    Args:
+        only_measured: the name of an evaluation set, whose task is not trained on; () of the run itself.
+    Raises:
+        DataError: the task has no problem to train on.
+    """
+    config = loaded.config
+    heldout = task.heldout(config.eval.problems) if config.eval.problems else []
+    if config.eval.problems and not heldout:
+        problem = f"{config.eval.problems} held-out problems were asked for, and the task has none"
+        fix = "let the task hold out more of its data; for training alone, [eval] problems = 0"
+        document.refuse(only_measured or ("eval", "problems"), problem, fix, DataError.exit_code)
+    for problem in [*heldout[:1], *([] if only_measured else [task.problem(0)])]:
+        _check_columns(loaded, problem, document)
+        is_chat = config.model.chat == "on" or not isinstance(problem.prompt, str)
+        if is_chat and _has_chat_template(config) is False:
+            text = f"the prompts are chats, and {config.model.path} has no chat template to render them"
+            fix = 'use an instruct model, or text prompts without a system_prompt, and chat = "auto"'
+            document.refuse(("model", "path"), text, fix, DataError.exit_code)
+
+
+def _check_demonstrations(config: Config, task: Task, document: Document) -> None:
+    """The warm start needs something to imitate of each of its problems."""
+    what = "replies" if labels(config) else "solution"
+    count = min(config.warmup.problems, config.warmup.steps * config.warmup.batch_size)
+    lacking = next((one for one in map(task.problem, range(count)) if getattr(one, what) in (None, ())), None)
+    if lacking is not None:
+        text = f"the warm start imitates worked solutions, and problem {lacking.id!r} has no {what}"
+        fix = "set [warmup] steps = 0, or give the task solutions"
+        document.refuse(("warmup", "steps"), text, fix, DataError.exit_code)
+
+
+def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -> None:
+    """Rewards of other trainers read columns of the data by their names."""
+    known = {"completion": "", "answer": problem.answer, "problem": problem.facts, "completion_ids": ()}
+    for index, reward in enumerate(loaded.components.all("reward")):
+        form = form_of(reward.component)
+        try:
+            if form.name != "retrain":
+                form.arguments([{name: known[name] for name in form.reads}])
+        except ValueError as error:
+            fix = "rename the column, or the parameter"
+            document.refuse(("rewards", index, "name"), f'reward "{reward.name}": {error}', fix, DataError.exit_code)
+
+
+def _has_chat_template(config: Config) -> bool | None:
+    """Whether the model at this path has one; None where only loading it tells."""
+    if config.model.path.startswith(BUILTIN) or config.model.chat == "off":
+        return False
+    folder = FilePath(config.model.path).expanduser()
+    if not folder.is_dir():
+        return None
+    known = "chat_template" in _text(folder / "tokenizer_config.json")
+    return known or any(folder.glob("*chat_template*"))
+
+
+def _text(file: FilePath) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _check_expert_rows(loaded: LoadedConfig, document: Document) -> None:
+    if "expert" in loaded.objective.sources and loaded.config.expert.path is not None:
+        from retrain.data.expert_file import read_experts
+
+        try:
+            read_experts(loaded.config.expert.path)
+        except DataError as error:
+            document.refuse(("expert", "path"), str(error), "", DataError.exit_code)

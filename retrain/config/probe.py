@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
+from retrain.config.credit_checks import check_data
 from retrain.config.environment_checks import launch
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import labels
@@ -33,11 +34,13 @@ _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature"
 def probe(loaded: LoadedConfig) -> dict[str, str]:
     """What each part said to a synthetic input: "ok ..." or "failed: ..."."""
     problem = attempt(lambda: loaded.task(loaded.config.training.seed).problem(0))
-    if isinstance(problem, str):
+    if problem_is_bad := isinstance(problem, str):
         results = {"task": problem, "rewards": "not tried: there is no problem to answer"}
     else:
         results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}"}
         results["rewards"] = _said(attempt(lambda: _rewards(loaded, problem)))
+    if not problem_is_bad:
+        results["data"] = _said(attempt(lambda: check_data(loaded)) or "what training asks of it before its first step")
     results["credit and loss"] = _said(attempt(lambda: _credit_and_loss(loaded)))
     return results
 
@@ -149,7 +152,8 @@ def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
     }
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "workers": 1, "max_failed": 1.0}
     with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
-        score = pool.score([item])[0]
+        # Twice: a reward that takes a batch must answer for each of several completions.
+        score = min(pool.score([item, item]), key=lambda one: one.status == "ok")
     parts = ", ".join(f"{name} = {value}" for name, value in score.parts.items())
     if score.status != "ok":
         shown = reprlib.repr(completion)

@@ -180,6 +180,8 @@ def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], 
                 found, bad = records.parsed_rows(first, lambda place, row: _problem(row, place, reading))
                 tolerated = reading.on_bad_row == "skip" and found
                 problem, fix = "" if tolerated or not bad else f"bad row {bad[0]}", RowTask.fix
+                if not found and re.search("not JSON|expected an object", problem):
+                    fix = "each line must be one JSON object: convert a JSON array, indented JSON or CSV first"
             if problem:
                 yield Finding((key,), problem, fix, exit_code=DataError.exit_code)
 
@@ -202,7 +204,7 @@ class Parquet(FileTask):
     rows = staticmethod(records.parquet_rows)
 
 
-@task("hub", extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
+@task("hub", remote=True, extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
 @dataclass
 class Hub(RowTask):
     """Rows of a data set (extra `hub`); what is in the local cache needs no network.

@@ -1,6 +1,9 @@
-"""What a device computes fast."""
+"""What a device computes fast, and how much memory of it is used."""
 
 from __future__ import annotations
+
+import resource
+import sys
 
 import torch
 
@@ -14,3 +17,11 @@ def matmul_dtype(device: torch.device) -> torch.dtype:
     if device.type != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False):
         return torch.bfloat16
     return torch.float32
+
+
+def peak_memory(device: torch.device) -> float:
+    """Bytes that this process has held at most: of the GPU if the device is one, else of the machine's memory."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_reserved(device))
+    unit = 1 if sys.platform == "darwin" else 1024  # what getrusage counts in
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

@@ -274,6 +274,7 @@ class Kind:
                 configuration (`config.training.max_tokens`) say that cannot work; it must not import torch.
                 `check_files=` is the same for the files that it reads, and is called if the run uses the component.
                 `check_code=` is the same for what runs code of the user's, and is called last.
+                Of a task, `remote=True` says that its problems may have to be fetched, which `validate` does not do.
 
         Raises:
             ComponentError: the name is taken by another object, or the signature cannot be a component's.

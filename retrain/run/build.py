@@ -13,7 +13,7 @@ from weakref import ref
 import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
-from retrain.config.credit_checks import check_engine
+from retrain.config.credit_checks import check_data, check_engine
 from retrain.config.load import LoadedConfig
 from retrain.config.resolve import labels
 from retrain.config.schema import Config
@@ -48,12 +48,14 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
 
     Raises:
         ComponentError: a part of the run that a component asks for does not exist.
-        DataError: the task's data cannot be used.
+        ConfigError: training wants something of the data that they do not have. DataError: they cannot be used.
         StorageError: the model cannot be read.
     """
     config, components = loaded.config, loaded.components
     observe("phase", {"name": "loading the task and the model"})
-    task = loaded.task(config.training.seed)
+    tasks = {name: one.task(one.config.training.seed) for name, one in {"": loaded, **loaded.sets}.items()}
+    check_data(loaded, tasks)
+    task = tasks[""]
     if (curriculum := components.optional("curriculum")) is not None:
         task: Task = curriculum.build({"seed": config.training.seed, "task": task})
     prompts, expert_rows = loaded.division
@@ -84,14 +86,14 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         trackers=_trackers(() if ranks.rank else components.all("tracker"), trained.resources, observe),
     )
     trained.resources["continue_from"].parts = ref(parts)
-    parts.sets = {name: _measured(parts, one, loaded) for name, one in loaded.sets.items()}
+    parts.sets = {name: _measured(parts, one, loaded, tasks[name]) for name, one in loaded.sets.items()}
     return parts
 
 
-def _measured(parts: Parts, one: LoadedConfig, loaded: LoadedConfig) -> Parts:
+def _measured(parts: Parts, one: LoadedConfig, loaded: LoadedConfig, task: Task) -> Parts:
     """The parts as one of `[[eval.sets]]` needs them: its settings and task, and its rewards if it has its own."""
     pool = parts.pool if one.config.rewards == loaded.config.rewards else _pool(one, parts.ranks)
-    return replace(parts, config=one.config, task=one.task(one.config.training.seed), pool=pool)
+    return replace(parts, config=one.config, task=task, pool=pool)
 
 
 def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, StorageError
+from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import tolerance_of
 from retrain.run.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch
@@ -206,7 +207,8 @@ def record(parts: Parts, collection: Collection, batch: Batch | None, metrics: M
                 tracker.completions(step, shown)
     for tracker in parts.trackers:
         tracker.log(step, collection.metrics | metrics)
-    parts.observe("step", row | {"max_steps": parts.config.training.max_steps})
+    shown = {"max_steps": parts.config.training.max_steps, "memory_mb": peak_memory(parts.policy.device) / 1e6}
+    parts.observe("step", row | shown)
     parts.observe("sample", shown_rows(collection.rollouts[:1])[0])
 
 

@@ -57,8 +57,12 @@ class Guard(Tracker):
 
     def _run(self) -> None:
         try:
+            told = ""
             while (work := self._work.get()) is not None:
                 work()
+                if (where := self._tracker.where) != told:
+                    self._observe("tracker", {"name": self.name, "where": where})
+                    told = where
             self._tracker.close()
         except BaseException as error:  # SystemExit as well: some libraries exit on bad credentials
             self._disable(f"raised {described(error)}")

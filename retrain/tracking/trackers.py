@@ -43,10 +43,14 @@ class _Service(Tracker):
     def _connected(self) -> Any:
         if self._run is None:
             self._run: Any = self._connect(config=stored_config(self._run_dir), **self._options)
+            self.where = self._shown_at()
         return self._run
 
     @abstractmethod
     def _connect(self, **options: Any) -> Any: ...
+
+    @abstractmethod
+    def _shown_at(self) -> str: ...
 
     @abstractmethod
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None: ...
@@ -85,6 +89,10 @@ class Wandb(_Service):
 
         self.log(step, {"completions": wandb.Table([*columns], data, allow_mixed_types=True)})
 
+    def _shown_at(self) -> str:
+        """Its page; offline, the command that sends it there."""
+        return str(self._run.url or f"wandb sync {Path(self._run.dir).parent}")
+
     def _connect(self, *, mode: Literal["auto", "online", "offline"], **options: Any) -> Any:
         import wandb
 
@@ -118,6 +126,9 @@ class Tensorboard(_Service):
         """Flush the event file."""
         if self._run is not None:
             self._run.close()
+
+    def _shown_at(self) -> str:
+        return f"tensorboard --logdir {self._run_dir / 'tensorboard'}"
 
     def _connect(self, *, config: Mapping[str, Any], **options: Any) -> Any:
         from torch.utils.tensorboard import SummaryWriter
@@ -157,6 +168,10 @@ class Trackio(_Service):
         space_id: str | None = None,
     ) -> None:
         super().__init__(run_dir, project=project, name=name or run_dir.name, group=group, space_id=space_id)
+
+    def _shown_at(self) -> str:
+        space, project = self._options["space_id"], self._options["project"]
+        return f"https://huggingface.co/spaces/{space}" if space else f"trackio show --project {project}"
 
     def _connect(self, **options: Any) -> Any:
         import trackio  # pyright: ignore[reportMissingImports]

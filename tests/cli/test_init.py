@@ -1,5 +1,6 @@
 """Templates and recipes for a newcomer, and what Ctrl-C leaves."""
 
+import shlex
 import tomllib
 import zipfile
 from pathlib import Path
@@ -48,12 +49,15 @@ def test_a_built_wheel_holds_every_recipe_and_its_data(tmp_path):
 
 
 def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
-    assert "it has no checkpoint yet; continue with: retrain train a.toml --fresh" in _left(tmp_path, Path("a.toml"))
+    said = _left(tmp_path, Path("a.toml"), (), 1)
+    assert "it has no checkpoint yet; continue with: retrain train a.toml --fresh" in said
     for step in (5, 10):
         (tmp_path / "checkpoints" / f"step-{step:06}").mkdir(parents=True)
-    said = _left(tmp_path, Path("a.toml"))
+    said = _left(tmp_path, Path("a.toml"), ["training.seed=1", 'jsonl.system_prompt="Be brief."'], 2)
     assert f"the run is in {tmp_path}; its newest checkpoint is step-000010" in said
-    assert said.endswith("continue with: retrain train a.toml --resume auto")
+    command = said.partition("continue with: ")[2]
+    flags = ["--set", "training.seed=1", "--set", 'jsonl.system_prompt="Be brief."']
+    assert shlex.split(command) == ["retrain", "train", "a.toml", *flags, "--ranks", "2", "--resume", "auto"]
 
 
 def test_explain_fails_where_a_reward_fails_on_the_data(tmp_path, monkeypatch):
@@ -61,9 +65,15 @@ def test_explain_fails_where_a_reward_fails_on_the_data(tmp_path, monkeypatch):
     (tmp_path / "picky.py").write_text("def score(completion, problem):\n    return problem['extra']['tests'] * 1.0\n")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "answer": "a", "tests": 3}\n')
     text = '[task]\nname = "jsonl"\n[jsonl]\npath = "rows.jsonl"\nheldout_fraction = 0.0\n[warmup]\nsteps = 0\n'
+    text += "[eval]\nproblems = 0\n"
     (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "picky.score"\n')
     good = run("explain", "run.toml")
     assert (good.exit_code, "picky.score = 3.0" in good.stdout) == (0, True), good.output
+    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "few.score"\n')
+    (tmp_path / "few.py").write_text("def score(completions, **columns):\n    return [1.0]\n")
+    few = run("explain", "run.toml")
+    assert (few.exit_code, "expected a list of 2, one for each completion" in few.stdout) == (2, True)
+    (tmp_path / "run.toml").write_text(text + '[[rewards]]\nname = "picky.score"\n')
     (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "answer": "a"}\n')
     bad = run("explain", "run.toml")
     assert (bad.exit_code, "KeyError: 'tests'" in bad.stdout) == (2, True)

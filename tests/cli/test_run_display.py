@@ -35,21 +35,35 @@ def test_no_frame_is_wider_than_the_terminal_and_the_height_does_not_jump(width)
     screen = screen_of(width)
     screen("phase", {"name": "loading the model"})
     assert "loading the model" in picture(screen)
+    screen("run", {"directory": "runs/a-long-name"})
     screen("warmup_waiting", {})
     screen("warmup", {"step": 5, "steps": 10, "loss": 1.5, "left_s": 65.0})
     assert "1:05 left" in picture(screen)
     screen("eval", EVAL)
     heights = set()
     for number in range(60):
-        screen("step", step(number, **{"grad/norm": float("nan") if number == 7 else 0.1}))
+        changes = {"grad/norm": float("nan") if number == 7 else 0.1, "memory_mb": 1234.5}
+        screen("step", step(number, **changes))
         screen("sample", {"prompt": "質問 " * 50, "text": "word " * number * 5, "reward": None if number % 2 else 1.0})
         text = picture(screen)
         heights.add(text.count("\n"))
         assert max(map(screen.console.measure, text.splitlines()), key=lambda m: m.maximum).maximum <= width
     assert len(heights) == 1
-    assert heights.pop() <= 20
+    assert heights.pop() <= 21
+    assert "runs/a-long-" in text
     assert "60/100" in text
     assert "62.5%" in text
+
+
+def test_the_screen_says_where_the_run_is_what_it_takes_and_where_trackers_show_it():
+    screen = screen_of(100)
+    screen("run", {"directory": "runs/a"})
+    screen("tracker", {"name": "wandb", "where": "https://example.org/runs/\x1b[31m1"})
+    screen("step", step(0, memory_mb=1234.5))
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in picture(screen).splitlines() if line.strip()}
+    assert lines["run"] == "runs/a, 1,234 MB of memory at most"
+    assert lines["wandb"].startswith("https://example.org/runs/")
+    assert "\x1b" not in lines["wandb"]
 
 
 def test_curves_keep_one_axis_when_a_step_lacks_a_metric():

@@ -21,6 +21,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "good.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "list.jsonl").write_text('[{"prompt": "1+1?", "answer": "2"}]\n')
+    (tmp_path / "table.jsonl").write_text("prompt,answer\n1+1?,2\n")
     return tmp_path
 
 
@@ -45,6 +47,8 @@ def run(command, folder, text, *options):
             '[task]\nname = "jsonl"\nparams = { path = "none.jsonl" }',
             'run.toml:3:12: [task.params] path: there is no file "none.jsonl"; ',
         ),
+        (TASK + 'path = "list.jsonl"', "run.toml:6:1: [jsonl] path: bad row list.jsonl:1: expected an object"),
+        (TASK + 'path = "table.jsonl"', "run.toml:6:1: [jsonl] path: bad row table.jsonl:1: not JSON: "),
         (EXPERT + 'path = "none.jsonl"', 'run.toml:6:1: [expert] path: there is no file "none.jsonl"; '),
     ],
 )
@@ -53,6 +57,7 @@ def test_the_place_is_named_and_the_exit_code_is_that_of_data(folder, command, t
     assert result.exit_code == 3
     assert result.stderr.startswith(said)
     assert len(result.stderr.splitlines()) == 1
+    assert ("convert a JSON array, indented JSON or CSV first" in result.stderr) == ("bad row" in said)
     assert not (folder / "runs").exists()
 
 
@@ -63,7 +68,8 @@ def test_other_mistakes_are_shown_with_it_and_decide_the_exit_code(folder):
 
 
 def test_an_override_may_name_another_file(folder):
-    assert run("validate", folder, TASK + 'path = "none.jsonl"', "--set", "jsonl.path=good.jsonl").exit_code == 0
+    flags = ("--set", "jsonl.path=good.jsonl", "--set", "eval.problems=0")
+    assert run("validate", folder, TASK + 'path = "none.jsonl"', *flags).exit_code == 0
     result = run("validate", folder, TASK + 'path = "good.jsonl"', "--set", "jsonl.path=none.jsonl")
     assert result.exit_code == 3
     assert result.stderr.startswith('--set jsonl.path=none.jsonl: [jsonl] path: there is no file "none.jsonl"; ')

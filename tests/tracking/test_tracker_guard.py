@@ -18,6 +18,8 @@ class Ear:
 class Memory:
     """A tracker that works."""
 
+    where = ""
+
     def __init__(self):
         self.rows, self.closed = [], False
 
@@ -43,6 +45,19 @@ def test_rows_arrive_in_order_and_unshared():
     assert memory.rows == [*((step, {"a": float(step)}) for step in range(50)), (49, [{"text": "x"}])]
     assert memory.closed
     assert ear.events == []
+
+
+def test_where_a_tracker_shows_its_rows_is_told_once():
+    class Shown(Memory):
+        def log(self, step, metrics):
+            self.where = "https://example.org/1"
+
+    told = []
+    guard = Guard("shown", Shown(), lambda event, details: told.append((event, details)))
+    for step in range(3):
+        guard.log(step, {})
+    guard.close()
+    assert told == [("tracker", {"name": "shown", "where": "https://example.org/1"})]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no network"), SystemExit(1), KeyboardInterrupt()])

@@ -102,6 +102,7 @@ def test_tensorboard_writes_every_scalar(tmp_path):
         made.log(step, {"reward/mean": step / 4})
     made.completions(2, [{"text": "# said"}])
     made.close()
+    assert made.where == f"tensorboard --logdir {tmp_path}/tensorboard"
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 0.5)]

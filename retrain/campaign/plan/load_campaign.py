@@ -17,6 +17,7 @@ from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
 from retrain.config.binder import Binder
+from retrain.config.credit_checks import check_data
 from retrain.config.document import Document, canonical, fork, lay, read
 from retrain.config.load import LoadedConfig, validate
 from retrain.config.mistakes import catalog, collect
@@ -78,6 +79,22 @@ class LoadedCampaign:
         """Signals that any condition computes and its files hold: every run does, so that conditions compare."""
         graphs = (config.components.graph(config.objective) for config in self.configs)
         return sorted({stage.writes for graph in graphs for stage in graph if "stored" in stage.bound.component.traits})
+
+    def check_data(self) -> None:
+        """As `check_data` of a run, for every condition whose data are not those of one before it; see there."""
+        asked = ("task", "tasks", "environment", "environments", "rewards", "warmup", "eval", "expert", "model")
+        distinct = {
+            json.dumps([facts[key] for key in asked] + [facts["components"]["task"]], sort_keys=True): config
+            for config in reversed(self.configs)
+            for facts in (config.resolved(),)
+        }
+        found: dict[ConfigProblem, None] = {}
+        for config in distinct.values():
+            try:
+                check_data(config)
+            except ConfigError as error:
+                found |= dict.fromkeys(error.problems)
+        _stop(list(found), ())
 
     def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
         """The whole configuration of one run, as a TOML document; what only other conditions read is left out."""

@@ -14,7 +14,7 @@ from retrain.campaign.verdict import results as reading
 from retrain.campaign.verdict import sentences as verdict
 from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
-from retrain.campaign.verdict.results import Cell
+from retrain.campaign.verdict.results import Cell, Results
 from retrain.errors import RetrainError
 from retrain.report import run_page
 from retrain.report.charts import number
@@ -53,11 +53,24 @@ def write_report(directory: Path) -> Report:
     commands = reading.campaign_commands(directory, results)
     html, text = directory / "report.html", directory / "report.md"
     with writing(directory):
-        pages = {place: _page(cell) for place, cell in results.cells.items()}
-        links = {place: str(page.relative_to(directory)) for place, page in pages.items() if page}
-        write_text(html, render(analysis, commands, links))
+        write_text(html, render(analysis, commands, run_pages(results, directory)))
         write_text(text, verdict.markdown(analysis, commands))
         return Report(analysis, verdict.text(analysis), (html, text, *reading.write_tables(results, directory)))
+
+
+def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
+    """From (condition, seed) to the report of that run, as a path from `directory`; it is written if need be."""
+    pages = {place: _page(cell) for place, cell in results.cells.items()}
+    return {place: str(page.relative_to(directory)) for place, page in pages.items() if page}
+
+
+def linked(results: Results, pages: Mapping[tuple[str, int], str]) -> dict[str, Any]:
+    """What the macro `runs` shows: the result of every run, which leads to its report."""
+    return {
+        "table": verdict.runs(results),
+        "lost": {cell.status for cell in results.lost},
+        "links": [["", *(pages.get((one, seed)) for seed in results.seeds)] for one in results.conditions],
+    }
 
 
 def _page(cell: Cell) -> Path | None:
@@ -90,8 +103,7 @@ def render(
         f"the result of a run is its last held-out accuracy; baseline {results.baseline}",
         primary=_verdicts(analysis.primary),
         others=_verdicts(analysis.secondary),
-        statuses={cell.status for cell in results.lost},
-        links=[["", *(links.get((one, seed)) for seed in results.seeds)] for one in results.conditions],
+        linked=linked(results, links),
         **_forests(analysis, contents["differences"].rows),
         threshold=results.threshold,
         keys=figures.keys(results),

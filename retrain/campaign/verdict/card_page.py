@@ -41,7 +41,10 @@ def write(directory: Path) -> tuple[str, tuple[Path, ...]]:
     contents = _contents(card, campaign_commands(directory, table))
     html, markdown = directory / "report.html", directory / "report.md"
     with writing(directory):
-        write_text(html, fill("card.html", **contents, **_drawings(card)))
+        tables = [
+            (task, campaign_page.linked(t, campaign_page.run_pages(t, directory))) for task, t in card.tables.items()
+        ]
+        write_text(html, fill("card.html", **contents, **_drawings(card), linked=tables))
         write_text(markdown, fill("card.md", **contents))
         return "\n".join(contents["words"]), (html, markdown, *write_tables(table, directory))
 

@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.analysis import Analysis, Comparison, Estimate, Summary
-from retrain.campaign.verdict.results import SPENT, Cell
+from retrain.campaign.verdict.results import SPENT, Cell, Results
 from retrain.report.page import Table, fill, plural
 
 
@@ -67,7 +67,7 @@ def conclusion(one: Comparison) -> str:
         family = f"{plural(one.size, 'comparison')}: {max(one.needed or 0, one.enough):,} needed"
         return f"{way}{every}, and its own interval excludes 0; too few seeds for {family}"
     if len(one.seeds) < one.enough:
-        few = f"cannot tell; no outcome of {len(one.seeds)} seeds could, {one.enough} are the least"
+        few = f"cannot tell; no outcome of {plural(len(one.seeds), 'seed')} could, {one.enough} are the least"
         return few if one.needed is None else f"{few} and about {max(one.needed, one.enough):,} would"
     if one.needed is None:
         return "cannot tell; there is no difference that more seeds would tell"
@@ -128,13 +128,18 @@ def tables(analysis: Analysis) -> dict[str, Table]:
         "described": Table.of([_described(one) for one in both]),
         "conditions": conditions(analysis),
         "costs": Table.of([_costs(one) for one in analysis.summaries]),
-        "runs": Table.of(
-            [
-                {"condition": label} | {str(seed): _shown(results.cells.get((label, seed))) for seed in results.seeds}
-                for label in results.conditions
-            ]
-        ),
+        "runs": runs(results),
     }
+
+
+def runs(results: Results) -> Table:
+    """The result of every run: a row for each condition, a column for each seed."""
+    return Table.of(
+        [
+            {"condition": label} | {str(seed): _shown(results.cells.get((label, seed))) for seed in results.seeds}
+            for label in results.conditions
+        ]
+    )
 
 
 def conditions(analysis: Analysis) -> Table:

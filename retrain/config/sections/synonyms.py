@@ -21,6 +21,8 @@ _SCALED = {
     "false": '[algorithm] advantage_mode = "grpo"',
     "none": '[algorithm] advantage_mode = "grpo"',
 }
+_LEVELS = {"token": '[[loss]] name = "ppo_clip"', "sequence": '[algorithm] algorithm_mode = "gspo"'}
+"""TRL's `importance_sampling_level`."""
 _ESTIMATORS = {
     "grpo": '[algorithm] advantage_mode = "grpo_std"',
     "group_norm": '[algorithm] advantage_mode = "grpo_std"',
@@ -69,18 +71,33 @@ WORDS: dict[str, Callable[[Any], str]] = {
         ("gradient_accumulation_steps", "ppo_micro_batch_size_per_gpu", "micro_train_batch_size", "micro_batch_size"),
         _said("[training] micro_batch_tokens bounds the memory of a forward; it changes no result"),
     ),
-    "ppo_mini_batch_size": _said("[training] minibatches is how many optimizer steps a batch is divided into"),
+    **dict.fromkeys(
+        ("ppo_mini_batch_size", "steps_per_generation"),
+        _said("[training] minibatches is how many optimizer steps a batch is divided into"),
+    ),
     **dict.fromkeys(("max_grad_norm", "grad_clip", "max_norm"), _key("[optimizer] max_grad_norm")),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), _key("[optimizer] schedule")),
+    **dict.fromkeys(("warmup_ratio", "lr_warmup_steps_ratio"), _said("[optimizer] warmup_steps counts steps")),
+    **dict.fromkeys(("optim", "optimizer_type"), _said('[optimizer] name is "adamw", "adamw8bit" or "muon"')),
     **dict.fromkeys(("lr_warmup_steps", "num_warmup_steps"), _key("[optimizer] warmup_steps")),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_betas"), _said("[optimizer] betas = [0.9, 0.95]")),
     "adam_epsilon": _key("[optimizer] eps"),
     **dict.fromkeys(("total_training_steps", "num_train_steps"), _key("[training] max_steps")),
     **dict.fromkeys(
-        ("num_train_epochs", "total_epochs", "num_episodes"),
+        ("num_train_epochs", "total_epochs", "num_epochs", "num_episodes"),
         _said("[training] max_steps counts steps of batch_size prompts; the data are read over and over"),
     ),
     **dict.fromkeys(("report_to", "use_wandb", "logger"), _said(_TRACKER)),
+    **dict.fromkeys(("wandb_project", "project_name"), _key("[wandb] project")),
+    "logging_steps": _said("every step is logged; [logging] rollouts_every says which completions are stored"),
+    **dict.fromkeys(("eval_strategy", "save_strategy"), _said("[eval] every and [checkpoint] every count steps")),
+    **dict.fromkeys(
+        ("resume_from_checkpoint", "resume_mode"), _said("`retrain train FILE --resume auto` continues a run")
+    ),
+    **dict.fromkeys(
+        ("push_to_hub", "hub_model_id"),
+        _said("`retrain export RUN DIRECTORY --push-to-hub OWNER/NAME` uploads a model"),
+    ),
     **dict.fromkeys(("output_dir", "default_local_dir", "save_path"), _key("[logging] dir")),
     **dict.fromkeys(("run_name", "experiment_name"), _key("[logging] name")),
     **dict.fromkeys(("save_steps", "save_freq", "save_interval"), _key("[checkpoint] every")),
@@ -90,15 +107,47 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("model_name_or_path", "pretrain", "model_name"), _key("[model] path")),
     **dict.fromkeys(("lora_r", "lora_rank", "rank"), _key("[model.lora] r")),
     "lora_alpha": _key("[model.lora] alpha"),
-    **dict.fromkeys(("bf16", "torch_dtype", "mixed_precision"), _said('[model] dtype = "bfloat16"')),
+    "lora_target_modules": _key("[model.lora] target_modules"),
+    "use_peft": _said("a table [model.lora] trains adapters"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), _said('[model] quantization = "nf4"')),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "mixed_precision"), _said('[model] dtype = "bfloat16"')),
     **dict.fromkeys(("use_vllm", "vllm_mode", "inference_backend"), _said('[rollout] engine = "vllm"')),
+    "tensor_model_parallel_size": _key("[vllm] tensor_parallel_size"),
+    "vllm_gpu_memory_utilization": _key("[vllm] gpu_memory_utilization"),
+    **dict.fromkeys(
+        ("deepspeed", "fsdp", "nnodes", "n_gpus_per_node", "num_processes", "actor_num_gpus_per_node"),
+        _said(
+            "`retrain train FILE --ranks N` trains on several GPUs; [distributed] shard says what each of them holds"
+        ),
+    ),
+    **dict.fromkeys(("max_async_level", "async_level"), _key("[rollout] overlap")),
+    **dict.fromkeys(
+        ("min_p", "repetition_penalty"),
+        _said("completions are drawn from the distribution that is trained: [rollout] takes none of it"),
+    ),
     "mask_truncated_completions": _key("[rollout] mask_truncated"),
     **dict.fromkeys(("loss_type", "loss_mode", "policy_loss"), _chosen(_LOSS_TYPES)),
+    "importance_sampling_level": _chosen(_LEVELS),
+    "use_kl_loss": _said('[[loss]] name = "kl", beside the others; [kl] weight is its coefficient'),
+    **dict.fromkeys(
+        ("critic_learning_rate", "gae_lambda", "lam", "vf_coef", "cliprange_value"),
+        _said("there is no critic: [algorithm] advantage_mode compares completions of one prompt"),
+    ),
     "loss_agg_mode": _said('[algorithm] reduction is "token_mean", "sequence_mean" or "dr_grpo"'),
-    "scale_rewards": _chosen(_SCALED),
+    **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _chosen(_SCALED)),
     **dict.fromkeys(("adv_estimator", "advantage_estimator"), _chosen(_ESTIMATORS)),
     **dict.fromkeys(("reward_weights", "reward_funcs"), _said("[[rewards]] has a name and a weight for each")),
     **dict.fromkeys(("train_files", "train_file", "prompt_data"), _key("[jsonl] path")),
+    **dict.fromkeys(("prompt_key", "input_key"), _key("[jsonl] prompt_field")),
+    **dict.fromkeys(("answer_key", "label_key"), _key("[jsonl] answer_field")),
+    **dict.fromkeys(("dataset_name", "dataset"), _key("[hub] name")),
+    "dataset_config": _key("[hub] config"),
+    "dataset_split": _key("[hub] split"),
+    **dict.fromkeys(
+        ("seq_len", "max_seq_length", "max_length", "sequence_len"),
+        _said("[training] max_prompt_tokens bounds prompts, and max_tokens completions"),
+    ),
+    **dict.fromkeys(("packing", "use_remove_padding"), _said("rows are always packed")),
     **dict.fromkeys(("val_files", "eval_dataset"), _key("[jsonl] heldout_path")),
 }
 """Key elsewhere -> what to write here, made from its value there."""

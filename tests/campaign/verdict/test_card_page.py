@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import re
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -72,6 +74,9 @@ def test_the_card_says_in_words_where_a_method_helps(directory):
     assert html.count('class="forest"') == len(TASKS) + 1
     assert html.count('class="area c') == 2, "a band for each condition's profile"
     assert "Ten steps" not in words, "only the first letter is changed"
+    links = re.findall(r'<a href="([^"]+)">0\.\d+</a>', html)
+    assert len(links) == len(set(links)) == len(TASKS) * 2 * 9
+    assert all((directory / unquote(link)).is_file() for link in links)
     assert html == card_page.write(directory)[1][0].read_text(encoding="utf-8")
     assert "rare: new" in files[2].read_text()
     assert first.replace("<", "&lt;") in files[1].read_text()
