@@ -91,7 +91,8 @@ class Wandb(_Service):
 
     def _shown_at(self) -> str:
         """Its page; offline, the command that sends it there."""
-        return str(self._run.url or f"wandb sync {Path(self._run.dir).parent}")
+        offline = self._run.offline  # it has no URL then, and wandb warns whoever asks for one
+        return f"wandb sync {Path(self._run.dir).parent}" if offline else str(self._run.url)
 
     def _connect(self, *, mode: Literal["auto", "online", "offline"], **options: Any) -> Any:
         import wandb

@@ -47,6 +47,7 @@ for start in (0, 3):  # the run, and the run resumed
     for step in range(start, start + 3):
         made.log(step, {"reward/mean": step / 10, "loss/total": float("nan")})
     made.log(start + 2, {"eval/accuracy": 0.25})
+    assert made.where.startswith(f"wandb sync {run_dir}/wandb/offline-run-"), made.where
     made.close()
 """
 
@@ -78,6 +79,7 @@ def test_wandb_works_offline_into_the_run_directory_and_tells_no_secret(tmp_path
     assert table["data"] == [["1+1=", "said 0", None], ["1+1=", "said 1", 1]]
     assert CANARY.encode() not in data
     assert CANARY not in done.stdout + done.stderr
+    assert "WARNING" not in done.stderr
 
 
 def test_wandb_looks_for_a_key_without_reading_it(tmp_path, monkeypatch):
