@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_885,
+    "package": 22_886,
     "what retrain train imports": 11_101,
-    "with all that a run may name": 14_329,
+    "with all that a run may name": 14_330,
     "campaign": 2_788,
     "tools": 2_014,
     "report": 598,
