@@ -11,6 +11,8 @@ from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 OF_THE_SAMPLER = frozenset({"sampler_weights", "kv_cache"})
 """What an engine takes that samples; one with the trait `elsewhere` takes it of other machines or GPUs."""
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
+_MOMENTS = {"adamw": 8, "adamw8bit": 2, "muon": 4}
+"""Bytes of an optimizer's moments for each weight that is trained."""
 
 
 @dataclass(frozen=True)
@@ -105,20 +107,16 @@ def estimate_memory(
     rank = settings.lora.r if settings.lora else 0
     # An adapter has rank * (inputs + outputs) weights for each matrix.
     trained = shape.layers * rank * sum(map(sum, shape.matrices)) if rank else shape.parameters
-    moments = {"adamw": 8, "adamw8bit": 2, "muon": 4}[settings.optimizer]
     cells = max(settings.micro_batch_tokens, tokens)
     positions = min(cells, settings.logprob_chunk or max(1, LOGITS_AT_ONCE // shape.vocabulary))
     kept = 1 if settings.gradient_checkpointing else shape.layers
     inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
     shards = ranks if settings.shard == "full" else 1
-    frozen = half * shape.parameters
-    if settings.quantization:  # a float32 scale for every 64 weights of half a byte
-        frozen -= shape.layers * shape.layer * (16 * half - 9) // 16
-    base, states = (frozen // shards, 1) if rank else (0, shards)
+    base, states = (_frozen(shape, settings, half) // shards, 1) if rank else (0, shards)
     sizes = {
         "weights": 4 * trained // states + base,
         "gradients": 4 * trained // states,
-        "optimizer": moments * trained // states,
+        "optimizer": _MOMENTS[settings.optimizer] * trained // states,
         "activations": cells * (inputs + kept * _activations(shape, half)),
         "logits": 2 * half * positions * shape.vocabulary,
         "other_models": 16 * trained // states * list(beside).count("trained")
@@ -132,6 +130,14 @@ def estimate_memory(
     if waits := away[settings.offload]:
         sizes["offloaded"] = sum(sizes.pop(name) for name in waits)
     return sizes
+
+
+def _frozen(shape: ModelShape, settings: PolicySettings, half: int) -> int:
+    """Bytes of a whole base that is not trained."""
+    size = half * shape.parameters
+    if settings.quantization:  # a float32 scale for every 64 weights of half a byte
+        size -= shape.layers * shape.layer * (16 * half - 9) // 16
+    return size
 
 
 def _activations(shape: ModelShape, half: int) -> int:
