@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_886,
-    "what retrain train imports": 11_101,
-    "with all that a run may name": 14_330,
-    "campaign": 2_788,
+    "package": 22_968,
+    "what retrain train imports": 11_109,
+    "with all that a run may name": 14_338,
+    "campaign": 2_795,
     "tools": 2_014,
     "report": 598,
 }

@@ -30,6 +30,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have."""
+    listed = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout
+    children = [int(child) for child in listed.split()]
+    return children + [below for child in children for below in descendants(child)]
+
+
 def ends(process: subprocess.Popen) -> int:
     """The exit code of a process, once it has ended."""
     return process.wait(timeout=PATIENCE_S)

@@ -61,4 +61,4 @@ def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequen
     for index, job in enumerate(distinct.values()):
         observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})
         with Stop():
-            run_process.warm_start(campaign.run(job), campaign.path / f"warmstart-{index}.log")
+            run_process.finish(run_process.warm_start(campaign.run(job), campaign.path / f"warmstart-{index}.log"))

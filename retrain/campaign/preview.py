@@ -20,11 +20,12 @@ from retrain.campaign.verdict.analysis import accuracy, differences
 from retrain.campaign.verdict.results import read_campaign
 from retrain.campaign.verdict.statistics import detectable_effect, smallest_p
 from retrain.campaign.work.campaign_worker import machine_slots
-from retrain.campaign.work.run_process import finish, reason, train_command, warm_start
+from retrain.campaign.work.run_process import finish, reason, train, warm_start
 from retrain.config.schema import Config
 from retrain.errors import RetrainError
 from retrain.report.page import duration
 from retrain.storage.run_files import read_rows
+from retrain.system.process import Process
 from retrain.system.secret_names import masked
 
 _PROBE_STEPS = 2
@@ -61,11 +62,12 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
 
 def measured(document: dict[str, Any], config: Config, ranks: int) -> dict[str, str]:
     """Time and memory of one run in words, from two steps that are really made; raises as `preview` does."""
-    spent, _ = _probe(document, config, ranks)
+    spent, _ = _probe(document, config, ranks, alone=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
     return {
         "run": f"about {duration(spent['run_s'])}, the warm start aside: {_parts(spent)}",
         "warm_start": f"{duration(spent['warm_start_s'])}, now in the cache",
-        "memory": f"{spent['memory_mb']:,.0f} MB in the largest process at its peak; that of a GPU is not in it",
+        "memory": f"{peak:,.0f} MB in the largest process at its peak; that of a GPU is not in it",
     }
 
 
@@ -134,8 +136,14 @@ def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> l
     return lines
 
 
-def _probe(document: dict[str, Any], config: Config, ranks: int) -> tuple[dict[str, float], float | None]:
-    """Seconds of a run's parts and of the whole, from two steps that are really made, and the accuracy after them."""
+def _probe(
+    document: dict[str, Any], config: Config, ranks: int, alone: bool = False
+) -> tuple[dict[str, float], float | None]:
+    """Seconds of a run's parts and of the whole, from two steps that are really made, and the accuracy after them.
+
+    Args:
+        alone: the run is a process like that of `retrain train`, not what a campaign makes of it.
+    """
     with tempfile.TemporaryDirectory(prefix="retrain-probe-") as name:
         run = Path(name) / "probe"
         run.mkdir()
@@ -143,8 +151,8 @@ def _probe(document: dict[str, Any], config: Config, ranks: int) -> tuple[dict[s
         document.setdefault("logging", {}).update(dir=name, name=run.name, trackers=[])
         (run / "config.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
         # Not a waste: the run or the campaign finds the warm start in the cache.
-        warm = _timed(run, warm_start)
-        wall = _timed(run, lambda run, log: finish(train_command(run, ranks), log))
+        warm = _timed(run, lambda: warm_start(run, run / "log.txt", alone))
+        wall = _timed(run, lambda: train(run, ranks, {}, alone))
         metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
@@ -157,16 +165,15 @@ def _probe(document: dict[str, Any], config: Config, ranks: int) -> tuple[dict[s
         "step_s": steps[-1],
         "evaluation_s": each,
         "run_s": start + count * steps[-1] + times * each,
-        "memory_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3,
     }
     return seconds, float(evals[-1]["accuracy"]) if evals else None
 
 
-def _timed(run: Path, go: Callable[[Path, Path], int]) -> float:
-    """Seconds that `go` takes with the run and its log."""
-    began, log = time.monotonic(), run / "log.txt"
-    if code := go(run, log):
-        text = log.read_text(encoding="utf-8", errors="replace")
+def _timed(run: Path, start: Callable[[], Process]) -> float:
+    """Seconds that a process of the run takes, whose output goes to its log."""
+    began = time.monotonic()
+    if code := finish(start()):
+        text = (run / "log.txt").read_text(encoding="utf-8", errors="replace")
         error = RetrainError(f"the probe failed: {reason(run, code)}\n{text[-2000:]}")
         error.exit_code = code if code > 0 else 128 - code
         raise error

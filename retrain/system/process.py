@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from typing import Self
@@ -43,7 +43,25 @@ def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callab
     return follow
 
 
-def end(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
+class Process(Protocol):
+    """What a process can be asked by who started it; `subprocess.Popen` is one."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit code. Raises subprocess.TimeoutExpired."""
+        ...
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+        ...
+
+
+def end(process: Process, grace_s: float = 0.0) -> None:
     """End a process that leads a group, and the whole group; harmless if it has ended.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from dataclasses import dataclass, field
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import Lease, Watch
-from retrain.campaign.work.run_process import crashed, evict, reason, start, train_command
+from retrain.campaign.work.run_process import crashed, evict, gpus, reason, train
 from retrain.errors import ConfigError, ConfigProblem, Preempted
-from retrain.system.process import SignalHandler, end
+from retrain.system.process import Process, SignalHandler, end
 from retrain.types import Observer
 
 _POLL_S = 0.1
@@ -60,7 +59,7 @@ class Running:
     job: Job
     lease: Lease
     slot: int
-    process: subprocess.Popen[bytes]
+    process: Process
     began: float = field(default_factory=time.monotonic)
 
 
@@ -164,7 +163,7 @@ class Worker:
     def _start(self, job: Job, lease: Lease, slot: int) -> None:
         run = self._campaign.run(job)
         evict(run, lease.previous)
-        process = start(train_command(run, self._campaign.plan.ranks), run / "log.txt", self._slots[slot])
+        process = train(run, self._campaign.plan.ranks, self._slots[slot])
         lease.beat(starts=lease.facts["starts"] + 1, child={"host": socket.gethostname(), "pid": process.pid})
         self._running.append(Running(job, lease, slot, process))
         self._tell(job, "started", "" if lease.facts["starts"] == 1 else f"start {lease.facts['starts']}")
@@ -223,14 +222,3 @@ def machine_slots(wanted: int | str, ranks: int = 1, most: int | None = None) ->
     count = (len(groups) or max(1, cores // ranks)) if wanted == "auto" else int(wanted)
     threads = {"OMP_NUM_THREADS": str(max(1, cores // (count * ranks)))}
     return [threads | ({"CUDA_VISIBLE_DEVICES": groups[slot % len(groups)]} if groups else {}) for slot in range(count)]
-
-
-def gpus() -> list[str]:
-    """The GPUs that this process may use, by index or name, without loading torch."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")]
-    try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S607
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [str(index) for index, _ in enumerate(found.stdout.splitlines())]

@@ -16,46 +16,60 @@ import tomli
 
 from retrain.errors import EngineError, Preempted, StorageError
 from retrain.system.files import write_text
+from retrain.system.fork import Fork, prepare
 from retrain.system.lock import Lock, alive, identity
-from retrain.system.process import end, follower
+from retrain.system.process import Process, end, follower
 from retrain.system.records import read_json
 
+_TRAIN = "retrain.cli.main"
+_IMPORTED = (_TRAIN, "retrain.run.build")
+"""What every run imports."""
 _GONE_S = 10.0
 _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
 _REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "engine", 6: "storage", 75: "preempted"}
 
 
-def train_command(run: Path, ranks: int) -> list[str]:
-    """`retrain train`, resuming where there is something to resume."""
+def train(run: Path, ranks: int, environment: Mapping[str, str], alone: bool = False) -> Process:
+    """Start `retrain train`, resuming where there is something to resume; its output goes to its log.
+
+    Args:
+        alone: not as a fork, even where it could be one.
+    """
     config = run / "config.toml"
-    command = [sys.executable, "-m", "retrain.cli.main", "train", str(config), "--resume", "auto", "--plain"]
-    command += ["--ranks", str(ranks)] if ranks > 1 else []
+    arguments = ["train", str(config), "--resume", "auto", "--plain"]
+    arguments += ["--ranks", str(ranks)] if ranks > 1 else []
     logging = tomli.loads(config.read_text(encoding="utf-8"))["logging"]
-    if (Path(logging["dir"]) / logging["name"]).resolve() == run.resolve():
-        return command
-    # On another machine the folder may be mounted at another place than the one that the file names.
-    return [*command, "--set", f"logging.dir={run.parent}"]
+    if (Path(logging["dir"]) / logging["name"]).resolve() != run.resolve():
+        # On another machine the folder may be mounted at another place than the one that the file names.
+        arguments += ["--set", f"logging.dir={run.parent}"]
+    return _start(_TRAIN, arguments, run / "log.txt", environment, alone or ranks > 1)
 
 
-def warm_start(run: Path, log: Path) -> int:
-    """Compute the warm start of a run into the cache; the exit code."""
-    return finish([sys.executable, "-m", "retrain.campaign.work.programs", "warm-start", str(run / "config.toml")], log)
+def warm_start(run: Path, log: Path, alone: bool = False) -> Process:
+    """Start to compute the warm start of a run into the cache; arguments as of `train`."""
+    return _start("retrain.campaign.work.programs", ["warm-start", str(run / "config.toml")], log, {}, alone)
 
 
-def finish(command: Sequence[str], log: Path) -> int:
-    """Run a command to its end; the exit code. If this is interrupted, the command ends as well."""
-    process = start(command, log, {})
+def finish(process: Process) -> int:
+    """Wait for the end of a process; the exit code. If this is interrupted, the process ends as well."""
     try:
         return process.wait()
     finally:
         end(process)
 
 
-def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process that ends with its parent, and with its children in `end`; its output goes to `log`."""
+def _start(program: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], alone: bool) -> Process:
+    """Start a process that ends with its parent, and with its children in `end`.
+
+    Where there is no GPU it is a fork, for imports would take a good part of a short run. With a GPU they take nothing
+    to speak of, and CUDA would not survive the fork if something that was imported had touched it.
+    """
+    if not alone and not gpus():
+        prepare(_IMPORTED)
+        return Fork(program, arguments, log, environment, Preempted.exit_code)
     with log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603 - our own command
-            command,
+            [sys.executable, "-m", program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -63,6 +77,17 @@ def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> 
             start_new_session=True,  # Ctrl-C in the terminal is for the parent to pass on
             preexec_fn=follower(os.getpid(), code=Preempted.exit_code),  # safe: the parent has one thread
         )
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, by index or name, without loading torch."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")]
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(index) for index, _ in enumerate(found.stdout.splitlines())]
 
 
 def evict(run: Path, previous: Mapping[str, Any]) -> None:

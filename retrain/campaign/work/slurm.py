@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory
-from retrain.campaign.work.campaign_worker import gpus
+from retrain.campaign.work.run_process import gpus
 from retrain.run.launch import requeued
 
 _SCRIPT = """\

@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 
-from retrain.campaign.work.campaign_worker import gpus, machine_slots
-from retrain.campaign.work.run_process import crashed
+from retrain.campaign.work.campaign_worker import machine_slots
+from retrain.campaign.work.run_process import crashed, gpus
 from retrain.errors import ConfigError
 from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, retrain, seen, write, write_ranks
-from tests.waiting import alive, ends, until
+from tests.waiting import alive, descendants, ends, until
 
 
 def start(folder, *arguments):
@@ -50,6 +50,8 @@ def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
     assert found["good"]["reason"] == ""
     assert all(outcome["seconds"] > 0 and outcome["host"] for outcome in found.values())
     assert "killed-once/s0  crashed: killed by SIGKILL" in result.stdout
+    logs = {file.read_text() for file in (tmp_path / "runs/sweep/cells").glob("*/s0/log.txt")}
+    assert all("imported already: True\n" in log for log in logs), "runs are forks"
 
     before = ran(tmp_path)
     assert retrain(tmp_path, "campaign", "sweep.toml", "--plain").returncode == 1
@@ -65,11 +67,11 @@ def test_a_stopped_campaign_leaves_no_process_and_the_same_command_goes_on(tmp_p
     write(tmp_path, {"a": ["hang", 0], "b": [0]}, slots=1)
     process = start(tmp_path, "campaign", "sweep.toml", "--plain")
     until(lambda: ran(tmp_path), process)
-    children = subprocess.run(["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True).stdout
-    assert len(children.split()) == 1
+    below = descendants(process.pid)
+    assert any(os.getsid(pid) == pid for pid in below), "the run"
     process.send_signal(number)
     assert ends(process) == code, process.stdout.read()
-    assert not [pid for pid in children.split() if alive(int(pid))]
+    until(lambda: not any(map(alive, below)))
     assert outcomes(tmp_path) == {}
     result = retrain(tmp_path, "campaign", "sweep.toml", "--plain")
     assert result.returncode == 0, result.stderr
