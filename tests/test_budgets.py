@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_968,
-    "what retrain train imports": 11_109,
-    "with all that a run may name": 14_338,
+    "package": 22_976,
+    "what retrain train imports": 10_992,
+    "with all that a run may name": 14_221,
     "campaign": 2_795,
     "tools": 2_014,
     "report": 598,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.config_commands import Json, Overrides
+from retrain.cli.arguments import Json, Overrides
 from retrain.cli.trained_commands import Run, only_warnings
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.storage.checkpoint import is_one, step_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.config_commands import File, Json, Overrides, warn
+from retrain.cli.arguments import File, Json, Overrides, warn
 from retrain.system.files import writing
 from retrain.system.terminal import say
 

@@ -14,14 +14,11 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from retrain.errors import ConfigError, ConfigProblem
-from retrain.system.terminal import clean, say
+from retrain.cli.arguments import File, Json, Overrides, warn
+from retrain.errors import ConfigError
+from retrain.system.terminal import clean
 
 _EMPTY = ([], {}, None, "")
-
-File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -165,9 +162,3 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
         rest = ["" if (value := row.get(key)) in _EMPTY else text(value) for key in others]
         table.add_row(*(Text(clean(one)) for one in (start, *rest)))
     return table
-
-
-def warn(warnings: tuple[ConfigProblem, ...]) -> None:
-    """Print warnings to standard error."""
-    for warning in warnings:
-        say(f"warning: {warning}", error=True)

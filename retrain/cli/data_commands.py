@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retrain.cli.config_commands import Json, Overrides
+from retrain.cli.arguments import Json, Overrides
 from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraError
 
 Source = Literal["builtin", "jsonl", "parquet", "hub"]

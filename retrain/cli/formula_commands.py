@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.config_commands import Json
+from retrain.cli.arguments import Json
 from retrain.system.files import writing
 from retrain.system.terminal import say
 

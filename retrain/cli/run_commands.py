@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from retrain.cli.config_commands import File, Json, Overrides, warn
+from retrain.cli.arguments import File, Json, Overrides, warn
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.terminal import say
 from retrain.training.ranks import launched

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retrain.cli.config_commands import Json
+from retrain.cli.arguments import Json
 from retrain.system.files import writing
 
 _MEANING = {

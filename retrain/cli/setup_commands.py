@@ -18,7 +18,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from retrain.cli.config_commands import Json, schema_text
+from retrain.cli.arguments import Json
+from retrain.cli.config_commands import schema_text
 from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
 from retrain.system.sandbox import missing
 

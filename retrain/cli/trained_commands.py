@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retrain.cli.config_commands import Json, Overrides
+from retrain.cli.arguments import Json, Overrides
 from retrain.system.terminal import say
 
 Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
