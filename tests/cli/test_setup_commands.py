@@ -19,7 +19,8 @@ def run(*arguments):
 @pytest.mark.parametrize("template", ["quickstart", "jsonl"])
 def test_a_template_is_written_and_valid(tmp_path, monkeypatch, template):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "problems.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    rows = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(100)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     result = run("init", "mine.toml", "--template", template)
     assert result.exit_code == 0
     assert "retrain train mine.toml" in result.stdout
