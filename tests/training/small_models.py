@@ -126,3 +126,13 @@ def exact_updates(policy: TorchPolicy) -> dict[str, torch.Tensor]:
             conv = type(policy.model.get_submodule(layer).get_base_layer()).__name__ == "Conv1D"
             found[f"{layer}.weight"] = update.T if conv else update
     return found
+
+
+def values_and_gradients(forward, model, batch):
+    """The log-probs of a batch, and each parameter's gradient for an objective of log-probs and entropies."""
+    with forward.attention(batch.input_ids.shape[1]):
+        columns = forward.columns(batch)
+        (columns["logprobs"] * batch.advantages + columns["entropy"]).sum().backward()
+    found = [columns["logprobs"].detach(), *(p.grad.clone() for p in model.parameters())]
+    model.zero_grad()
+    return found

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from retrain.training.model.forward import Forward, longest_packed_row
 from retrain.training.settings import PolicySettings
-from tests.training.small_models import MODELS, make_batch, make_model
+from tests.training.small_models import MODELS, make_batch, make_model, values_and_gradients
 
 PACKED = ["qwen3", "qwen2", "llama", "mistral", "gpt2", "neox"]
 
@@ -47,11 +47,7 @@ def test_packed_and_padded_paths_agree_in_value_and_gradient(kind):
     forward, results = Forward(model, PolicySettings()), []
     for limit in (float("inf"), 0.0):
         forward.packed_limit = limit
-        with forward.attention(batch.input_ids.shape[1]):
-            columns = forward.columns(batch)
-            (columns["logprobs"] * batch.advantages + columns["entropy"]).sum().backward()
-        results.append([columns["logprobs"].detach(), *(p.grad.clone() for p in model.parameters())])
-        model.zero_grad()
+        results.append(values_and_gradients(forward, model, batch))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 

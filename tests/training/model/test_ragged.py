@@ -6,7 +6,7 @@ import torch
 from retrain.training.model.forward import Forward
 from retrain.training.settings import PolicySettings
 from tests.training.model.test_forward import PACKED
-from tests.training.small_models import make_batch, make_model
+from tests.training.small_models import make_batch, make_model, values_and_gradients
 
 
 def attend_rows(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size, enable_gqa=False):
@@ -30,10 +30,6 @@ def test_rows_of_different_lengths_attend_without_padding_to_the_same_values_and
     model, batch, results = make_model(kind), make_batch(), []
     forward = Forward(model, PolicySettings())
     for forward.ragged in (True, False):
-        with forward.attention(batch.input_ids.shape[1]):
-            columns = forward.columns(batch)
-            (columns["logprobs"] * batch.advantages + columns["entropy"]).sum().backward()
-        results.append([columns["logprobs"].detach(), *(p.grad.clone() for p in model.parameters())])
-        model.zero_grad()
+        results.append(values_and_gradients(forward, model, batch))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
