@@ -34,12 +34,11 @@ _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature"
 def probe(loaded: LoadedConfig) -> dict[str, str]:
     """What each part said to a synthetic input: "ok ..." or "failed: ..."."""
     problem = attempt(lambda: loaded.task(loaded.config.training.seed).problem(0))
-    if problem_is_bad := isinstance(problem, str):
+    if isinstance(problem, str):
         results = {"task": problem, "rewards": "not tried: there is no problem to answer"}
     else:
         results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}"}
         results["rewards"] = _said(attempt(lambda: _rewards(loaded, problem)))
-    if not problem_is_bad:
         results["data"] = _said(attempt(lambda: check_data(loaded)) or "what training asks of it before its first step")
     results["credit and loss"] = _said(attempt(lambda: _credit_and_loss(loaded)))
     return results
