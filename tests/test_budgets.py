@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 22_976,
+    "package": 22_982,
     "what retrain train imports": 10_992,
     "with all that a run may name": 14_221,
-    "campaign": 2_795,
+    "campaign": 2_802,
     "tools": 2_014,
     "report": 598,
 }

@@ -41,6 +41,7 @@ class LoadedCampaign:
         conditions: in the order of the file.
         configs: the validated run of each condition, with the first seed.
         warnings: what works and is probably not what was meant.
+        overrides: what `--set` changed of the file.
     """
 
     file: str
@@ -50,6 +51,7 @@ class LoadedCampaign:
     conditions: tuple[Condition, ...]
     configs: tuple[LoadedConfig, ...]
     warnings: tuple[ConfigProblem, ...]
+    overrides: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -162,7 +164,9 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
     _stop([*problems, *(_duplicates(found, configs, source) if complete else ()), *mistakes], notes)
     assert executor is not None, "a mistake in it was raised"
     warnings = tuple(dict.fromkeys([*(warning for config in configs for warning in config.warnings), *odd]))
-    return LoadedCampaign(str(file), source.text, settings, executor, tuple(found), tuple(configs), warnings)
+    return LoadedCampaign(
+        str(file), source.text, settings, executor, tuple(found), tuple(configs), warnings, tuple(overrides)
+    )
 
 
 def _settings(source: Document) -> Campaign:

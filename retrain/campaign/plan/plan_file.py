@@ -63,7 +63,7 @@ class Plan(Campaign):
     """What plan.json holds: the settings of `[campaign]`, and what they came to.
 
     Attributes:
-        file, folder: the campaign's file, and where it was started from.
+        file, folder, overrides: the campaign's file, where it was started from, and what `--set` changed of it.
         ladder: pairs (condition, against) in which the first adds something to the second.
         premises: what the tasks say of themselves, by their names.
         cells: the runs.
@@ -73,6 +73,7 @@ class Plan(Campaign):
 
     file: str = ""
     folder: str = ""
+    overrides: Annotated[tuple[str, ...], Array] = ()
     ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
     premises: dict[str, Premise] = Field(default_factory=dict[str, Any])
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
@@ -138,6 +139,7 @@ def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:
     return {
         "file": loaded.file,
         "folder": str(Path.cwd()),
+        "overrides": loaded.overrides,
         "baseline": loaded.baseline,
         "ladder": loaded.ladder,
         "premises": _premises(loaded),

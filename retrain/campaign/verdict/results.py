@@ -335,8 +335,10 @@ def environments(results: Results) -> dict[str, dict[str, int]]:
 
 def campaign_commands(directory: Path, results: Results) -> list[str]:
     """Commands that run the campaign again, and each of its cells alone."""
-    source = read_plan(directory).file or str(directory / "campaign.toml")
-    lines = ["# everything", f"retrain campaign {shlex.quote(source)}", f"retrain report {shlex.quote(str(directory))}"]
+    plan = read_plan(directory)
+    changed = [part for text in plan.overrides for part in ("--set", text)]
+    again = shlex.join(["retrain", "campaign", plan.file or str(directory / "campaign.toml"), *changed])
+    lines = ["# everything", again, f"retrain report {shlex.quote(str(directory))}"]
     lines += ["", "# one run; its name keeps it apart from the campaign's"]
     for cell in results.runs:
         config, name = str(cell.path / "config.toml"), f"again-{cell.path.parent.name}-{cell.path.name}"

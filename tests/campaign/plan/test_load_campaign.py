@@ -1,5 +1,7 @@
 """From a campaign's file to its runs: conditions, labels, grids, and every mistake at its line."""
 
+import json
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -8,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
-from retrain.campaign.plan.plan_file import read_plan
+from retrain.campaign.plan.plan_file import plan_of, read_plan
+from retrain.campaign.verdict.results import campaign_commands, read_campaign
 from retrain.campaign.work.campaign_directory import create
 from retrain.config.load import load
 from retrain.errors import ConfigError, StorageError
@@ -386,6 +389,16 @@ def test_a_second_driver_waits_while_the_first_writes_the_plan(campaign, tmp_pat
     assert second.communicate() == ("", "")
     assert second.returncode == 0
     assert create(loaded).plan.baseline == "grpo"
+
+
+def test_the_command_that_repeats_a_campaign_means_the_same_runs(campaign, tmp_path):
+    text = '[campaign]\nseeds = 2\n[campaign.grid]\n"optimizer.lr" = [1e-4, 2e-4]\n'
+    created = create(campaign(text, f"logging.dir='{tmp_path}/my runs'", "campaign.name=again", "task.name=rare"))
+    again = shlex.split(campaign_commands(created.path, read_campaign(created.path))[1])
+    assert (again[:3], again[3::2]) == (["retrain", "campaign", str(tmp_path / "sweep.toml")], ["--set"] * 3)
+    assert json.loads(json.dumps(plan_of(load_campaign(again[2], again[4::2])))) == json.loads(
+        (created.path / "plan.json").read_text()
+    )
 
 
 def test_a_value_that_an_axis_lists_twice_is_told_once(problems):
