@@ -40,10 +40,11 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         RetrainError: the probe failed, with the exit code of its run.
     """
     seeds, config = loaded.settings.seed_list, loaded.configs[0].config
-    runs, slots = len(seeds) * len(loaded.conditions), len(machine_slots(loaded.settings.slots, loaded.settings.ranks))
+    variables = machine_slots(loaded.settings.slots, loaded.settings.ranks)
+    runs, slots = len(seeds) * len(loaded.conditions), len(variables)
     comparisons = len(loaded.conditions) - max(1, len(loaded.settings.tasks))
     first = loaded.cell_config(loaded.conditions[0], seeds[0])
-    spent, reached = _probe(first, config, loaded.settings.ranks) if probe else ({}, None)
+    spent, reached = _probe(first, config, loaded.settings.ranks, variables[0]) if probe else ({}, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
@@ -62,7 +63,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
 
 def measured(document: dict[str, Any], config: Config, ranks: int) -> dict[str, str]:
     """Time and memory of one run in words, from two steps that are really made; raises as `preview` does."""
-    spent, _ = _probe(document, config, ranks, alone=True)
+    spent, _ = _probe(document, config, ranks)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
     return {
         "run": f"about {duration(spent['run_s'])}, the warm start aside: {_parts(spent)}",
@@ -137,13 +138,14 @@ def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> l
 
 
 def _probe(
-    document: dict[str, Any], config: Config, ranks: int, alone: bool = False
+    document: dict[str, Any], config: Config, ranks: int, slot: Mapping[str, str] | None = None
 ) -> tuple[dict[str, float], float | None]:
     """Seconds of a run's parts and of the whole, from two steps that are really made, and the accuracy after them.
 
     Args:
-        alone: the run is a process like that of `retrain train`, not what a campaign makes of it.
+        slot: environment variables of a campaign's slot; None: the run is a process like that of `retrain train`.
     """
+    alone = slot is None
     with tempfile.TemporaryDirectory(prefix="retrain-probe-") as name:
         run = Path(name) / "probe"
         run.mkdir()
@@ -152,7 +154,7 @@ def _probe(
         (run / "config.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
         # Not a waste: the run or the campaign finds the warm start in the cache.
         warm = _timed(run, lambda: warm_start(run, run / "log.txt", alone))
-        wall = _timed(run, lambda: train(run, ranks, {}, alone))
+        wall = _timed(run, lambda: train(run, ranks, slot or {}, alone))
         metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]

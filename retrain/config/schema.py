@@ -180,8 +180,9 @@ class Training(Section):
     """Optimizer steps per pass."""
     micro_batch_tokens: Count = 16384
     """Tokens per forward and backward, on a CPU at most 2048; changes memory and speed, never the result."""
-    threads: Natural = 1
-    """CPU threads of the trainer; 0 leaves it to torch."""
+    threads: Literal["auto"] | Natural = "auto"
+    """CPU threads of the trainer; "auto": OMP_NUM_THREADS where it is set, else by the cores and the model's size, and
+    1 with a GPU. 0: as "auto", whatever the size."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +21,7 @@ from retrain.config.resolve import labels
 from retrain.config.schema import Config
 from retrain.engines.capability import choose_engine, positions
 from retrain.errors import ComponentError, DataError, RetrainError
-from retrain.functional.devices import matmul_dtype
+from retrain.functional.devices import cpu_threads, matmul_dtype
 from retrain.protocols import ALONE, Ranks, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
@@ -99,8 +101,6 @@ def _measured(parts: Parts, one: LoadedConfig, loaded: LoadedConfig, task: Task)
 def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:
     """Build the model and everything that training changes; nothing that samples, scores or reports."""
     config, components = loaded.config, loaded.components
-    if config.training.threads:
-        torch.set_num_threads(config.training.threads)
     device, ranks = choose_device(config.training.device), directory.ranks
     if ranks.size > 1 and ":" in config.training.device:
         raise ComponentError(
@@ -201,6 +201,7 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
     # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
     dtype, four = _dtype(config, device) if config.model.lora else "float32", config.model.quantization is not None
     model, teacher = untrained_model(loaded, dtype, empty=bool(four or ranks.mesh) and not config.warmup.steps)
+    torch.set_num_threads(_threads(loaded, device, model.model, ranks))
     if model.source is None:
         model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:
@@ -222,6 +223,19 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
 
         model = quantize(model, device)
     return model
+
+
+def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Ranks) -> int:
+    """What `[training] threads` means here: ranks of this machine, and a sampler that works at the same time, share."""
+    asked, engine = loaded.config.training.threads, loaded.components.optional("engine")
+    if asked not in ("auto", 0):
+        return int(asked)
+    if device.type != "cpu":
+        return cpu_threads(0, sys.maxsize)
+    apart = engine is not None and engine.component.traits.get("elsewhere", False)
+    at_once = 2 if loaded.config.rollout.overlap and not apart else 1
+    size = sum(p.numel() for p in model.parameters()) if asked == "auto" else sys.maxsize
+    return cpu_threads(size, at_once * int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)))
 
 
 def build_world(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> World | None:

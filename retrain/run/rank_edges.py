@@ -47,8 +47,11 @@ class SharedDirectory(RunDirectory):
     def previous_config(self, path: Path | None = None) -> dict[str, Any]:
         return self.ranks.first(partial(super().previous_config, path))
 
-    def write_config(self, source: str, environment: Mapping[str, Any], started: Mapping[str, Any]) -> None:
-        self._once(partial(super().write_config, source, environment, started))
+    def write_config(self, source: str, started: Mapping[str, Any]) -> None:
+        self._once(partial(super().write_config, source, started))
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        self._once(partial(super().write_environment, environment))
 
     def restore(self, path: Path | None = None, accept: Callable[[State], None] = lambda _: None) -> State | None:
         """As in a run directory; rank 0 has verified what the others read."""

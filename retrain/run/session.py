@@ -88,13 +88,12 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
         if previous:  # refused before torch is imported, though the checkpoint decides
             _changes(_with_new_keys(previous), masked(resolved), resume)
-        from retrain.run.build import build
         from retrain.run.loop import train
 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
-        directory.write_config(_source(loaded), environment() | {"ranks": ranks.size}, started)
-        parts = _watched(build(loaded, directory, observe))
+        directory.write_config(_source(loaded), started)
+        parts = _watched(_built(loaded, directory, observe))
         try:
             start, cursor = _restore(parts, state, resume)
             with around(parts):
@@ -106,6 +105,19 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         finally:
             parts.close()
     return path
+
+
+def _built(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Parts:
+    """The parts of the run. Where it runs is written before they are built, for one that fails, and again afterwards:
+    the model decides about the threads.
+    """
+    from retrain.run.build import build
+
+    ranks = {"ranks": directory.ranks.size}
+    directory.write_environment(environment() | ranks)
+    parts = build(loaded, directory, observe)
+    directory.write_environment(environment() | ranks)
+    return parts
 
 
 def _directory(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) -> RunDirectory:

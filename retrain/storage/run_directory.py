@@ -143,8 +143,8 @@ class RunDirectory:
         """There is a checkpoint to continue from, and the mode says to."""
         return self.mode in ("resume", "auto") and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
-    def write_config(self, source: str, environment: Mapping[str, Any], started: Mapping[str, Any]) -> None:
-        """Write the TOML as it was, where it runs, and what it resolved to.
+    def write_config(self, source: str, started: Mapping[str, Any]) -> None:
+        """Write the TOML as it was, and what it resolved to.
 
         Args:
             started: "config", the resolved configuration, and "plugins", hashes of the user's modules: every
@@ -154,6 +154,10 @@ class RunDirectory:
         with writing(self.path):
             write_text(self.path / "config.toml", source)
             write_text(self.path / "config.resolved.json", json.dumps(started["config"], indent=2) + "\n")
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write where it runs."""
+        with writing(self.path):
             write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def previous_config(self, path: Path | None = None) -> dict[str, Any]:

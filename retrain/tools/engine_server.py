@@ -42,8 +42,8 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     import torch
 
     cpu = not torch.cuda.is_available()
-    if cpu and config.training.threads:
-        os.environ.setdefault("OMP_NUM_THREADS", str(config.training.threads))
+    if cpu and (threads := config.training.threads) not in ("auto", 0):
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     table: dict[str, Any] = loaded.tables.get(ENGINE, {})
     urls = [urlsplit(url).port or _PORT for url in table.get("urls", ())]
     adapter = config.model.lora if by_itself(table.get("lora"), table.get("dtype", "auto")) else None

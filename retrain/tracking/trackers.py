@@ -87,7 +87,7 @@ class Wandb(_Service):
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
         import wandb
 
-        self.log(step, {"completions": wandb.Table([*columns], data, allow_mixed_types=True)})
+        self.log(step, {"completions": wandb.Table([*columns], [*data], allow_mixed_types=True)})
 
     def _shown_at(self) -> str:
         """Its page; offline, the command that sends it there."""

@@ -45,11 +45,8 @@ def run(tmp_path):
     path = tmp_path / "my-run"
     with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
         resolved = {"training": {"max_steps": 30, "note": HOSTILE}}
-        directory.write_config(
-            f"[training]\n# {HOSTILE}\n",
-            {"python": "3.11", "devices": [], "git": None, "packages": {"torch": "2"}},
-            {"config": resolved, "plugins": {}},
-        )
+        directory.write_config(f"[training]\n# {HOSTILE}\n", {"config": resolved, "plugins": {}})
+        directory.write_environment({"python": "3.11", "devices": [], "git": None, "packages": {"torch": "2"}})
         directory.append("eval.jsonl", evaluation(0, 0.2))
         for step in range(30):
             row = {"step": step, "reward/mean": step / 30, "reward/accuracy": step / 30, "tokens/response": 10.0}
@@ -156,7 +153,7 @@ def test_status_while_running_after_a_kill_and_after_an_error(tmp_path):
     path = tmp_path / "a"
     with RunDirectory(path, "new", Checkpoint(), lambda event, details: None) as directory:
         assert status(path)["steps"] == 0
-        directory.write_config("", {}, {"config": {"training": {"max_steps": 10}}, "plugins": {}})
+        directory.write_config("", {"config": {"training": {"max_steps": 10}}, "plugins": {}})
         for step in range(4):
             directory.append("metrics.jsonl", {"step": step, "reward/mean": 0.5, "time/step_s": 2.0})
         found = status(path)

@@ -45,7 +45,7 @@ def test_the_greatest_value_is_best_and_the_first_of_equals_stays(tmp_path, valu
     config = load_config(tmp_path)
     found = []
     with RunDirectory(tmp_path / "run", "new", config.checkpoint, nothing) as directory:
-        directory.write_config("", {}, {"config": {}})
+        directory.write_config("", {"config": {}})
         for step, value in enumerate(values, 1):
             directory.append("eval.jsonl", {"step": step, "aime/accuracy": value})
             if directory.is_best("aime/accuracy", step):
@@ -57,7 +57,7 @@ def test_the_greatest_value_is_best_and_the_first_of_equals_stays(tmp_path, valu
 def test_a_best_of_steps_that_are_done_again_goes(tmp_path):
     config = load_config(tmp_path)
     with RunDirectory(tmp_path / "run", "new", config.checkpoint, nothing) as directory:
-        directory.write_config("", {}, {"config": {}})
+        directory.write_config("", {"config": {}})
         directory.append("eval.jsonl", {"step": 2, "accuracy": 0.5})
         directory.save_checkpoint(1, {"loop": {"step": 1}})
         directory.save_checkpoint(2, {"loop": {"step": 2}}, best=True)

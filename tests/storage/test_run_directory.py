@@ -66,7 +66,8 @@ def test_layout_and_status_of_a_finished_run(tmp_path):
         assert Lock(path / "lock").held()
         assert not directory.resuming
         assert directory.restore() is None
-        directory.write_config("[training]\n", {"python": "3"}, {"config": {"training": {"lr": 0.1}}, "plugins": {}})
+        directory.write_config("[training]\n", {"config": {"training": {"lr": 0.1}}, "plugins": {}})
+        directory.write_environment({"python": "3"})
         run_steps(directory, 0, 4)
     assert sorted(content(path)) == [
         "checkpoints/step-000002/loop.safetensors",

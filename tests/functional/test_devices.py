@@ -1,0 +1,37 @@
+"""How many threads a model is trained with."""
+
+import os
+import sys
+
+import pytest
+
+from retrain.functional.devices import cpu_threads
+
+TINY, SMALL, LARGE = 1_400_000, 20_000_000, 135_000_000
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Have this process believe that it may use so many cores, and that nobody has named a number of threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    return lambda count: monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
+
+
+def test_a_small_model_has_two_threads_and_a_large_one_every_core(cores):
+    cores(8)
+    assert [cpu_threads(size) for size in (TINY, SMALL, LARGE)] == [2, 4, 8]
+    cores(1)
+    assert cpu_threads(LARGE) == 1
+
+
+def test_those_that_share_the_cores_divide_them(cores):
+    cores(8)
+    assert [cpu_threads(LARGE, sharing) for sharing in (2, 3, 9)] == [4, 2, 1]
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("5,2", 5), ("", 8), ("0", 8), ("many", 8)])
+def test_the_environment_decides_where_it_says_a_number(cores, monkeypatch, said, threads):
+    cores(8)
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert cpu_threads(LARGE) == threads
