@@ -19,8 +19,8 @@ Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(query [..., heads, head_dim], key, value [..., kv_heads, head_dim], layer) -> [..., heads, head_dim]."""
 
 
-_CACHE = 1 << 25
-"""Bytes of weights that a processor keeps at hand; a larger head is read from memory for every token."""
+_SMALL = 1 << 20
+"""Bytes of a float32 head whose product costs nothing beside the layers."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class FusedDecoder:
     """The results of `GeneralDecoder` from half as many operations.
 
     On a CPU only the layers' matrix products are in `dtype`; the residual stream, norms, rotary embedding and
-    attention are float32. So is the head, unless it is too large for a cache: in `dtype` it takes a third of the time,
-    and its logits are rounded as the trainer's are.
+    attention are float32. So is the head, unless it is large: in `dtype` it takes a third of the time, and its logits are rounded
+    as the trainer's are.
     """
 
     name = "fused"
@@ -85,7 +85,7 @@ class FusedDecoder:
         check_weights(self._shapes, weights)
         embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
         self._embedding, self._head = self._copy(embedding), self._copy(head)
-        if self._head.nbytes > _CACHE:
+        if self._head.nbytes > _SMALL:
             self._head = self._head.to(self._dtype)
         self._norm = self._copy(weights["model.norm.weight"])
         self._layers = [self._layer(weights, f"model.layers.{index}.") for index in range(self._depth)]
