@@ -59,8 +59,8 @@ class FusedDecoder:
     """The results of `GeneralDecoder` from half as many operations.
 
     On a CPU only the layers' matrix products are in `dtype`; the residual stream, norms, rotary embedding and
-    attention are float32. So is the head, unless it is large: in `dtype` it takes a third of the time, and its logits are rounded
-    as the trainer's are.
+    attention are float32. So is the head, unless it is large: in `dtype` it takes a third of the time, and its
+    logits are rounded as the trainer's are.
     """
 
     name = "fused"
