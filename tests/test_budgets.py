@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 23_013,
-    "what retrain train imports": 11_021,
-    "with all that a run may name": 14_250,
-    "campaign": 2_804,
+    "package": 23_018,
+    "what retrain train imports": 11_024,
+    "with all that a run may name": 14_253,
+    "campaign": 2_806,
     "tools": 2_014,
     "report": 598,
 }

@@ -27,6 +27,8 @@ from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict.results import Results, read_campaign
 
 BATCHES, CONTINUATIONS, DRAWS = 8, 4, 10_000
+SETTING = "surprisal_mask.rho=0.2"
+"""As the campaign has it; without it, the method is off."""
 
 Points = dict[str, dict[str, tuple[float, list[float]]]]
 """task -> method -> (mean log effective batch, differences in area of its seeds)."""
@@ -38,7 +40,7 @@ def audit_all(directory: Path) -> None:
         results = read_campaign(directory, task)
         methods = ",".join(one for one in results.conditions if one != results.baseline)
         command = ["retrain", "audit", str(_path(results)), "--all-checkpoints", "--json", "--methods", methods]
-        command += ["--batches", str(BATCHES), "--continuations", str(CONTINUATIONS)]
+        command += ["--batches", str(BATCHES), "--continuations", str(CONTINUATIONS), "--set", SETTING]
         program = Path(sys.executable).parent / command[0]
         text = subprocess.run([program, *command[1:]], check=True, capture_output=True, text=True).stdout
         for line in text.splitlines():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.registry import transform
+from retrain.registry import Finding, transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,13 @@ def sepa(
     return pooled.where(execution, uncertainty)
 
 
-@transform("surprisal_mask")
+def _check_share(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """A stage that is named, and off."""
+    if params["rho"] == 0:
+        yield Finding((), "surprisal_mask changes nothing with rho = 0", "set [surprisal_mask] rho = 0.2", fatal=False)
+
+
+@transform("surprisal_mask", check=_check_share)
 def surprisal_mask(
     advantages: Tensor,
     uncertainty: Tensor,

@@ -88,6 +88,7 @@ def test_nonsense_is_refused_and_never_crashes(pairs, refused):
 
 
 WARNINGS = [
+    ('[algorithm]\ntransform_mode = ["surprisal_mask"]', "transform_mode", "changes nothing with rho = 0"),
     ("[training]\ngroup_size = 1", "group_size", "nothing to be compared with"),
     ("[optimizer]\nwarmup_steps = 500", "[optimizer] warmup_steps", "the run has 200"),
     ("[warmup]\nsteps = 20", "[warmup] warmup_steps", "rises for 50 of 20"),

@@ -50,11 +50,13 @@ def write(directory: Path) -> tuple[str, tuple[Path, ...]]:
 
 
 def words(card: Card) -> list[str]:
-    """What each condition helps and harms, with numbers; then premises that do not hold, and runs without a result."""
+    """What each condition helps and harms, with numbers; then premises in doubt, and runs without a result."""
     others = [one for one in card.first.conditions if one != card.first.baseline]
-    lines = [line for one in others for line in _words(card, one)]
+    lines = list(dict.fromkeys(line for one in others for line in _words(card, one)))
     broken = [(task, check) for task, checks in card.checks.items() for check in checks if not check.holds]
-    lines += [f"The premise of {task} does not hold: {_check(check)}." for task, check in broken]
+    for task, check in broken:
+        known = "was not measured" if math.isnan(check.value) else "does not hold"
+        lines.append(f"The premise of {task} {known}: {_check(check)}.")
     lines += [f"No result: {task}, {lost_cell(cell)}." for task, cell in card.lost[:_NAMED]]
     more = len(card.lost) - _NAMED
     return [*lines, f"{plural(more, 'more run')} without a result."] if more > 0 else lines
@@ -104,15 +106,15 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _check(check: Check) -> str:
-    name, value = check.figure.removeprefix("task/").replace("_", " "), "not measured"
-    if not math.isnan(check.value):
-        value = f"{check.value:.3f}"
-    return f"{name} {value} ({check.low:g} to {check.high:g})"
+    name = check.figure.removeprefix("task/").replace("_", " ")
+    return f"{name}{'' if math.isnan(check.value) else f' {check.value:.3f}'} ({check.low:g} to {check.high:g})"
 
 
 def _premise(card: Card, task: str) -> dict[str, str]:
     checks = card.checks[task]
-    verdict = "-" if not checks else "holds" if all(one.holds for one in checks) else "fails"
+    verdict = "fails"
+    if all(one.holds or math.isnan(one.value) for one in checks):
+        verdict = "holds" if checks and all(one.holds for one in checks) else "-"
     measured = "; ".join(map(_check, checks)) or "-"
     return {"task": task, "premise": _about(card, task) or "-", "measured (bounds)": measured, "verdict": verdict}
 

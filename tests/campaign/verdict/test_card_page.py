@@ -65,7 +65,7 @@ def test_the_card_says_in_words_where_a_method_helps(directory):
     assert overall.startswith("Over all tasks: +0.0")
     assert premises == [
         "The premise of decoy does not hold: explained 0.300 (-0.02 to 0.02).",
-        "The premise of chain does not hold: gap not measured (0 to 0.1).",
+        "The premise of chain was not measured: gap (0 to 0.1).",
     ]
     assert [file.name for file in files[:3]] == ["report.html", "report.md", "results.csv"]
     html = files[0].read_text(encoding="utf-8")
