@@ -1,5 +1,6 @@
 """The tests do not depend on who started them or came before them, and property tests do not look at the clock."""
 
+import gc
 import os
 import signal
 import sys
@@ -19,15 +20,27 @@ if find_spec("hypothesis"):  # environments for one engine or executor have no p
     settings.load_profile("any machine")
 
 
+KEPT: dict[str, object] = {}
+"""Imported modules that are no plug-in of a test, by name."""
+
+
+def pytest_collection_finish():
+    """What is imported and collected by now stays: the garbage collector need not look through it, .5 s each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def forgotten_plugins(tmp_path_factory):
     """No test finds the plug-ins of another one's folder: imported, registered, or where modules are looked for."""
     yield
     folders, gone = f"{tmp_path_factory.getbasetemp()}{os.sep}", set()
-    for name, module in list(sys.modules.items()):
+    for name, module in [one for one in sys.modules.items() if KEPT.get(one[0]) is not one[1]]:
         facts = getattr(module, "__dict__", {})  # asking a module that loads lazily for a name would load it
         if any(str(place).startswith(folders) for place in (facts.get("__file__"), *facts.get("__path__", ()))):
             gone.add(sys.modules.pop(name).__name__)
+        else:
+            KEPT[name] = module
     sys.path[:] = [place for place in sys.path if not place.startswith(folders)]  # where plug-ins were looked for
     for key in [key for key, one in REGISTERED.items() if one.target.__module__ in gone]:
         del REGISTERED[key]

@@ -1,11 +1,9 @@
 """A limit on the size of files, which is how a full disk looks to a process."""
 
-import os
 import subprocess
-import sys
 from typing import Any
 
-from tests.waiting import PATIENCE_S
+from tests.forks import run_source
 
 _PROLOGUE = """
 import resource, sys
@@ -22,7 +20,4 @@ def free():
 
 def run_script(source: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
     """Run Python source that may call `fill()` and `free()`; what it was given is in `sys.argv[1:]`."""
-    # The file in which coverage counts the lines of a process would meet the limit as well.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    command = [sys.executable, "-c", _PROLOGUE + source, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    return run_source(_PROLOGUE + source, *arguments)

@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch, session_cache) -> Path:
     return tmp_path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cli():
     """Run the command in this process: `cli("train", "run.toml")` -> result with exit_code, stdout, stderr."""
     from typer.testing import CliRunner

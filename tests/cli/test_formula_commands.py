@@ -7,10 +7,11 @@ import pytest
 from retrain.registry import find
 from retrain.registry.component import REGISTERED
 from tests.cli.conftest import installed
+from tests.forks import run_command
 
 
 def test_verify_prints_a_line_for_each_property(tmp_path):
-    done = installed("verify", "--trials", "5", cwd=tmp_path)
+    done = run_command("verify", "--trials", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 10

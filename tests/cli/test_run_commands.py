@@ -1,6 +1,7 @@
 """`retrain train` and the commands that follow it, as a user calls them."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,14 +9,28 @@ import sys
 import pytest
 
 from tests.cli.conftest import PLUGINS, installed
+from tests.forks import run_command
 from tests.full_disk import run_script
+from tests.small_runs import TOML
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, session_cache, cli):
+    """The folder of a finished run of the small configuration, for all to copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "run.toml").write_text(TOML)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("RETRAIN_CACHE", str(session_cache))
+        result = cli("train", "run.toml", "--plain")
+    assert result.exit_code == 0, result.output
+    return folder
 
 
 @pytest.fixture
-def run(folder, cli):
+def run(folder, finished):
     """A finished run of the small configuration."""
-    result = cli("train", "run.toml", "--plain")
-    assert result.exit_code == 0, result.output
+    shutil.copytree(finished, folder, dirs_exist_ok=True)
     return folder / "runs" / "run"
 
 
@@ -115,11 +130,11 @@ def test_eval_without_problems_is_a_data_error(run, cli):
 
 
 def test_no_progress_bar_of_a_library_reaches_the_output(folder):
-    done = installed("train", "run.toml", "--set", "warmup.warmup_steps=1", cwd=folder)
+    done = run_command("train", "run.toml", "--set", "warmup.warmup_steps=1", cwd=folder)
     assert done.returncode == 0
     assert done.stderr == ""
     assert "\r" not in done.stdout
-    assert installed("export", "runs/run", "out", cwd=folder).stderr == ""
+    assert run_command("export", "runs/run", "out", cwd=folder).stderr == ""
 
 
 def test_fresh_and_resume_exclude_each_other(run, cli):

@@ -15,7 +15,7 @@ from retrain.cli.main import app
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from retrain.storage import checkpoint
-from tests.faults.forks import finish, forked
+from tests.forks import finish, forked
 from tests.small_runs import TOML, digest, rows
 from tests.waiting import until
 

@@ -16,8 +16,8 @@ import retrain.run.build  # noqa: F401 - with torch, before the processes are fo
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from retrain.storage import checkpoint
-from tests.faults.forks import finish, forked
 from tests.faults.gate import gated
+from tests.forks import finish, forked
 from tests.small_runs import TOML, digest, rows
 from tests.waiting import PATIENCE_S, alive, ends, until
 

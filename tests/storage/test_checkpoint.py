@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 
 from retrain.errors import StorageError, UserCodeError
 from retrain.storage.checkpoint import load, newest, problem, save, step_of
+from tests.forks import finish, forked
 from tests.full_disk import run_script
 
 
@@ -381,28 +380,22 @@ def test_sigkill_at_any_point_of_a_save_never_loses_or_mixes_a_checkpoint(tmp_pa
     assert points > staged > 5, "before, inside and after what is written"
 
 
-WRITER = """
-import sys
-from pathlib import Path
-import torch
-from retrain.storage.checkpoint import save
-
-for step in range(1, 201):
-    save(Path(sys.argv[1]), step, {"policy": {"w": torch.full((20_000,), float(step))}}, keep=int(sys.argv[2]))
-"""
+def write_many(root, keep):
+    for step in range(1, 201):
+        save(root, step, {"policy": {"w": torch.full((20_000,), float(step))}}, keep=keep)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_readers_beside_a_writer_read_whole_checkpoints_and_change_nothing(tmp_path, keep):
     save(tmp_path, 0, {"policy": {"w": torch.zeros(20_000)}}, keep=keep)
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(keep)])
+    writer = forked(write_many, tmp_path, keep)
     reads = 0
-    while writer.poll() is None:
+    while writer.exitcode is None:
         found = newest(tmp_path, pytest.fail, own=False)
         assert found is not None
         path, state = found
         assert torch.all(state["policy"]["w"] == float(step_of(path)))
         reads += 1
-    assert writer.returncode == 0
+    finish(writer)
     assert reads > 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:06d}" for step in range(201 - keep, 201)]
