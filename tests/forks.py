@@ -42,7 +42,8 @@ def _run(source: str, argv: list[str], cwd: Path | None) -> subprocess.Completed
         process = forked(_apart, source, argv, cwd or Path.cwd(), (out.fileno(), err.fileno()))
         process.join(timeout=PATIENCE_S)
         assert process.exitcode is not None, "waited in vain"
-        out.seek(0), err.seek(0)
+        for file in (out, err):
+            file.seek(0)
         return subprocess.CompletedProcess(argv, process.exitcode, out.read(), err.read())
 
 

@@ -169,7 +169,7 @@ def _named(node):
 
 @cache
 def all_written():
-    """One expression for the names of `written` in all modules; the process that asks needs it, not each that collects."""
+    """One expression for the names of `written` in all modules."""
     return re.compile("|".join({form for module in modules() for form in written(module.tree)}))
 
 
