@@ -2,9 +2,11 @@
 
 import ast
 import importlib.util
+import os
 import re
 import shlex
-from functools import cache
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from retrain.config.schema import Config
 from retrain.config.sections.synonyms import translated
 from retrain.registry import components
 from tests.campaign.tables import write_campaign
-from tests.forks import run_command, run_source
+from tests.cli.conftest import installed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,8 +72,9 @@ def test_python_runs(code, tmp_path):
     (finished / "eval.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
     if "runs/ladder" in code:
         write_campaign(tmp_path / "runs" / "ladder", seeds=range(3))
-    done = run_source(code, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def commands():
@@ -167,20 +170,17 @@ def _named(node):
     return []
 
 
-@cache
-def all_written():
-    """One expression for the names of `written` in all modules."""
-    return re.compile("|".join({form for module in modules() for form in written(module.tree)}))
+WRITTEN = "|".join({form for module in modules() for form in written(module.tree)})
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name in tables("metric")}))
 def test_tables_of_metrics_name_what_is_written(name):
-    assert all_written().fullmatch(name)
+    assert re.fullmatch(WRITTEN, name)
 
 
 @pytest.mark.parametrize("name", ["prm/lost", "reward/mean/x", "sepa/", "kl"])
 def test_a_metric_that_nothing_writes_would_be_noticed(name):
-    assert not all_written().fullmatch(name)
+    assert not re.fullmatch(WRITTEN, name)
 
 
 def words_of_others():
@@ -208,7 +208,7 @@ def test_verify_prints_what_the_documentation_shows(tmp_path):
     def claims(lines):  # the figures are rounding errors, which differ between machines
         return [re.sub(r" +\d\.\d\de[+-]\d\d ", " ", line) for line in lines]
 
-    done = run_command("verify", "--trials", "2", cwd=tmp_path)
+    done = installed("verify", "--trials", "2", cwd=tmp_path)
     assert claims(printed_after("retrain verify")) == claims(done.stdout.splitlines())
 
 
@@ -217,5 +217,5 @@ def test_credit_prints_what_the_documentation_shows(tmp_path):
     (tmp_path / "groups.jsonl").write_text(groups)
     modes = "--mode dca --mode grpo_lp --mode grpo_std --set grpo_lp.gamma=1e-3"
     command = f"retrain credit groups.jsonl {modes} --plot credit.html"
-    lines = run_command(*command.split()[1:], cwd=tmp_path).stdout.splitlines()
+    lines = installed(*command.split()[1:], cwd=tmp_path).stdout.splitlines()
     assert printed_after(command) == [line for line in lines if not line.startswith("credit.html")]
