@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 23_018,
-    "what retrain train imports": 11_024,
-    "with all that a run may name": 14_253,
+    "package": 23_022,
+    "what retrain train imports": 11_028,
+    "with all that a run may name": 14_257,
     "campaign": 2_806,
     "tools": 2_014,
     "report": 598,
