@@ -99,6 +99,12 @@ class Comparison:
     needed: int | None = None
 
     @property
+    def same(self) -> bool:
+        """Accuracy, area under the curve and tokens are equal in every seed: the condition changed nothing."""
+        found = (self.difference, self.area, self.avg_tokens)
+        return bool(self.seeds) and all(one.value == 0 and not (one.low < 0 or one.high > 0) for one in found)
+
+    @property
     def significant(self) -> bool:
         """The corrected p is at most the family's level."""
         return self.holm <= self.alpha

@@ -70,8 +70,11 @@ def _words(card: Card, condition: str) -> list[str]:
         for verb, up in (("helps", True), ("harms", False))
         if any((one.difference.value > 0) is up for _, one in clear)
     ]
-    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(rows) - len(clear)
-    where = "on any task" if not clear else f"on {rest} other task{'s' * (rest != 1)}"
+    if same := [task for task, one in rows.items() if one.same]:
+        parts.append(f"changes nothing on {_listed(same)}, where its runs are those of {card.first.baseline}")
+    told = len(clear) + len(same)
+    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(rows) - told
+    where = "on any task" if not told else f"on {rest} other task{'s' * (rest != 1)}"
     if rest:
         parts.append(f"makes no difference that {plural(seeds, 'seed')} could tell {where}")
     lines = [f"{condition} against {card.first.baseline}: {'; '.join(parts)}."]

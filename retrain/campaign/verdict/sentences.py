@@ -61,6 +61,8 @@ def conclusion(one: Comparison) -> str:
         return "better" if one.difference.value > 0 else "worse"
     if not one.seeds:
         return "cannot tell; no seed finished in both"
+    if one.same:
+        return "changed nothing; the runs of both are the same"
     if one.untested:
         way = "higher" if one.difference.value > 0 else "lower"
         every = " in every seed" if one.p <= statistics.smallest_p(len(one.seeds)) else ""

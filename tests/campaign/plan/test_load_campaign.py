@@ -19,7 +19,7 @@ from retrain.system.lock import exclusive
 
 ROOT = Path(__file__).parents[3]
 CAMPAIGNS = sorted((ROOT / "campaigns").glob("*.toml"))
-EVIDENCE = sorted((ROOT / "benchmarks" / "evidence").glob("*.toml"))
+EVIDENCE = [file for file in sorted((ROOT / "benchmarks" / "evidence").glob("*.toml")) if is_campaign(file)]
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """The campaign of a report card: what is taken from the method's file, and what the testbed decides."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
+from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.campaign.plan import testbed
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.campaign.verdict.statistics import smallest_p
@@ -65,6 +67,17 @@ def test_the_campaign_is_valid_on_all_tasks_and_enough_seeds_could_tell(method, 
     steps = {config.config.training.max_steps for config in loaded.configs}
     assert max(steps) < 100, "the tasks decide, not the file of the method"
     assert {config.config.environment.name for config in loaded.configs} == {None, "calculator", "guess"}
+
+
+def test_the_shipped_method_finds_phrases_in_the_testbeds_tasks(tmp_path):
+    file = tmp_path / "testbed.toml"
+    method = Path(__file__).parents[3] / "benchmarks" / "evidence" / "hicra.toml"
+    file.write_text(testbed.testbed_toml(method, None, ["planning", "decoy"], 3, None))
+    for config in load_campaign(file).configs:
+        if config.config.algorithm.transform_mode == "hicra":
+            grams = read_grams(config.components.signal("planning_mask").arguments["strategic_grams"], None)
+            task = config.task(0)
+            assert any(gram in (task.problem(number).solution or "") for gram in grams for number in range(8))
 
 
 def test_another_baseline(method, tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retrain.campaign.verdict.analysis import analyze, compare, summarize
+from retrain.campaign.verdict.analysis import Estimate, analyze, compare, summarize
 from retrain.campaign.verdict.campaign_page import _forests
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, sentence, text
@@ -97,6 +97,9 @@ def test_the_verdict_says_what_would_tell():
     same = analyze(simulated({"a": [0.1] * 8, "b": [0.1] * 8})).primary[0]
     assert (same.p, same.needed) == (1.0, None)
     assert conclusion(same) == "cannot tell; there is no difference that more seeds would tell"
+    equal = Estimate(0.0, 0.0, 0.0)
+    assert conclusion(replace(same, avg_tokens=equal)) == "changed nothing; the runs of both are the same"
+    assert conclusion(replace(same, avg_tokens=equal, area=Estimate(0.0, -0.1, 0.1))).startswith("cannot tell")
     two = analyze(simulated({"a": [0.1, 0.2], "b": [0.3, 0.5]})).primary[0]
     assert conclusion(two) == "cannot tell; no outcome of 2 seeds could, 6 are the least"
     wide = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.2, 0.9]})).primary[0]

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from urllib.parse import unquote
 
 import numpy as np
@@ -104,6 +105,18 @@ def test_three_seeds_can_tell_nothing_and_a_lost_run_is_named(tmp_path):
     assert "new against grpo: makes no difference that 3 seeds could tell on any task." in text
     assert "No outcome of 3 seeds could be significant on 3 tasks; 7 are the least." in text
     assert "No result: rare, new seed 1 missing: it was never started." in text
+
+
+def test_a_method_that_changes_nothing_on_a_task_is_said_to(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "same")
+    for run in (tmp_path / "same" / "cells" / "chain-new").iterdir():
+        shutil.rmtree(run)
+        shutil.copytree(tmp_path / "same" / "cells" / "chain-grpo" / run.name, run)
+    text, files = card_page.write(tmp_path / "same")
+    first = text.splitlines()[0]
+    assert "; changes nothing on chain, where its runs are those of grpo" in first
+    assert "could tell" not in first
+    assert "| chain | +0.000 [+0.000, +0.000] | changed nothing |" in files[1].read_text(encoding="utf-8")
 
 
 def test_a_table_of_all_tasks_names_them(directory):
