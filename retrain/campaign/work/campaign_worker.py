@@ -220,5 +220,6 @@ def machine_slots(wanted: int | str, ranks: int = 1, most: int | None = None) ->
         raise ConfigError([ConfigProblem("campaign", 0, 0, "ranks", problem, fix)])
     groups = [",".join(devices[first : first + ranks]) for first in range(0, len(devices) - ranks + 1, ranks)]
     count = (len(groups) or max(1, cores // ranks)) if wanted == "auto" else int(wanted)
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // (count * ranks)))}
+    # Without a GPU what a run computes depends on its threads, and must not on how many slots its worker has.
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // (count * ranks)) if groups else 1)}
     return [threads | ({"CUDA_VISIBLE_DEVICES": groups[slot % len(groups)]} if groups else {}) for slot in range(count)]

@@ -154,9 +154,10 @@ def test_slots_share_cores_and_gpus(monkeypatch):
     assert gpus() == ["2", "5"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in machine_slots(3)] == ["2", "5", "2"]
     assert len(machine_slots("auto")) == 2
+    assert machine_slots(1)[0]["OMP_NUM_THREADS"] == str(cores)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine_slots("auto") == [{"OMP_NUM_THREADS": "1"}] * cores
-    assert machine_slots(1) == [{"OMP_NUM_THREADS": str(cores)}]
+    assert machine_slots(1) == [{"OMP_NUM_THREADS": "1"}], "what a run computes depends on its threads"
 
 
 def test_a_slot_has_a_gpu_for_every_rank(monkeypatch):
