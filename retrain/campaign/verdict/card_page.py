@@ -65,14 +65,16 @@ def words(card: Card) -> list[str]:
 def _words(card: Card, condition: str) -> list[str]:
     rows = {task: one for (task, label), one in card.comparisons.items() if label == condition}
     clear = [(task, one) for task, one in rows.items() if one.significant]
+    near = [(task, one) for task, one in rows.items() if one.untested]
+    kinds = (("helps", clear, True), ("harms", clear, False), ("may help", near, True), ("may harm", near, False))
     parts = [
-        f"{verb} {_listed([_claim(card, task, one) for task, one in clear if (one.difference.value > 0) is up])}"
-        for verb, up in (("helps", True), ("harms", False))
-        if any((one.difference.value > 0) is up for _, one in clear)
+        f"{verb} {_listed(claims)}"
+        for verb, found, up in kinds
+        if (claims := [_claim(card, task, one) for task, one in found if (one.difference.value > 0) is up])
     ]
     if same := [task for task, one in rows.items() if one.same]:
         parts.append(f"changes nothing on {_listed(same)}, where its runs are those of {card.first.baseline}")
-    told = len(clear) + len(same)
+    told = len(clear) + len(near) + len(same)
     seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(rows) - told
     where = "on any task" if not told else f"on {rest} other task{'s' * (rest != 1)}"
     if rest:
