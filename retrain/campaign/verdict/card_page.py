@@ -133,7 +133,7 @@ def _row(card: Card, task: str, condition: str) -> dict[str, str]:
     return {
         "task": task,
         "accuracy": estimate(one.difference, "+.3f"),
-        "verdict": conclusion(one).partition(";")[0],
+        "verdict": conclusion(one).partition(";")[0].partition(",")[0],
         "seeds": str(len(one.seeds)),
         "p": p_value(one.p).removeprefix("= "),
         "Holm": p_value(one.holm).removeprefix("= "),
