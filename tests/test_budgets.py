@@ -14,10 +14,10 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 23_031,
+    "package": 23_033,
     "what retrain train imports": 11_028,
     "with all that a run may name": 14_257,
-    "campaign": 2_815,
+    "campaign": 2_817,
     "tools": 2_014,
     "report": 598,
 }
