@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from rich.text import Text
 from retrain.cli.arguments import Json
 from retrain.cli.config_commands import schema_text
 from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
+from retrain.system.process import usable_cores
 from retrain.system.sandbox import missing
 
 SCHEMA = "retrain.schema.json"
@@ -241,7 +241,7 @@ def _writable() -> str:
 
 _CHECKS: dict[str, Callable[[], Any]] = {
     "python": _python,
-    "processors": lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    "processors": usable_cores,
     "torch": _torch,
     "packages": _packages,
     "extras": _extras,

@@ -21,7 +21,7 @@ from retrain.config.resolve import labels
 from retrain.config.schema import Config
 from retrain.engines.capability import choose_engine, positions
 from retrain.errors import ComponentError, DataError, RetrainError
-from retrain.functional.devices import cpu_threads, matmul_dtype
+from retrain.functional.devices import matmul_dtype
 from retrain.protocols import ALONE, Ranks, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
@@ -30,6 +30,7 @@ from retrain.run.continuations import Continuations
 from retrain.run.rank_edges import Pool, SharedPool, build_sampler
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
+from retrain.system.process import cpu_threads
 from retrain.tracking.tracker_guard import Guard
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
@@ -233,8 +234,8 @@ def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Rank
     if device.type != "cpu":
         return cpu_threads(0, sys.maxsize)
     apart = engine is not None and engine.component.traits.get("elsewhere", False)
-    at_once = 2 if loaded.config.rollout.overlap and not apart else 1
     size = sum(p.numel() for p in model.parameters()) if asked == "auto" else sys.maxsize
+    at_once = 2 if loaded.config.rollout.overlap and not apart else 1
     return cpu_threads(size, at_once * int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)))
 
 

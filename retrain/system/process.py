@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent, and signals that are handled inside a block."""
+"""Child processes that do not outlive their parent, signals that are handled inside a block, and cores to share."""
 
 from __future__ import annotations
 
@@ -19,6 +19,29 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _AGAIN_S = 0.05
 """After how long a signal is sent again: by then the finalizer has ended, or else it is sent once more."""
+_PARAMETERS_PER_THREAD = 5_000_000
+"""From the third thread on: below that a product is over before more threads have begun it."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; all of the machine's where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_threads(parameters: int, sharing: int = 1) -> int:
+    """Threads for the training of a model on a processor.
+
+    OMP_NUM_THREADS where it is set, read from the environment and not from torch: a fork has torch as its maker set it
+    up. Otherwise min(cores / sharing, max(2, parameters / 5 million)), and at least 1, of the cores that this process
+    may use.
+
+    Args:
+        parameters: of the model.
+        sharing: processes, and threads with products of their own, among which the cores are divided.
+    """
+    if (said := os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]).isdecimal() and int(said):
+        return int(said)
+    return max(1, min(usable_cores() // sharing, max(2, parameters // _PARAMETERS_PER_THREAD)))
 
 
 def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callable[[], None]:

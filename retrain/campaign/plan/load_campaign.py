@@ -51,7 +51,7 @@ class LoadedCampaign:
     conditions: tuple[Condition, ...]
     configs: tuple[LoadedConfig, ...]
     warnings: tuple[ConfigProblem, ...]
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...]
 
     @property
     def name(self) -> str:

@@ -5,7 +5,6 @@ A worker has one thread. It starts runs, looks after them, keeps its leases aliv
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -17,7 +16,7 @@ from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import Lease, Watch
 from retrain.campaign.work.run_process import crashed, evict, gpus, reason, train
 from retrain.errors import ConfigError, ConfigProblem, Preempted
-from retrain.system.process import Process, SignalHandler, end
+from retrain.system.process import Process, SignalHandler, end, usable_cores
 from retrain.types import Observer
 
 _POLL_S = 0.1
@@ -214,7 +213,7 @@ def machine_slots(wanted: int | str, ranks: int = 1, most: int | None = None) ->
     Raises:
         ConfigError: a run has more ranks than this machine has GPUs.
     """
-    cores, devices = len(os.sched_getaffinity(0)), gpus()[:most]
+    cores, devices = usable_cores(), gpus()[:most]
     if 0 < len(devices) < ranks:
         problem, fix = f"there are {len(devices)} GPUs here for runs of {ranks} ranks", "take another machine"
         raise ConfigError([ConfigProblem("campaign", 0, 0, "ranks", problem, fix)])

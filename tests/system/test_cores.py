@@ -1,11 +1,10 @@
 """How many threads a model is trained with."""
 
 import os
-import sys
 
 import pytest
 
-from retrain.functional.devices import cpu_threads
+from retrain.system.process import cpu_threads
 
 TINY, SMALL, LARGE = 1_400_000, 20_000_000, 135_000_000
 
@@ -14,8 +13,7 @@ TINY, SMALL, LARGE = 1_400_000, 20_000_000, 135_000_000
 def cores(monkeypatch):
     """Have this process believe that it may use so many cores, and that nobody has named a number of threads."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    return lambda count: monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
+    return lambda count: monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)), raising=False)
 
 
 def test_a_small_model_has_two_threads_and_a_large_one_every_core(cores):
