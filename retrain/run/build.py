@@ -30,7 +30,7 @@ from retrain.run.continuations import Continuations
 from retrain.run.rank_edges import Pool, SharedPool, build_sampler
 from retrain.run.run_parts import Experts, Parts, Trained
 from retrain.storage.run_directory import RunDirectory
-from retrain.system.process import cpu_threads
+from retrain.system.process import cpu_threads, keep_freed_memory
 from retrain.tracking.tracker_guard import Guard
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
@@ -203,6 +203,7 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
     dtype, four = _dtype(config, device) if config.model.lora else "float32", config.model.quantization is not None
     model, teacher = untrained_model(loaded, dtype, empty=bool(four or ranks.mesh) and not config.warmup.steps)
     torch.set_num_threads(_threads(loaded, device, model.model, ranks))
+    keep_freed_memory()
     if model.source is None:
         model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:

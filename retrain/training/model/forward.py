@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from retrain.functional.logprobs import predictors, token_scores
 from retrain.protocols import WHOLE, Shards
+from retrain.training.model.operations import shorten
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 from retrain.types import Batch
 
@@ -53,6 +54,7 @@ class Forward:
         if self.device.type == "cpu":
             large = min(self.chunk, sum(p.numel() for p in model.parameters()) // _PARAMETERS_PER_CELL)
             self.budget = min(self.budget, max(_CACHED_CELLS, large))
+        shorten(model)
         self.splits, self.packed_limit, self.ragged = False, 0.0, False
         self._probe()
 
