@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.waiting import PATIENCE_S
+from tests.forks import run_campaign
 
 PLUGIN = """
 import ctypes, json, os, signal, sys, time
@@ -82,10 +82,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def retrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Run the installed command to its end."""
-    return subprocess.run(
-        command(*arguments), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=2 * PATIENCE_S
-    )
+    """Run the command to its end."""
+    return run_campaign(*arguments, cwd=folder, environment=ENVIRONMENT)
 
 
 def ran(folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from tests.cli.conftest import installed
+from tests.forks import run_campaign, run_command
 from tests.small_runs import TOML, digest, rows
 
 PLUGIN = """
@@ -36,7 +36,7 @@ def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
     (folder / "mine.py").write_text(PLUGIN)
     (folder / "sweep.toml").write_text(SWEEP + TOML)
-    return folder, installed("campaign", "sweep.toml", "--plain", cwd=folder)
+    return folder, run_campaign("campaign", "sweep.toml", "--plain", cwd=folder)
 
 
 def test_a_plug_in_that_raises_fails_its_own_run_and_no_other(swept):
@@ -59,7 +59,7 @@ def test_runs_are_paired_and_their_files_repeat_them_alone(swept):
     cells = folder / "runs/sweep/cells"
     first, second = (rows(cells / name / "s0/eval.jsonl")[0] for name in ("grpo", "flipped"))
     assert first == second, "they start from the same weights"
-    again = installed("train", "runs/sweep/cells/grpo/s0/config.toml", "--set", "logging.name=again", cwd=folder)
+    again = run_command("train", "runs/sweep/cells/grpo/s0/config.toml", "--set", "logging.name=again", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert digest(cells / "grpo/again") == digest(cells / "grpo/s0")
     stored = tomllib.loads((cells / "grpo/s0/config.toml").read_text())

@@ -6,7 +6,6 @@ import pytest
 
 from retrain.registry import find
 from retrain.registry.component import REGISTERED
-from tests.cli.conftest import installed
 from tests.forks import run_command
 
 
@@ -37,8 +36,8 @@ def rows(tmp_path, monkeypatch):
     return case
 
 
-def test_credit_of_the_installed_command_is_the_published_one(tmp_path, rows):
-    done = installed("credit", "rows.jsonl", "--mode", "dca", "--mode", "dca_rloo", "--json", cwd=tmp_path)
+def test_credit_of_the_command_is_the_published_one(tmp_path, rows):
+    done = run_command("credit", "rows.jsonl", "--mode", "dca", "--mode", "dca_rloo", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert [one["name"] for one in facts["credit"]] == ["dca", "dca_rloo"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import PLUGINS, installed
+from tests.cli.conftest import PLUGINS
 from tests.forks import run_command
 from tests.full_disk import run_script
 from tests.small_runs import TOML
@@ -57,8 +57,8 @@ def test_train_ends_with_a_sentence_and_refuses_to_run_over_it(run, cli):
 def test_documented_plugins_run_from_the_users_folder(folder, cli, options):
     (folder / "mine.py").write_text(PLUGINS)
     flags = [part for option in [*options, "training.max_steps=2"] for part in ("--set", option)]
-    if "my_algorithm" in options[0]:  # once through the installed command, whose folder is not on Python's path
-        done = installed("train", "run.toml", *flags, cwd=folder)
+    if "my_algorithm" in options[0]:  # once as the installed command, whose folder is not on Python's path
+        done = run_command("train", "run.toml", *flags, cwd=folder)
         assert done.returncode == 0, done.stderr
     else:
         assert cli("train", "run.toml", *flags).exit_code == 0

@@ -2,11 +2,8 @@
 
 import ast
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from retrain.config.schema import Config
 from retrain.config.sections.synonyms import translated
 from retrain.registry import components
 from tests.campaign.tables import write_campaign
-from tests.cli.conftest import installed
+from tests.forks import run_command, run_source
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -72,9 +69,8 @@ def test_python_runs(code, tmp_path):
     (finished / "eval.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n')
     if "runs/ladder" in code:
         write_campaign(tmp_path / "runs" / "ladder", seeds=range(3))
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_source(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def commands():
@@ -208,7 +204,7 @@ def test_verify_prints_what_the_documentation_shows(tmp_path):
     def claims(lines):  # the figures are rounding errors, which differ between machines
         return [re.sub(r" +\d\.\d\de[+-]\d\d ", " ", line) for line in lines]
 
-    done = installed("verify", "--trials", "2", cwd=tmp_path)
+    done = run_command("verify", "--trials", "2", cwd=tmp_path)
     assert claims(printed_after("retrain verify")) == claims(done.stdout.splitlines())
 
 
@@ -217,5 +213,5 @@ def test_credit_prints_what_the_documentation_shows(tmp_path):
     (tmp_path / "groups.jsonl").write_text(groups)
     modes = "--mode dca --mode grpo_lp --mode grpo_std --set grpo_lp.gamma=1e-3"
     command = f"retrain credit groups.jsonl {modes} --plot credit.html"
-    lines = installed(*command.split()[1:], cwd=tmp_path).stdout.splitlines()
+    lines = run_command(*command.split()[1:], cwd=tmp_path).stdout.splitlines()
     assert printed_after(command) == [line for line in lines if not line.startswith("credit.html")]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ started = fork.Fork("program", ["sleep"], Path("log.txt"), {}, 75)  # not under 
 Path("pid").write_text(str(started.pid))
 time.sleep(6000)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """A server for these tests: others share one that has imported more than they name."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"):
+            patch.setattr(forkserver._forkserver, name, None)
+        patch.setattr(forkserver._forkserver, "_preload_modules", [])
+        yield
 
 
 @pytest.fixture
