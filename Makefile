@@ -41,11 +41,11 @@ demo: $(VENV)/.core
 	$(BIN)/retrain train configs/quickstart.toml --fresh
 
 test: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Counting lines and branches costs half as much again as the tests themselves.
 coverage: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term
+	$(ENV) $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 # Each Python has an environment of its own, .venv-3.12; one that is not installed is left out.
 matrix:
