@@ -131,7 +131,7 @@ def plugin(tmp_path, monkeypatch):
 
 def test_three_nonfinite_updates_end_the_run_and_keep_the_batch(train, plugin, tmp_path):
     with pytest.raises(DivergedError, match="3 times in a row"):
-        train('loss=[{name="mine_for_loop.not_a_number"}]', 'rewards=[{name="mine_for_loop.fails_on_some"}]')
+        train('loss=[{name="mine_for_loop.not_a_number"}]', 'algorithm.advantage_mode="mine_for_loop.lottery"')
     run = tmp_path / "runs" / "run"
     assert len(rows(run / "metrics.jsonl")) == 3
     assert all(row["update/nonfinite"] == 1 for row in rows(run / "metrics.jsonl"))

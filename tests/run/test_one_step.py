@@ -5,7 +5,8 @@ a step, in the order of first entry, but for
 
 - components that the TOML chose by name (an advantage, a loss, a task ...), except the engine. The planning mask has a
   room to itself, `algorithms/planning`;
-- the model: what the decoder computes of a token, chosen by the model's family as a component is by name;
+- the model: what the decoder computes of a token, chosen by the model's family as a component is by name, and what the
+  trainer puts into its modules;
 - definitions and mechanisms without flow: `types` with the layout of a batch, the parts of a run, `protocols`,
   `errors`, `registry`, `system`;
 - formulas: `functional`.
@@ -23,7 +24,8 @@ PACKAGE = Path(retrain.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 DEFINITIONS = ("types.py", "training/layout.py", "run/run_parts.py", "protocols.py", "errors.py", "registry")
 NOT_FLOW = (*DEFINITIONS, "system", "functional", "algorithms/planning")
-MODELS = ("engines/capability.py", "engines/embedded/fused.py", "engines/embedded/general.py", "training/model/lora.py")
+PUT_IN = ("training/model/lora.py", "training/model/operations.py")
+MODELS = ("engines/capability.py", "engines/embedded/fused.py", "engines/embedded/general.py", *PUT_IN)
 MOST = 12
 
 

@@ -30,16 +30,14 @@ def loss_and_gradients(model, dtype=torch.float32):
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_a_model_gives_the_same_loss_and_gradients(kind):
-    model = make_model(kind)
+    model, generator = make_model(kind), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.1)  # gains of one would hide that they are forgotten
+            p.add_(torch.randn(p.shape, generator=generator) * 0.1)  # gains of one would hide that they are forgotten
     expected, found = loss_and_gradients(model), loss_and_gradients(shortened(model))
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        assert (found[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
@@ -57,6 +55,7 @@ def test_under_autocast_the_gradients_are_as_near_to_those_of_float32(kind):
 def test_the_norm_is_one_node_of_the_graph_and_has_its_gradient():
     norm = Qwen3RMSNorm(16, eps=1e-5)
     model = nn.ModuleDict({"norm": norm})
+    torch.manual_seed(0)
     x = torch.randn(2, 3, 16).transpose(0, 1).requires_grad_()
     weight = torch.randn(3, 2, 16)
     with torch.no_grad():
