@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import KW_ONLY, dataclass, fields
+from functools import lru_cache
 from random import Random
 from typing import Annotated
 
@@ -69,6 +70,10 @@ class Addition(Habits, Task):
 
     def problem(self, index: int) -> Problem:
         """Training problem number `index`."""
+        return self._training(index)
+
+    @lru_cache(maxsize=1 << 12)  # noqa: B019 - the tokenizer and every warm start ask for the same ones again
+    def _training(self, index: int) -> Problem:
         rng = Random(derive_seed(self.seed, "train", index))
         a, b = self._draw(rng)
         while is_heldout(a, b):

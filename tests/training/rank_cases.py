@@ -246,26 +246,33 @@ def gathers(ranks: Ranks, engine: str, lora: bool) -> dict[str, Any]:
 def from_files(ranks: Ranks, folder: str, lora: bool) -> dict[str, Any]:
     """A policy of a model that every rank reads shard by shard, after an update; and the most that it held before."""
     settings = PolicySettings(lr=1e-3, eps=1e-4, lora=LoraSettings(r=4, seed=3) if lora else None)
-    before, most = _tensor_bytes(), 0
+    _count_from_here()
+    most = 0
     loaded: Any = load_model(folder, empty=ranks.size > 1)
 
     def watched(name: str) -> torch.Tensor:
         nonlocal most
         value = loaded.source(name)
         if name.endswith(("embed_tokens.weight", "down_proj.weight")):
-            most = max(most, _tensor_bytes() - before)
+            most = max(most, _tensor_bytes())
         return value
 
     policy = TorchPolicy(loaded.model, settings, ranks, watched if loaded.source else None)
-    most = max(most, _tensor_bytes() - before)
+    most = max(most, _tensor_bytes())
     policy.update(make_batch(), make_objective())
-    weights = {name: policy.weights()[name].clone() for name in policy.weights()}
+    weights = {name: value.clone() for name, value in dict(policy.weights()).items()}
     size = sum(p.numel() * p.element_size() for p in policy.model.parameters())
     return {"weights": weights, "most": ranks.every(most), "size": size, "empty": loaded.source is not None}
 
 
+def _count_from_here() -> None:
+    """Leave out the tensors that are there by now; to look through all of them takes seconds."""
+    gc.collect()
+    gc.freeze()
+
+
 def _tensor_bytes() -> int:
-    """Bytes of all tensors of this process, each memory once; those that FSDP has freed have none."""
+    """Bytes of the tensors made since `_count_from_here`, each memory once; those that FSDP has freed have none."""
     gc.collect()
     alive = [
         one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not issubclass(type(one), DTensor)
@@ -279,12 +286,13 @@ def _tensor_bytes() -> int:
 
 def memory(ranks: Ranks, folder: str, out: str) -> dict[str, Any]:
     """Bytes of tensors that each rank holds after an update, and adds at most while it saves and hands weights over."""
-    added, before = dict[str, int](), _tensor_bytes()
+    added = dict[str, int]()
+    _count_from_here()
     loaded: Any = load_model(folder, empty=ranks.size > 1)
     policy = TorchPolicy(loaded.model, PolicySettings(lr=1e-3, eps=1e-4), ranks, loaded.source)
     del loaded
     policy.update(make_batch(), make_objective())
-    held = _tensor_bytes() - before
+    held = _tensor_bytes()
     with _peak(added, "checkpoint"):
         save(Path(out), 1, {"policy": policy.state_dict()}, 1, ranks)
     with _peak(added, "sync"):

@@ -139,30 +139,32 @@ def test_an_engine_gets_every_weight_by_one_gather(pair, engine, lora):
     assert found["times"] == pytest.approx(1 + tied)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model of 75 M parameters on the disk, with the builtin's tokenizer."""
-    place, shape = tmp_path_factory.mktemp("model"), {"num_hidden_layers": 17, "num_attention_heads": 8}
-    shape |= {"hidden_size": 512, "intermediate_size": 2048, "num_key_value_heads": 8, "head_dim": 64}
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=8192, eos_token_id=1, tie_word_embeddings=True, **shape))
+def deep_model(place, width):
+    """A model of 17 layers in files, with the builtin's tokenizer; 75 M parameters at a width of 512."""
+    shape = {"num_hidden_layers": 17, "hidden_size": width, "intermediate_size": 4 * width, "vocab_size": 16 * width}
+    shape |= {"num_attention_heads": width // 64, "num_key_value_heads": width // 64, "head_dim": 64}
+    model = Qwen3ForCausalLM(Qwen3Config(eos_token_id=1, tie_word_embeddings=True, **shape))
     build_tokenizer(["1+1=", "2"]).save_pretrained(place)
-    model.save_pretrained(place, max_shard_size="50MB")
+    model.save_pretrained(place, max_shard_size="10MB")
     return str(place)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
-def test_ranks_read_their_shards_of_a_model_and_never_hold_all_of_it(pair, folder, lora):
+def test_ranks_read_their_shards_of_a_model_and_never_hold_all_of_it(pair, tmp_path, lora):
+    width = 256
+    folder = deep_model(tmp_path, width)
     found, expected = pair.run("from_files", folder, lora), rank_cases.from_files(ALONE, folder, lora)
     assert found["empty"]
     for name, value in expected["weights"].items():
         torch.testing.assert_close(found["weights"][name], value, rtol=0, atol=1e-5)
-    layer_and_embedding = 4 * (4 * 512 * 512 + 3 * 512 * 2048 + 512 * 8192)
+    layer_and_embedding = 4 * (4 + 3 * 4 + 16) * width**2
     assert max(found["most"]) < found["size"] / 2 + layer_and_embedding + 1e6 < found["size"]
 
 
 @pytest.mark.ranks
-def test_a_rank_holds_its_share_and_adds_little_while_it_saves_and_hands_weights_over(pair, folder, tmp_path):
+def test_a_rank_holds_its_share_and_adds_little_while_it_saves_and_hands_weights_over(pair, tmp_path):
+    folder = deep_model(tmp_path / "model", 512)
     found = pair.run("memory", folder, str(tmp_path / "two"))
     alone = rank_cases.memory(ALONE, folder, str(tmp_path / "one"))
     assert max(found["held"]) == pytest.approx(alone["held"][0] / 2, rel=0.1)
