@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 23_111,
-    "what retrain train imports": 11_107,
-    "with all that a run may name": 14_336,
+    "package": 23_115,
+    "what retrain train imports": 11_111,
+    "with all that a run may name": 14_340,
     "campaign": 2_817,
     "tools": 2_014,
     "report": 598,
