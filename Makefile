@@ -9,8 +9,9 @@ HARNESS := .venv-verifiers
 BIN    := $(VENV)/bin
 PINS   := constraints.txt
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS) --editable
-# One thread per process: the models are small, and the tests already run in two processes.
-ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
+# One thread per process: the models are small, and the tests already run in two processes. What these import is compiled
+# once, whatever the environment says of bytecode.
+ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
 
 # What shows whether a Python can run retrain: no training, no server, no other process.
 QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)

@@ -5,7 +5,8 @@ largest shape has more than half. Ratios with TRL appear where it is installed.
 
     python benchmarks/bench.py [--shapes 1.4M 20M 135M] [--only step sampling update roofline] [--record]
 
-`--record` writes what was measured to `recorded.json`, which keeps the figures of other shapes and parts.
+`--record` writes what was measured to `recorded.json`, which keeps the figures of other shapes and parts. Figures of
+different processors compare processors: a line says where the recorded one is of another.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import step
 import torch
 import update
 from shapes import SHAPES
+
+from retrain.storage.run_environment import environment
 
 RECORDED = Path(__file__).parent / "recorded.json"
 STEPS = {"1.4M": (10, 2), "20M": (3, 1), "135M": (1, 1)}
@@ -87,14 +90,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    cpu = environment()["cpu"]
     found: dict[str, dict[str, object]] = {}
     print(f"{'bfloat16, one core':<40}{'now':>8}{'recorded':>10}{'change':>9}  of")
     for part in options.only:
         for name, value in PARTS[part](options.shapes):
             before = known.get(name)
             line = f"{before['value']:>10.2f}{value / before['value'] - 1:>+9.0%}  {before['date']}" if before else ""
+            line += f", {before['cpu']}" if before and before["cpu"] != cpu else ""
             print(f"{name:<40}{value:>8.2f}{line}", flush=True)
-            found[name] = {"value": round(value, 3), "date": datetime.date.today().isoformat()}
+            found[name] = {"value": round(value, 3), "date": datetime.date.today().isoformat(), "cpu": cpu}
     if not TRL:
         print("without TRL: pip install -e '.[bench]'", file=sys.stderr)
     if options.record:
