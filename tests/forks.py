@@ -1,5 +1,6 @@
 """Processes of a test that find torch imported: importing it would take longer than what they do."""
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -82,6 +83,7 @@ def _apart(
     source: str, argv: list[str], cwd: Path, files: tuple[int, int], path: Sequence[str], environment: Mapping[str, str]
 ) -> None:
     """In the fork: what a program is given that is started in this folder, with these files for what it prints."""
+    gc.freeze()  # what the parent has let go of, such as a group of ranks with its threads, cannot be freed here
     os.dup2(files[0], 1)
     os.dup2(files[1], 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))

@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 23_115,
-    "what retrain train imports": 11_111,
-    "with all that a run may name": 14_340,
+    "package": 23_136,
+    "what retrain train imports": 11_132,
+    "with all that a run may name": 14_361,
     "campaign": 2_817,
     "tools": 2_014,
     "report": 598,

@@ -306,4 +306,7 @@ def _digest(value: Any) -> str:
     """sha256 of a column, or the text of what is no tensor."""
     if not hasattr(value, "cpu"):
         return repr(value)
-    return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    import torch
+
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()  # numpy has no bfloat16

@@ -100,7 +100,8 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
                 train(parts, stop, start, cursor, state)
             finish(parts, time.perf_counter() - began)
         except UserCodeError as error:
-            error.add_note(f"after {parts.steps} steps")
+            if not str(error).endswith(note := f"after {parts.steps} steps"):  # as another rank has told it
+                error.add_note(note)
             raise
         finally:
             parts.close()

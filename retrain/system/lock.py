@@ -59,7 +59,7 @@ class Lock:
                 problem = f"in use by process {owner['pid']} on host {owner['host']}"
                 raise ConfigError([ConfigProblem(str(self.path.parent), 0, 0, "run directory", problem, fix)])
             file.truncate(0)
-            file.write(json.dumps(identity(os.getpid())))
+            file.write(json.dumps(identity(os.getpid()) | {"group": os.getpgid(0)}))
 
     def release(self) -> None:
         """Free the lock if this process holds it."""
@@ -68,13 +68,14 @@ class Lock:
             self.path.write_text("", encoding="utf-8")
 
     def owner(self) -> dict[str, Any] | None:
-        """Host and process id written in the lock; None if it is free.
+        """Host, process id and process group written in the lock; None if it is free.
 
         A half-written owner is that of a process killed while starting: the lock is free.
         """
         try:
             owner = dict(json.loads(self.path.read_bytes()))
-            return {"host": str(owner["host"]), "pid": int(owner["pid"]), "born": owner["born"]}
+            numbers = {"pid": int(owner["pid"]), "group": int(owner.get("group", owner["pid"]))}
+            return {"host": str(owner["host"]), "born": owner["born"], **numbers}
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 

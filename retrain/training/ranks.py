@@ -6,6 +6,7 @@ as a reward or a file, happens on rank 0, and the others get its result.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -52,8 +53,9 @@ _SHARED = (DataError, DivergedError, EngineError, Preempted, StorageError, UserC
 class Group(Ranks):
     """One rank of several, over torch.distributed: gloo on CPUs, NCCL on GPUs, and gloo for everything but tensors.
 
-    A rank that dies or does not answer within the timeout is an EngineError on the others, which names it. After that
-    every verb raises the same error, and the process ends soon, whatever it waits for.
+    A rank that dies or does not answer within the timeout is an EngineError on the others, which names it; one that
+    ends by an error of its own leaves word of that first, and the others raise the same. After that every verb raises
+    the same error, and the process ends soon, whatever it waits for.
 
     Args:
         control: gloo's group for messages. store: where ranks leave word after a failure.
@@ -63,7 +65,8 @@ class Group(Ranks):
     def __init__(self, rank: int, size: int, *, mesh: Any, control: Any, store: Any, rollouts: Group | None) -> None:
         self.rank, self.size, self.mesh = rank, size, mesh
         self._control, self._store, self._rollouts = control, store, rollouts
-        self._phase, self._lost = "", ""
+        self._phase = ""
+        self._lost: _Told = None
 
     @property
     def rollouts(self) -> Ranks:
@@ -107,15 +110,20 @@ class Group(Ranks):
     @contextmanager
     def during(self, phase: str) -> Generator[None]:
         before, self._phase = self._phase, phase
-        with self._talking():
-            yield
+        try:
+            with self._talking():
+                yield
+        except Exception as error:
+            if not before:  # it ends this rank, so that the others will soon ask why it does not answer
+                self._leave_word(error)
+            raise
         self._phase = before
 
     @contextmanager
     def _talking(self) -> Generator[None]:
         """Turn the errors of torch's communication into one that names the ranks that do not answer."""
         if self._lost:
-            raise EngineError(self._lost)
+            raise _error_of(self._lost)
         began = time.perf_counter()
         try:
             yield
@@ -123,23 +131,35 @@ class Group(Ranks):
             if not _LOST.search(str(error)):
                 raise
             self._lost = self._explain(time.perf_counter() - began)
-            last = Timer(_LEAVE_S, _say_and_leave, [self._lost])
+            last = Timer(_LEAVE_S, _say_and_leave, self._lost[1:])
             last.daemon = True
             last.start()
-            raise EngineError(self._lost) from error
+            raise _error_of(self._lost) from error
 
-    def _explain(self, waited_s: float) -> str:
-        """Which ranks do not answer: those that do leave word in the store, for all of them have failed to talk."""
+    def _leave_word(self, error: Exception) -> None:
+        if not self._lost and not (self._rollouts and self._rollouts._lost):
+            with suppress(RuntimeError):
+                self._store.set(f"failed/{self.rank}", json.dumps(_told(error)))
+
+    def _explain(self, waited_s: float) -> tuple[str, str, int]:
+        """What another rank left word of before it ended; else which ranks do not answer.
+
+        Those that do leave word as well, for all of them have failed to talk.
+        """
         silent = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _ANSWER_S
         with suppress(RuntimeError):  # the store may be gone with the rank that kept it
             self._store.set(f"alive/{self.rank}", "yes")
             while silent and time.monotonic() < until:
+                for rank in silent:
+                    if self._store.check([f"failed/{rank}"]):
+                        return tuple(json.loads(self._store.get(f"failed/{rank}")))
                 silent = [rank for rank in silent if not self._store.check([f"alive/{rank}"])]
                 time.sleep(0.1)
         who = f"rank {', '.join(map(str, silent)) or 'connection'} does not answer"
         where = f" in {self._phase}" if self._phase else ""
-        return f"{who}: rank {self.rank} waited {waited_s:.0f} s{where}; --resume auto goes on from the last checkpoint"
+        text = f"{who}: rank {self.rank} waited {waited_s:.0f} s{where}; --resume auto goes on from the last checkpoint"
+        return EngineError.__name__, text, EngineError.exit_code
 
     def leave(self) -> None:
         import torch.distributed as dist
@@ -164,10 +184,10 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _say_and_leave(text: str) -> None:
+def _say_and_leave(text: str, code: int) -> None:
     with suppress(OSError):
         say(text, error=True)
-    leave(EngineError.exit_code)
+    leave(code)
 
 
 def join(device: str, timeout_s: float) -> Ranks:
@@ -209,16 +229,21 @@ def _told(error: Exception | None) -> _Told:
     if error is None:
         return None
     code = error.exit_code if isinstance(error, RetrainError) else 1
-    return type(error).__name__, str(error) or type(error).__name__, code
+    text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+    return type(error).__name__, text, code
 
 
 def _raise(own: Exception | None, failure: _Told) -> None:
     """Raise this rank's own error, or what another rank told of its."""
     if own is not None:
         raise own
-    if failure is None:
-        return
+    if failure is not None:
+        raise _error_of(failure)
+
+
+def _error_of(failure: tuple[str, str, int]) -> RetrainError:
+    """The error that another rank told of."""
     name, text, code = failure
     error = {kind.__name__: kind for kind in _SHARED}.get(name, RetrainError)(text)
     error.exit_code = code
-    raise error
+    return error

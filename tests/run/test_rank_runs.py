@@ -190,6 +190,13 @@ def test_a_plugin_that_differs_between_ranks_ends_the_run_by_its_name(ask, tmp_p
         assert "is not deterministic: advantages of step 0 differs between ranks" in text
 
 
+def test_credit_of_any_type_is_compared(ask, tmp_path):
+    code = "@transform('narrow')\ndef narrow(advantages):\n    return advantages.bfloat16()\n"
+    (tmp_path / "narrow.py").write_text(f"from retrain import transform\n\n{code}")
+    narrow = (f'plugins.search_paths=["{tmp_path}"]', 'algorithm.transform_mode="narrow.narrow"')
+    assert ask("narrow", "training.max_steps=1", *narrow)["errors"] == [None, None]
+
+
 def test_an_error_on_rank_0_alone_ends_every_rank(ask, tmp_path):
     ask("taken", "training.max_steps=1")
     found = ask("taken", "training.max_steps=1")  # rank 0 alone looks at the directory

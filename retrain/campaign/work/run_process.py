@@ -94,10 +94,11 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
     """Free a run directory for the owner of its new lease: kill the run that the previous owner left behind.
 
     A process of another machine cannot be killed from here. It lost its lease because it showed no sign of life, and
-    its lock is removed.
+    its lock is removed. What a worker starts leads a process group: the run, or the launcher of its ranks, of which
+    rank 0 holds the lock.
     """
     owner, child = Lock(run / "lock").owner(), previous.get("child")
-    if owner is None or child is None or (owner["host"], owner["pid"]) != (child["host"], child["pid"]):
+    if owner is None or child is None or (owner["host"], owner["group"]) != (child["host"], child["pid"]):
         return
     if owner["host"] != identity(os.getpid())["host"]:
         write_text(run / "lock", "")
@@ -105,7 +106,7 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
     deadline = time.monotonic() + _GONE_S
     while alive(owner) and time.monotonic() < deadline:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(owner["pid"], signal.SIGKILL)
+            os.killpg(owner["group"], signal.SIGKILL)
         time.sleep(0.05)
 
 
