@@ -14,9 +14,9 @@ import pytest
 from docs.measure import ROOT, lines_of_rooms, modules
 
 BUDGETS = {
-    "package": 23_136,
-    "what retrain train imports": 11_132,
-    "with all that a run may name": 14_361,
+    "package": 23_191,
+    "what retrain train imports": 11_140,
+    "with all that a run may name": 14_369,
     "campaign": 2_817,
     "tools": 2_014,
     "report": 598,

@@ -60,7 +60,9 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     if slurm is not None:
         from retrain.run.launch import slurm_script
 
-        print(slurm_script(loaded.directory, file, overrides or (), ranks, slurm))
+        if fresh or as_json or resume not in (None, "auto"):
+            raise typer.BadParameter("a SLURM job goes on where it was stopped: no --fresh, --json or other --resume")
+        print(slurm_script(loaded.directory, file, overrides or (), allow_change or (), ranks, slurm))
         return
     if ranks > 1 and not launched():
         from retrain.run.launch import launch

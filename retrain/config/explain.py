@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
 from retrain.system.secret_names import masked
-from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory
+from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory, frozen_base, layers_that_fit
 from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import BUILTIN
 
 TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, head_width=32, tied=True, gated=True)
 """The builtin model."""
 
+_GPUS = (24, 40, 80, 141)
+"""Memory of usual GPUs, in GB."""
 _OVERLAP = (
     "while step t is trained, the batch of step t + {0} is sampled and scored with the weights that step t started "
     "from: {0} steps stale, and less before step {0}"
@@ -205,7 +209,7 @@ def _forwards(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, besi
 
 def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str, Any]:
     """Parameters and memory, as far as they are known without loading the model."""
-    model, training = loaded.config.model, loaded.config.training
+    model = loaded.config.model
     file = Path(model.path).expanduser() / "config.json"
     if model.path.startswith(BUILTIN):
         shape = TINY
@@ -216,8 +220,15 @@ def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str,
             return {"path": model.path, "memory": f"not known: {error}"}
     else:
         return {"path": model.path, "memory": "known once the model is here: give its directory as path"}
+    found = {"path": model.path, "parameters": shape.parameters}
+    return found | _memory(loaded, shape, beside, ranks)
+
+
+def _memory(loaded: LoadedConfig, shape: ModelShape, beside: Sequence[str], ranks: int) -> dict[str, Any]:
+    """What a rank takes, and the largest model of this width that fits usual GPUs with these settings."""
+    model, training = loaded.config.model, loaded.config.training
     rows = training.batch_size * training.group_size
-    auto = "none" if loaded.config.optimizer.name == "adamw8bit" or model.quantization else "full"
+    blocks = loaded.config.optimizer.name == "adamw8bit" or model.quantization
     settings = PolicySettings(
         micro_batch_tokens=min(training.micro_batch_tokens, rows * training.max_tokens),
         optimizer=loaded.config.optimizer.name,
@@ -225,15 +236,40 @@ def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str,
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
         quantization=model.quantization,
-        shard=auto if (shard := loaded.config.distributed.shard) == "auto" else shard,
         offload=loaded.config.distributed.offload,
     )
-    sizes = estimate_memory(shape, settings, rows=rows, tokens=training.max_tokens, beside=beside, ranks=ranks)
     elsewhere = (engine := loaded.components.optional("engine")) and engine.component.traits.get("elsewhere", False)
-    here = {name: size for name, size in sizes.items() if not (elsewhere and name in OF_THE_SAMPLER)}
-    megabytes = {name: round(size / 1e6, 1) for name, size in here.items()}
-    found = {"path": model.path, "parameters": shape.parameters, "memory_mb_without_prompts_about": megabytes}
-    return found | ({"ranks": ranks, "memory_is_of": "each rank"} if ranks > 1 else {})
+
+    def taken(shape: ModelShape, gpu: float) -> dict[str, int]:
+        """Bytes by purpose on GPUs of so many GB, by the rule of `shard = "auto"`."""
+        shard = loaded.config.distributed.shard
+        if shard == "auto":
+            whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= gpu * 1e9)
+            shard = "none" if whole else "full"
+        sizes = estimate_memory(
+            shape, replace(settings, shard=shard), rows=rows, tokens=training.max_tokens, beside=beside, ranks=ranks
+        )
+        return {name: size for name, size in sizes.items() if not (elsewhere and name in OF_THE_SAMPLER)}
+
+    def on_gpu(shape: ModelShape, gpu: float) -> int:
+        return sum(size for name, size in taken(shape, gpu).items() if name != "offloaded")
+
+    def megabytes(gpu: float) -> dict[str, float]:
+        return {name: round(size / 1e6, 1) for name, size in taken(shape, gpu).items()}
+
+    found: dict[str, Any] = {"memory_mb_without_prompts_about": megabytes(0)}
+    if ranks > 1:
+        found |= {"ranks": ranks, "memory_is_of": "each rank"}
+        if megabytes(inf) != megabytes(0):
+            least = (
+                f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold all of LoRA's base, MB about"
+            )
+            found[f"memory on GPUs {least}"] = megabytes(inf)
+    fits = {gpu: layers_that_fit(shape, gpu, lambda shape, gpu=gpu: on_gpu(shape, gpu)) for gpu in _GPUS}
+    found["parameters_that_fit_at_this_width_about"] = {
+        f"{gpu} GB": replace(shape, layers=layers).parameters if layers else 0 for gpu, layers in fits.items()
+    }
+    return found
 
 
 def _evaluation(loaded: LoadedConfig) -> dict[str, Any]:

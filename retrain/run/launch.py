@@ -33,21 +33,33 @@ _SLURM = """\
 cd {folder}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+export WORLD_SIZE=$SLURM_NTASKS STOPPED=.stopped-$SLURM_JOB_ID
+rm -f "$STOPPED"
+# A job that SLURM has put back is over wherever it ran: the lock of its run is nobody's.
+[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || rm -f {lock}
 # One task per rank, not torchrun: its agent would turn every exit code into 1 and end the ranks within a step.
-export WORLD_SIZE=$SLURM_NTASKS
-srun --kill-on-bad-exit=1 bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$0" "$@"' \\
+# A rank that was stopped ends with 0 and leaves a note of it: for any other code SLURM kills the ranks that still save.
+srun --kill-on-bad-exit=1 bash -c 'trap : TERM
+    RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID "$0" "$@"
+    code=$?
+    [ $code -ne {stopped} ] || {{ touch "$STOPPED"; code=0; }}
+    exit $code' \\
     {requeued}
 """
 _REQUEUED = """\
 {command} &
 child=$!
-trap 'kill -TERM $child' TERM
+trap '{stop}' TERM
 wait $child  # ended by the signal that the trap passes on
 wait $child
-code=$?
+code=$?{after}
 # 75: stopped in time and saved. The job goes back into the queue.
 if [ $code -eq 75 ]; then scontrol requeue "{job}"; fi
 exit $code"""
+_STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID.0"'
+"""SIGTERM to srun itself would kill the ranks at once."""
+_WAS_STOPPED = """
+if [ $code -eq 0 ] && [ -e "$STOPPED" ]; then code=75; rm -f "$STOPPED"; fi"""
 _GRACE_S = 4.0
 """After another rank has failed, how long rank 0 has to say so and to end: none of them can go on."""
 _TAIL = 4000
@@ -147,17 +159,25 @@ class Launcher(SignalHandler):
         return EngineError.exit_code
 
 
-def slurm_script(run: Path, file: Path, overrides: Sequence[str], ranks: int, nodes: int) -> str:
+def slurm_script(
+    run: Path, file: Path, overrides: Sequence[str], allow_change: Sequence[str], ranks: int, nodes: int
+) -> str:
     """A script for `sbatch` that trains one run on several machines, and continues it where it was stopped."""
     command = [sys.executable, "-m", "retrain.cli.main", "train", str(file), "--resume", "auto", "--plain"]
-    command += [part for flag in overrides for part in ("--set", flag)]
-    facts = {"name": run.name, "nodes": nodes, "ranks": ranks, "folder": shlex.quote(str(Path.cwd()))}
-    return _SLURM.format(**facts, requeued=requeued(shlex.join(command), "$SLURM_JOB_ID"))
+    for option, values in (("--set", overrides), ("--allow-change", allow_change)):
+        command += [part for value in values for part in (option, value)]
+    end = requeued(shlex.join(command), "$SLURM_JOB_ID", _STOP_STEP, _WAS_STOPPED)
+    places = {"folder": shlex.quote(str(Path.cwd())), "lock": shlex.quote(str(run / "lock"))}
+    return _SLURM.format(name=run.name, nodes=nodes, ranks=ranks, **places, stopped=Preempted.exit_code, requeued=end)
 
 
-def requeued(command: str, job: str) -> str:
-    """The end of a SLURM script: it runs a command, passes SIGTERM on to it, and requeues a job that it stopped."""
-    return _REQUEUED.format(command=command, job=job)
+def requeued(command: str, job: str, stop: str = "kill -TERM $child", after: str = "") -> str:
+    """The end of a SLURM script: it runs a command, passes SIGTERM on to it, and requeues a job that it stopped.
+
+    Args:
+        stop: what passes the signal on. after: what else is to be known of `$code`.
+    """
+    return _REQUEUED.format(command=command, job=job, stop=stop, after=after)
 
 
 def launch(arguments: Sequence[str], ranks: int) -> int:

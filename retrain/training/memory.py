@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
@@ -13,6 +14,8 @@ OF_THE_SAMPLER = frozenset({"sampler_weights", "kv_cache"})
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
 _MOMENTS = {"adamw": 8, "adamw8bit": 2, "muon": 4}
 """Bytes of an optimizer's moments for each weight that is trained."""
+_LAYERS = 1 << 16
+"""More than any model has."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def estimate_memory(
     kept = 1 if settings.gradient_checkpointing else shape.layers
     inputs = shape.layers * shape.width * 4 if settings.gradient_checkpointing else 0
     shards = ranks if settings.shard == "full" else 1
-    base, states = (_frozen(shape, settings, half) // shards, 1) if rank else (0, shards)
+    base, states = (frozen_base(shape, settings) // shards, 1) if rank else (0, shards)
     sizes = {
         "weights": 4 * trained // states + base,
         "gradients": 4 * trained // states,
@@ -132,8 +135,18 @@ def estimate_memory(
     return sizes
 
 
-def _frozen(shape: ModelShape, settings: PolicySettings, half: int) -> int:
+def layers_that_fit(shape: ModelShape, gigabytes: int, taken: Callable[[ModelShape], int]) -> int:
+    """Layers of the largest model of this width that fits a GPU; 0 if one layer does not.
+
+    Args:
+        taken: bytes that a model takes there; more layers take more.
+    """
+    return bisect_right(range(1, _LAYERS), gigabytes * 10**9, key=lambda layers: taken(replace(shape, layers=layers)))
+
+
+def frozen_base(shape: ModelShape, settings: PolicySettings) -> int:
     """Bytes of a whole base that is not trained."""
+    half = 2 if settings.dtype == "bfloat16" else 4
     size = half * shape.parameters
     if settings.quantization:  # a float32 scale for every 64 weights of half a byte
         size -= shape.layers * shape.layer * (16 * half - 9) // 16

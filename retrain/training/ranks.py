@@ -196,6 +196,8 @@ def join(device: str, timeout_s: float) -> Ranks:
     Args:
         device: "cuda" or "cpu": where the weights are.
         timeout_s: how long a rank waits for the others.
+    Raises:
+        EngineError: the others cannot be found.
     """
     if not launched():
         return ALONE
@@ -208,7 +210,13 @@ def join(device: str, timeout_s: float) -> Ranks:
     patience = timedelta(seconds=timeout_s)
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
-    store = next(rendezvous(os.environ.get(RENDEZVOUS, "env://"), rank, size, timeout=timedelta(minutes=30)))[0]
+    try:
+        store = next(rendezvous(os.environ.get(RENDEZVOUS, "env://"), rank, size, timeout=timedelta(minutes=30)))[0]
+    except (ValueError, RuntimeError) as error:
+        raise EngineError(
+            f"rank {rank} of {size} does not find the others: {error}; start ranks with --ranks or torchrun, "
+            "which set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or unset RANK"
+        ) from error
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"  # what is offloaded is summed on the processor
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     mesh = init_device_mesh(device, (size,), mesh_dim_names=("shard",))

@@ -44,6 +44,15 @@ def test_train_ends_with_a_sentence_and_refuses_to_run_over_it(run, cli):
     assert "Held-out accuracy" in fresh.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize("options", [["--fresh"], ["--json"], ["--resume", "runs/run/checkpoints/step-000001"]])
+def test_a_slurm_job_takes_no_option_that_holds_for_one_start_only(folder, cli, options):
+    refused = cli("train", "run.toml", "--ranks", "2", "--slurm", "2", *options)
+    assert refused.exit_code == 2
+    assert "goes on where it was stopped" in refused.output
+    script = cli("train", "run.toml", "--ranks", "2", "--slurm", "2", "--allow-change", "optimizer.lr").stdout
+    assert "--resume auto --plain --allow-change optimizer.lr &" in script
+
+
 @pytest.mark.parametrize(
     "options",
     [

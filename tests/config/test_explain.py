@@ -223,3 +223,19 @@ def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(t
     )
     assert re.search(r"memory [\d,]{3,} MB in the largest process at its peak", text)
     assert not (tmp_path / "runs").exists()
+
+
+def test_memory_of_ranks_follows_the_gpu_that_there_is(tmp_path):
+    def model(extra=""):
+        (tmp_path / "run.toml").write_text(extra)
+        return explain(load(tmp_path / "run.toml"), ranks=8)["model"]
+
+    full, lora = model(), model("\n[model.lora]\nr = 4\n")
+    assert not [name for name in full if name.startswith("memory on GPUs")]
+    (whole,) = (value for name, value in lora.items() if name.startswith("memory on GPUs of at least"))
+    spread = lora["memory_mb_without_prompts_about"]
+    assert whole["weights"] > 3 * spread["weights"]
+    assert set(spread) - set(whole) == {"gathered"}
+    sizes = lora["parameters_that_fit_at_this_width_about"]
+    assert list(sizes) == ["24 GB", "40 GB", "80 GB", "141 GB"]
+    assert [*sizes.values()] == sorted(sizes.values())

@@ -150,20 +150,26 @@ def test_torchs_own_launcher_runs_the_command(folder):
 
 
 SRUN = """#!/bin/bash
+# As SLURM's: SIGTERM to srun itself kills the tasks, and a task that fails ends the others.
 for rank in 0 1; do
-    SLURM_PROCID=$rank SLURM_LOCALID=$rank "${@:2}" &
-    tasks="$tasks $!"
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank setsid "${@:2}" &
+    tasks="$tasks -$!"
 done
-trap 'kill -TERM $tasks' TERM
+echo $tasks > step
+trap 'kill -KILL -- $tasks; exit 137' TERM
 code=0
-for task in $tasks; do wait $task || code=$?; wait $task || code=$?; done
+for task in $tasks; do wait -n || { code=$?; kill -KILL -- $tasks; }; done
 exit $code
 """
+SCANCEL = """#!/bin/bash
+[ "$*" = "--signal=TERM $SLURM_JOB_ID.0" ] && kill -TERM -- $(cat step)
+"""
+SCONTROL = '#!/bin/bash\n[ $1 = show ] && echo localhost || echo "$@" >> scontrol.log\n'
 
 
 def test_the_slurm_script_runs_a_task_per_rank_and_requeues_what_was_stopped(folder):
     """With stand-ins for SLURM's commands: two tasks on this machine."""
-    shims = {"srun": SRUN, "scontrol": '#!/bin/bash\n[ $1 = show ] && echo localhost || echo "$@" >> scontrol.log\n'}
+    shims = {"srun": SRUN, "scancel": SCANCEL, "scontrol": SCONTROL}
     (folder / "bin").mkdir()
     for name, text in shims.items():
         (folder / "bin" / name).write_text(text)
@@ -173,7 +179,11 @@ def test_the_slurm_script_runs_a_task_per_rank_and_requeues_what_was_stopped(fol
     ask = [sys.executable, "-m", "retrain", *arguments("slurm"), "--ranks", "2", "--slurm", "1"]
     script = subprocess.run(ask, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
     (folder / "job.sh").write_text(script)
+    lock = folder / "runs" / "slurm" / "lock"
     for stopped in (True, False):
+        if not stopped:  # its machine was lost before it could be put back
+            lock.write_text(json.dumps({"host": "gone", "pid": 1, "born": "1"}))
+            environment["SLURM_RESTART_COUNT"] = "1"
         job = subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment)
         if stopped:
             until(lambda: steps_of(folder, "slurm") >= 2, job)

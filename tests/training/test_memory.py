@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from retrain.training.memory import ModelShape, estimate_memory
+from retrain.training.memory import ModelShape, estimate_memory, layers_that_fit
 from retrain.training.model.forward import Forward
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings
@@ -68,6 +69,17 @@ def test_ranks_share_what_is_sharded_and_hold_adapters_whole():
     assert away["offloaded"] == four["optimizer"]
     assert of(4, offload="all")["offloaded"] == sum(four[name] for name in ("weights", "gradients", "optimizer"))
     assert "offloaded" not in of(1, offload="all")
+
+
+def test_the_largest_model_fits_and_one_layer_more_does_not():
+    shape = ModelShape.of(make_model().config.to_dict())
+
+    def taken(shape):
+        return sum(estimate_memory(shape, PolicySettings(), rows=4, tokens=10).values())
+
+    layers = layers_that_fit(shape, 1, taken)
+    assert taken(replace(shape, layers=layers)) <= 10**9 < taken(replace(shape, layers=layers + 1))
+    assert layers_that_fit(shape, 0, taken) == 0
 
 
 def test_options_that_save_memory_do():

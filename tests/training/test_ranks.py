@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from retrain.errors import EngineError
 from retrain.protocols import ALONE
 from retrain.training.model.builtin_model import build_tokenizer
 from retrain.training.model.forward import deal, micro_batches
@@ -237,6 +238,15 @@ def test_a_rank_that_has_lost_another_ends_whatever_still_waits(tmp_path, where)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 5, done.stderr
     assert done.stderr.count("does not answer: rank 0 waited 0 s in the credit of step 3;") == 1
+
+
+def test_ranks_whose_variables_are_missing_say_which(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", RENDEZVOUS):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EngineError, match=r"rank 0 of 2 does not find the others: .*MASTER_ADDR.*--ranks or torchrun"):
+        join("cpu", 60)
 
 
 @given(
