@@ -11,6 +11,7 @@ import resource, sys
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
 def fill(most=20_000):  # bytes of a file: what grows past them cannot be written
+    sys.dont_write_bytecode = True  # Python would leave the first bytes of what it compiles, for every other process
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
 
 def free():
