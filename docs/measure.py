@@ -14,7 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _BLANK = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING}
-_PRAGMAS = ("# noqa", "# type:", "# pyright:", "# fmt:")
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,8 @@ class Module:
     @cached_property
     def code(self) -> frozenset[int]:
         """Numbers of the lines that are neither docstring, comment nor blank."""
-        return self._tokens[0]
-
-    @property
-    def comments(self) -> int:
-        """Count of comments, those behind code included and orders to tools excluded."""
-        return self._tokens[1]
-
-    @cached_property
-    def _tokens(self) -> tuple[frozenset[int], int]:
-        lines, comments = set[int](), 0
+        lines = set[int]()
         for token in tokenize.generate_tokens(io.StringIO(self.file.read_text(encoding="utf-8")).readline):
-            comments += token.type == tokenize.COMMENT and not token.string.startswith(_PRAGMAS)
             if token.type not in _BLANK | {tokenize.COMMENT}:
                 lines.update(range(token.start[0], token.end[0] + 1))
         for node in ast.walk(self.tree):
@@ -63,7 +52,7 @@ class Module:
                 and isinstance(node.value.value, str)
             ):
                 lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        return frozenset(lines), comments
+        return frozenset(lines)
 
     def functions(self) -> Iterator[tuple[str, int]]:
         """(name, code lines) of every function, methods and inner functions included."""
