@@ -17,14 +17,14 @@ from retrain.protocols import ALONE, Ranks
 from retrain.registry import find
 from retrain.training.chat import Chat
 from retrain.training.layout import Layout
-from retrain.training.model.loading import Loaded, distinct
+from retrain.training.model.loading import Loaded, cast_weights, distinct
 from retrain.training.policy import TorchPolicy
 from retrain.training.reference import fingerprint
 from retrain.training.settings import PolicySettings
 from retrain.training.tensor_cache import cached, content_key
 from retrain.types import ExpertRow, Observer, Problem
 
-_RECIPE = 1
+_RECIPE = 2
 """Raised when this module's results change, so that no older cache entry is taken for the new result."""
 
 
@@ -91,7 +91,7 @@ def warm_start(
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
     # Training turned the weights into float32; what comes from the cache must end up the same.
-    loaded.model.to(dtype).eval()
+    cast_weights(loaded.model, dtype).eval()
     return hit
 
 

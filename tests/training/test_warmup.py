@@ -96,6 +96,14 @@ def test_without_the_cache_the_result_is_the_same_and_the_global_generator_untou
     assert same(weights(loaded), weights(again))
 
 
+def test_a_base_held_in_bfloat16_keeps_its_rotary_frequencies(loaded):
+    base = load_model("builtin:tiny", problems=PROBLEMS, dtype="bfloat16")
+    warm_start(base, PROBLEMS, dataclasses.replace(SETTINGS, steps=2), Watch())
+    assert {p.dtype for p in base.model.parameters()} == {torch.bfloat16}
+    kept, expected = dict(base.model.named_buffers()), dict(loaded.model.named_buffers())
+    assert same(kept, expected), "float32, as from_pretrained leaves them"
+
+
 def test_problems_without_solutions_are_refused(loaded):
     with pytest.raises(DataError, match=r"problem 'x' has no solution.*steps = 0"):
         warm_start(loaded, [Problem("x", "1?", "1")], SETTINGS, Watch())

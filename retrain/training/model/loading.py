@@ -181,7 +181,18 @@ def _builtin(path: str, problems: Iterable[Problem], dtype: str) -> Loaded:
     if not texts:
         raise ComponentError("builtin:tiny makes its tokenizer from the task's texts and got none", "name a [task]")
     tokenizer = build_tokenizer(texts)
-    return _ready(build_model(tokenizer).to(getattr(torch, dtype)), tokenizer, path)
+    return _ready(cast_weights(build_model(tokenizer), getattr(torch, dtype)), tokenizer, path)
+
+
+def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Cast the parameters in place and return the model. Buffers keep their type, as with `from_pretrained`.
+
+    `Module.to(dtype)` would also round the frequencies of the rotary embedding, which are a float32 buffer: in
+    bfloat16 each frequency moves by up to .2 %, and the model differs from the one that is saved and loaded again.
+    """
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    return model
 
 
 def _explained(path: str, error: Exception) -> ComponentError | StorageError:
