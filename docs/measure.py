@@ -60,6 +60,18 @@ class Module:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node.name, len(self.code.intersection(range(node.lineno, (node.end_lineno or 0) + 1)))
 
+    def imported_modules(self) -> set[str]:
+        """Names of the package's modules that it imports; imports inside functions and for type checking count."""
+        known = {module.name for module in modules()}
+        found = set[str]()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names} & known
+            elif isinstance(node, ast.ImportFrom) and node.module in known:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= inner & known or {node.module}
+        return found - {self.name}
+
     def imports(self) -> Iterator[str]:
         """The rooms that it imports from, one for each statement; imports inside functions count too."""
         for node in ast.walk(self.tree):

@@ -63,3 +63,19 @@ def test_a_function_fits_on_a_screen():
 def test_module_names_are_unique():
     names = Counter(module.file.stem for module in modules() if module.file.stem != "__init__")
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_import_cycle():
+    """Also within a package; imports inside functions and under `TYPE_CHECKING` count.
+
+    `retrain` itself is left out: it is the public surface, whose names are loaded on first use.
+    """
+    graph = {module.name: module.imported_modules() - {"retrain"} for module in modules() if module.name != "retrain"}
+    before = None
+    while before != graph:  # drop what imports nothing that is left, and what nothing that is left imports
+        before = graph
+        imported = set().union(*graph.values())
+        graph = {
+            name: found & graph.keys() for name, found in graph.items() if found & graph.keys() and name in imported
+        }
+    assert graph == {}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from math import ceil
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
@@ -15,7 +13,7 @@ from retrain.algorithms.graph.objective import Objective, source_of
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Document
 from retrain.config.positions import Path
-from retrain.config.resolve import Resolved, is_correction, labels
+from retrain.config.resolve import LoadedConfig, Resolved, division, is_correction, labels
 from retrain.config.schema import Config
 from retrain.errors import ComponentError, ConfigError, DataError, install
 from retrain.protocols import Task
@@ -23,9 +21,6 @@ from retrain.registry import Bound, Component
 from retrain.rewards.signatures import form_of
 from retrain.system.files import NO_FILE_FIX, no_file
 from retrain.types import BUILTIN, POLICY_COLUMNS, Problem
-
-if TYPE_CHECKING:
-    from retrain.config.load import LoadedConfig
 
 _OVERLAP = ("rollout", "overlap")
 
@@ -45,14 +40,6 @@ def check_credit(
     for index, why in idle_rewards(resolved, objective, graph).items():
         fix = "give it weight = 0 to record it alone, or choose an advantage_mode that reads rewards"
         document.warn(("rewards", index, "name"), why, fix)
-
-
-def division(config: Config, *, expert: bool) -> tuple[int, int]:
-    """(prompts, expert rows) of a step; without an expert it is all prompts."""
-    rows = config.training.batch_size * config.training.group_size
-    # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
-    written = ceil(config.expert.ratio * rows - 1e-9) if expert else 0
-    return (rows - written) // config.training.group_size, written
 
 
 def _check_continued(config: Config, document: Document, graph: Sequence[Stage]) -> None:

@@ -6,14 +6,13 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from retrain.config.document import Document
-from retrain.config.resolve import Resolved, is_elsewhere, labels, mixed_labels
+from retrain.config.resolve import LoadedConfig, Resolved, is_elsewhere, labels, mixed_labels
 from retrain.config.schema import Config, Environment, Task
 from retrain.errors import ConfigError, UserCodeError
 from retrain.registry import Bound
 from retrain.registry.call import Call
 
 if TYPE_CHECKING:
-    from retrain.config.load import LoadedConfig
     from retrain.environments.world_pool import Launch
 
 

@@ -14,8 +14,7 @@ from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.credit_checks import idle_rewards
 from retrain.config.document import show
-from retrain.config.load import LoadedConfig
-from retrain.config.resolve import AUTO, slots
+from retrain.config.resolve import AUTO, LoadedConfig, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of

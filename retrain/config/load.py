@@ -9,127 +9,33 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import to_jsonable_python
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
-from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.binder import Binder
 from retrain.config.checks import check, check_measured
-from retrain.config.credit_checks import check_credit, check_expert, check_overlap, division
-from retrain.config.document import Document, Place, left_out, read
+from retrain.config.credit_checks import check_credit, check_expert, check_overlap
+from retrain.config.document import Document, left_out, read
 from retrain.config.environment_checks import check_environment
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
-from retrain.config.presets import Preset, lay_task, lay_under, of_eval_set
-from retrain.config.resolve import Resolved, Slot, mixed_labels, needs_import, slots
+from retrain.config.presets import lay_task, lay_under, of_eval_set
+from retrain.config.resolve import LoadedConfig, Resolved, Slot, needs_import, slots
 from retrain.config.schema import RUN_NAME, Config
 from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
-from retrain.functional.seeds import derive_seed
-from retrain.protocols import Task
 from retrain.registry import Bound
-from retrain.rewards.pool import Entry
 from retrain.rewards.signatures import form_of
 
 Known = Callable[[], Catalog]
 """Gives the keys of all tables: they take the import of every component, and a valid file needs none of it."""
-
-
-@dataclass(frozen=True)
-class LoadedConfig:
-    """A valid configuration.
-
-    Attributes:
-        file, text: where it was read from, and what stood there.
-        config: the sections, every key with its value.
-        tables: the components' tables as written.
-        components: the components that the configuration names, bound to their parameters.
-        places: where each value was written.
-        warnings: what works and is probably not what was meant.
-        preset: what `algorithm_mode` expanded to, if it names a preset.
-        sets: what evaluates each of `[[eval.sets]]`, by its name: the run's configuration with the keys of the set.
-        unread: keys that nothing in the run reads, with the mistake that they are; `load` refuses them, a campaign
-            where no condition reads them.
-    """
-
-    file: str
-    text: str
-    config: Config
-    tables: Mapping[str, Any]
-    components: Resolved
-    places: Mapping[Path, Place]
-    warnings: tuple[ConfigProblem, ...]
-    preset: Preset | None = None
-    unread: Mapping[Path, ConfigProblem] = field(default_factory=dict[Path, ConfigProblem])
-    sets: Mapping[str, LoadedConfig] = field(default_factory=dict[str, "LoadedConfig"])
-
-    @property
-    def name(self) -> str:
-        """Name of the run directory, unless `[logging] name` says otherwise."""
-        return FilePath(self.file).stem
-
-    @property
-    def directory(self) -> FilePath:
-        """The run directory."""
-        return FilePath(self.config.logging.dir).expanduser() / (self.config.logging.name or self.name)
-
-    @property
-    def rewards(self) -> list[Entry]:
-        """The rewards with their settings in the pool."""
-        pairs = zip(self.config.rewards, self.components.all("reward"), strict=True)
-        return [
-            Entry(bound, float(bound.params["weight"]), one.timeout_s, one.concurrency, one.network)
-            for one, bound in pairs
-        ]
-
-    @property
-    def objective(self) -> Objective:
-        """What an update minimizes."""
-        return self.components.objective(exact=True)
-
-    @property
-    def division(self) -> tuple[int, int]:
-        """(prompts, expert rows) of a step."""
-        return division(self.config, expert="expert" in self.objective.sources)
-
-    def task(self, seed: int) -> Task:
-        """The task of this seed; with `[[environments]]` or `[[tasks]]` the mixture of theirs."""
-        bound, entries = self.components.all("task"), self.config.environments or self.config.tasks
-        if not entries:
-            return bound[0].build({"seed": seed})
-        from retrain.environments.mixture import Mixture, Part
-
-        named = zip(mixed_labels(self.config), bound, entries, strict=True)
-        parts = {label: Part(one.build({"seed": derive_seed(seed, label)}), e.weight) for label, one, e in named}
-        return Mixture(seed, parts)
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        """The parts of a run that a component may ask for by name and that the configuration alone tells."""
-        training = self.config.training
-        shared = training.model_dump(include={"seed", "max_tokens", "group_size", "temperature"})
-        return {**shared, "total_steps": training.max_steps, "search_paths": self.config.plugins.search_paths}
-
-    @property
-    def overrides(self) -> list[str]:
-        """What the command line overrode, as `--set key=value`."""
-        return list(dict.fromkeys(place.file for place in self.places.values() if not place.line))
-
-    def resolved(self) -> dict[str, Any]:
-        """Everything that decides the run, as JSON: sections with all defaults, tables, components with parameters."""
-        return {
-            **self.config.model_dump(mode="json"),
-            **to_jsonable_python(self.tables, fallback=str),
-            "components": to_jsonable_python(self.components.described(), fallback=str),
-        }
 
 
 def load(file: FilePath | str, overrides: Sequence[str] = ()) -> LoadedConfig:

@@ -15,8 +15,7 @@ import torch
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.credit_checks import check_data
 from retrain.config.environment_checks import launch
-from retrain.config.load import LoadedConfig
-from retrain.config.resolve import labels
+from retrain.config.resolve import LoadedConfig, labels
 from retrain.environments.spoken import spoken
 from retrain.environments.world_pool import WorldPool
 from retrain.errors import ComponentError, RetrainError

@@ -1,10 +1,14 @@
-"""From names in a configuration to bound components."""
+"""From names in a configuration to bound components, and the loaded configuration that holds both."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path as FilePath
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage, plan
@@ -12,11 +16,16 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.algorithms.graph.plain_functions import hyper_of
 from retrain.algorithms.transforms import transform_chain
+from retrain.config.document import Place
 from retrain.config.positions import Path
-from retrain.config.presets import preset_names
+from retrain.config.presets import Preset, preset_names
 from retrain.config.schema import Config
 from retrain.engines.capability import engines_at
+from retrain.errors import ConfigProblem
+from retrain.functional.seeds import derive_seed
+from retrain.protocols import Task
 from retrain.registry import Bound
+from retrain.rewards.pool import Entry
 from retrain.types import BASE_COLUMNS
 
 AUTO = "auto"
@@ -206,3 +215,100 @@ def needs_import(slot: Slot) -> bool:
     """Whether finding the component runs code that the package has not loaded: a dotted path or an entry point."""
     imported = registry.is_dotted(slot.name) or slot.name in registry.names(slot.kind)
     return imported and not registry.is_registered(slot.kind, slot.name)
+
+
+def division(config: Config, *, expert: bool) -> tuple[int, int]:
+    """(prompts, expert rows) of a step; without an expert it is all prompts."""
+    rows = config.training.batch_size * config.training.group_size
+    # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
+    written = ceil(config.expert.ratio * rows - 1e-9) if expert else 0
+    return (rows - written) // config.training.group_size, written
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A valid configuration.
+
+    Attributes:
+        file, text: where it was read from, and what stood there.
+        config: the sections, every key with its value.
+        tables: the components' tables as written.
+        components: the components that the configuration names, bound to their parameters.
+        places: where each value was written.
+        warnings: what works and is probably not what was meant.
+        preset: what `algorithm_mode` expanded to, if it names a preset.
+        sets: what evaluates each of `[[eval.sets]]`, by its name: the run's configuration with the keys of the set.
+        unread: keys that nothing in the run reads, with the mistake that they are; `load` refuses them, a campaign
+            where no condition reads them.
+    """
+
+    file: str
+    text: str
+    config: Config
+    tables: Mapping[str, Any]
+    components: Resolved
+    places: Mapping[Path, Place]
+    warnings: tuple[ConfigProblem, ...]
+    preset: Preset | None = None
+    unread: Mapping[Path, ConfigProblem] = field(default_factory=dict[Path, ConfigProblem])
+    sets: Mapping[str, LoadedConfig] = field(default_factory=dict[str, "LoadedConfig"])
+
+    @property
+    def name(self) -> str:
+        """Name of the run directory, unless `[logging] name` says otherwise."""
+        return FilePath(self.file).stem
+
+    @property
+    def directory(self) -> FilePath:
+        """The run directory."""
+        return FilePath(self.config.logging.dir).expanduser() / (self.config.logging.name or self.name)
+
+    @property
+    def rewards(self) -> list[Entry]:
+        """The rewards with their settings in the pool."""
+        pairs = zip(self.config.rewards, self.components.all("reward"), strict=True)
+        return [
+            Entry(bound, float(bound.params["weight"]), one.timeout_s, one.concurrency, one.network)
+            for one, bound in pairs
+        ]
+
+    @property
+    def objective(self) -> Objective:
+        """What an update minimizes."""
+        return self.components.objective(exact=True)
+
+    @property
+    def division(self) -> tuple[int, int]:
+        """(prompts, expert rows) of a step."""
+        return division(self.config, expert="expert" in self.objective.sources)
+
+    def task(self, seed: int) -> Task:
+        """The task of this seed; with `[[environments]]` or `[[tasks]]` the mixture of theirs."""
+        bound, entries = self.components.all("task"), self.config.environments or self.config.tasks
+        if not entries:
+            return bound[0].build({"seed": seed})
+        from retrain.environments.mixture import Mixture, Part
+
+        named = zip(mixed_labels(self.config), bound, entries, strict=True)
+        parts = {label: Part(one.build({"seed": derive_seed(seed, label)}), e.weight) for label, one, e in named}
+        return Mixture(seed, parts)
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """The parts of a run that a component may ask for by name and that the configuration alone tells."""
+        training = self.config.training
+        shared = training.model_dump(include={"seed", "max_tokens", "group_size", "temperature"})
+        return {**shared, "total_steps": training.max_steps, "search_paths": self.config.plugins.search_paths}
+
+    @property
+    def overrides(self) -> list[str]:
+        """What the command line overrode, as `--set key=value`."""
+        return list(dict.fromkeys(place.file for place in self.places.values() if not place.line))
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything that decides the run, as JSON: sections with all defaults, tables, components with parameters."""
+        return {
+            **self.config.model_dump(mode="json"),
+            **to_jsonable_python(self.tables, fallback=str),
+            "components": to_jsonable_python(self.components.described(), fallback=str),
+        }

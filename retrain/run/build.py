@@ -16,8 +16,7 @@ import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.credit_checks import check_data, check_engine
-from retrain.config.load import LoadedConfig
-from retrain.config.resolve import labels
+from retrain.config.resolve import LoadedConfig, labels
 from retrain.config.schema import Config
 from retrain.engines.capability import choose_engine, positions
 from retrain.errors import ComponentError, DataError, RetrainError

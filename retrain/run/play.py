@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from retrain.config.environment_checks import launch
-from retrain.config.load import LoadedConfig
-from retrain.config.resolve import labels
+from retrain.config.resolve import LoadedConfig, labels
 from retrain.environments.spoken import ending, spoken
 from retrain.environments.world_pool import WorldPool
 from retrain.errors import ConfigError, ConfigProblem

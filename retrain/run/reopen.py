@@ -10,8 +10,8 @@ from weakref import finalize
 
 from retrain import registry
 from retrain.config.document import Document
-from retrain.config.load import LoadedConfig, validate
-from retrain.config.resolve import AUTO
+from retrain.config.load import validate
+from retrain.config.resolve import AUTO, LoadedConfig
 from retrain.errors import ConfigError, ConfigProblem, EngineError, StorageError
 from retrain.run.run_parts import Parts, Trained
 from retrain.storage import checkpoint

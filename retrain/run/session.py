@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from retrain.config.document import Document, canonical
-from retrain.config.load import LoadedConfig, validate
+from retrain.config.load import validate
+from retrain.config.resolve import LoadedConfig
 from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.registry.sources import source_hashes

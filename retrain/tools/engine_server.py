@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from retrain.config.load import LoadedConfig
+from retrain.config.resolve import LoadedConfig
 from retrain.engines.vllm.server_process import ENGINE, command, weight_options
 from retrain.engines.vllm.server_process import serve as run_server
 from retrain.engines.vllm.vllm_options import by_itself

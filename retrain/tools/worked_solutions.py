@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from retrain.config.load import LoadedConfig
+from retrain.config.resolve import LoadedConfig
 from retrain.errors import DataError
 from retrain.protocols import Task
 from retrain.system.files import write_text, writing

@@ -19,10 +19,10 @@ from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs
 from retrain.config.binder import Binder
 from retrain.config.credit_checks import check_data
 from retrain.config.document import Document, canonical, fork, lay, read
-from retrain.config.load import LoadedConfig, validate
+from retrain.config.load import validate
 from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key
-from retrain.config.resolve import Slot
+from retrain.config.resolve import LoadedConfig, Slot
 from retrain.config.unread import judged
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.registry import Bound

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 if TYPE_CHECKING:
-    from retrain.training.model.forward import Packing
+    from retrain.training.model.packing import Packing
 
 
 def has_ragged_attention(device: torch.device, dtype: torch.dtype) -> bool:

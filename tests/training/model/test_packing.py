@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from retrain.training.model.forward import Packing, micro_batches
+from retrain.training.model.forward import micro_batches
+from retrain.training.model.packing import Packing
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import make_batch, make_model, make_objective
