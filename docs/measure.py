@@ -60,6 +60,17 @@ class Module:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node.name, len(self.code.intersection(range(node.lineno, (node.end_lineno or 0) + 1)))
 
+    def type_names(self) -> Iterator[str]:
+        """Names of its classes, inner ones included, and of its type aliases."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ClassDef):
+                yield node.name
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id.lstrip("_")
+                if name[:1].isupper() and not name.isupper():  # a constant is in capitals
+                    yield node.targets[0].id
+
     def imported_modules(self) -> set[str]:
         """Names of the package's modules that it imports; imports inside functions and for type checking count."""
         known = {module.name for module in modules()}

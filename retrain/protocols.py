@@ -88,7 +88,7 @@ class Sampler(Protocol):
         """The run has ended."""
 
 
-class Rows:
+class CheckpointRows:
     """A tensor of `count` rows, of which each file of a checkpoint has some; they are read when they are used."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
@@ -362,7 +362,7 @@ class Executor(Protocol):
         """Execute the jobs; returns when all of them have ended."""
 
 
-class Part(Protocol):
+class StatefulComponent(Protocol):
     """A component of credit assignment with a life cycle: built once per run, saved in its checkpoints.
 
     Attributes:
@@ -376,8 +376,8 @@ class Part(Protocol):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.stateful = cls.state_dict is not Part.state_dict
-        if cls.stateful is (cls.load_state_dict is Part.load_state_dict):
+        cls.stateful = cls.state_dict is not StatefulComponent.state_dict
+        if cls.stateful is (cls.load_state_dict is StatefulComponent.load_state_dict):
             problem = f"{cls.__name__} has only one of state_dict and load_state_dict"
             raise ComponentError(problem, "write both, or neither if there is nothing to save")
 

@@ -65,6 +65,11 @@ def test_module_names_are_unique():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_class_and_type_alias_names_are_unique():
+    names = Counter(name for module in modules() for name in module.type_names())
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_no_import_cycle():
     """Also within a package; imports inside functions and under `TYPE_CHECKING` count.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.algorithms.transforms import Span, span_mean
+from retrain.algorithms.transforms import NormScope, span_mean
 from retrain.registry import transform
 from retrain.types import Metrics
 
@@ -54,7 +54,7 @@ def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys, each with its
     entropy_topk: Annotated[float, Field(ge=0, le=1)] = 0.3,
     threshold_rule: Literal["ceil", "strict"] = "ceil",
     use_planning_tokens: bool = False,
-    per: Span = "episode",
+    per: NormScope = "episode",
 ) -> tuple[Tensor, Metrics]:
     """High-entropy tokens gain, in completions that succeed and are longer than their group's mean.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.protocols import Part
+from retrain.protocols import StatefulComponent
 from retrain.registry import signal
 from retrain.types import Batch, Metrics, State
 
@@ -25,7 +25,7 @@ _COLLAPSE = 0.2  # share of the initial variance at which the automatic schedule
     needed_by='the transform "sepa", or [logging] observe,',
     when={"warmup_steps": ("schedule", ("auto",))},
 )
-class SepaLambda(Part):
+class SepaLambda(StatefulComponent):
     """Pooling weight in [0, 1], and the entropies of planning and execution tokens.
 
     linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1)

@@ -22,7 +22,7 @@ CHAINS: dict[str, tuple[str, ...]] = {
 """Values of `transform_mode` that stand for other stages than the one of their name."""
 
 Level = Literal["token", "sequence", "geometric"]
-Span = Literal["episode", "turn"]
+NormScope = Literal["episode", "turn"]
 
 
 def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
     return CHAINS.get(mode, (mode,)) if isinstance(mode, str) else tuple(mode)
 
 
-def span_mean(per: Span, values: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
+def span_mean(per: NormScope, values: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
     """Mean over the masked tokens of each row, [N, 1], or of each of its turns, [N, T]."""
     return F.masked.row_mean(values, mask) if per == "episode" else F.masked.turn_mean(values, mask, turn_ids)
 
@@ -43,7 +43,7 @@ def gtpo(
     turn_ids: Tensor,
     *,
     beta: Annotated[float, Field(ge=0)] = 0.1,
-    per: Span = "episode",
+    per: NormScope = "episode",
 ) -> Tensor:
     """More credit where the policy was less certain than on average in its sequence.
 
@@ -71,7 +71,7 @@ def sepa(
     turn_ids: Tensor,
     sepa_lambda: float,
     *,
-    per: Span = "episode",
+    per: NormScope = "episode",
 ) -> Tensor:
     """Pool the uncertainty of execution tokens, so that planning tokens stand out to the next stage.
 

@@ -12,10 +12,10 @@ import typer
 from retrain.cli.arguments import Json, Overrides
 from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraError
 
-Source = Literal["builtin", "jsonl", "parquet", "hub"]
+DataSource = Literal["builtin", "jsonl", "parquet", "hub"]
 """Where problems come from: a task that makes them, a file, or a data set of the hub."""
 
-_KEYS: dict[Source, str] = {"jsonl": "path", "parquet": "path", "hub": "name"}
+_KEYS: dict[DataSource, str] = {"jsonl": "path", "parquet": "path", "hub": "name"}
 """The parameter of its task that says which."""
 
 Size = Annotated[int | None, typer.Option(min=1, help="At most so many; all rows, or 200 and 50 of a built-in task.")]
@@ -24,7 +24,7 @@ Size = Annotated[int | None, typer.Option(min=1, help="At most so many; all rows
 def data(  # noqa: PLR0913 - one option each
     what: Annotated[str | None, typer.Argument(help="The file, or the id of the data set.")] = None,
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("data"),
-    source: Annotated[Source, typer.Option(help="Kind of source.")] = "builtin",
+    source: Annotated[DataSource, typer.Option(help="Kind of source.")] = "builtin",
     task: Annotated[str, typer.Option(help="The task, where the source is built in.")] = "addition",
     train_size: Size = None,
     val_size: Size = None,
@@ -58,7 +58,7 @@ def data(  # noqa: PLR0913 - one option each
         print(f"{written}: {len(part):,} rows{short}")
 
 
-def _task(source: Source, what: str | None, name: str, seed: int, overrides: list[str]) -> Any:
+def _task(source: DataSource, what: str | None, name: str, seed: int, overrides: list[str]) -> Any:
     from retrain.tools.parameters import Parameters
 
     if (what is None) != (source == "builtin"):
@@ -160,7 +160,9 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
     _check_grams(files, task, n_min, n_max)
     shape = (n_min, n_max, min_df, max_per_doc_rate, max_grams, lowercase)
     recipe = Recipe(*shape, clusters, top_percentile, seed, embedder)
-    solutions, sources = grams.gather(files or (), grams.Reading(column, reward_column, min_reward), task, count, seed)
+    solutions, sources = grams.gather(
+        files or (), grams.SolutionFormat(column, reward_column, min_reward), task, count, seed
+    )
     found = extract_grams(solutions, recipe)
     covered = grams.coverage(found.grams, solutions)
     written = json.dumps(grams.document(found, recipe, covered, sources), indent=1, ensure_ascii=False)

@@ -18,7 +18,7 @@ from retrain.system.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from retrain.tools.credit_comparison import Completion, Credit
+    from retrain.tools.credit_comparison import ComparedCompletion, Credit
 
 _ROWS = 40
 """Completions that a table shows."""
@@ -83,7 +83,7 @@ def credit(  # noqa: PLR0913 - one option each
         print(f"{plot}: written")
 
 
-def _tables(completions: Sequence[Completion], found: Sequence[Credit]) -> None:
+def _tables(completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -111,7 +111,7 @@ def _tables(completions: Sequence[Completion], found: Sequence[Credit]) -> None:
     _heat(console, completions, found)
 
 
-def _heat(console: Console, completions: Sequence[Completion], found: Sequence[Credit]) -> None:
+def _heat(console: Console, completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:
     """Tokens of the first group on a background that shows their credit; numbers where there is no color."""
     from rich.text import Text
 

@@ -21,7 +21,7 @@ from retrain.system.terminal import say
 from retrain.training.ranks import launched
 
 if TYPE_CHECKING:
-    from retrain.storage.run_directory import Mode
+    from retrain.storage.run_directory import ExistingRun
 
 _REFRESH_S = 2.0
 _PLAN, _STATUS = "plan.json", "status.json"
@@ -90,7 +90,7 @@ def _left(directory: Path, file: Path, overrides: Sequence[str], ranks: int) -> 
     return f"the run is in {directory}; {newest}; continue with: {resume}"
 
 
-def _resume(asked: str | None, default: str, fresh: bool) -> tuple[Mode, Path | None]:
+def _resume(asked: str | None, default: str, fresh: bool) -> tuple[ExistingRun, Path | None]:
     """Mode of the run directory, and the checkpoint to start from."""
     if fresh and asked not in (None, "never"):
         problem, fix = "--fresh deletes what there is to resume", "drop one of the two"

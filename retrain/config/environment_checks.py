@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.config.document import Document
 from retrain.config.resolve import LoadedConfig, Resolved, is_elsewhere, labels, mixed_labels
-from retrain.config.schema import Config, Environment, Task
+from retrain.config.schema import Config, Environment, TaskSettings
 from retrain.errors import ConfigError, UserCodeError
 from retrain.registry import Bound
 from retrain.registry.call import Call
@@ -52,7 +52,7 @@ def _check_mix(config: Config, document: Document) -> None:
     mix = "environments" if config.environments else "tasks"
     if not (names := mixed_labels(config)):
         return
-    if config.task != Task():
+    if config.task != TaskSettings():
         document.refuse(("task",), f"every entry of [[{mix}]] names its own", "remove it, or the entries")
     if config.environment.name is not None:
         problem = (

@@ -34,7 +34,7 @@ from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
 
-Known = Callable[[], Catalog]
+CatalogLoader = Callable[[], Catalog]
 """Gives the keys of all tables: they take the import of every component, and a valid file needs none of it."""
 
 
@@ -161,7 +161,7 @@ def _known_keys() -> Catalog:
     return catalog({name: Config.model_fields[name].annotation for name in Config.model_fields} | tables)
 
 
-def _sections(document: Document, known: Known) -> tuple[Config, Config]:
+def _sections(document: Document, known: CatalogLoader) -> tuple[Config, Config]:
     """The sections, and those of them that are sure: where there are mistakes, the rest is kept, to find more."""
     sections = {name: document.data[name] for name in document.data if name in Config.model_fields}
     try:
@@ -209,7 +209,7 @@ def _drop(data: dict[str, Any], path: Path) -> None:
         _drop(data, path[:-1])
 
 
-def _tables(document: Document, known: Known, may_import: bool) -> bool:
+def _tables(document: Document, known: CatalogLoader, may_import: bool) -> bool:
     """Validate the tables of components.
 
     Args:

@@ -287,10 +287,12 @@ class LoadedConfig:
         bound, entries = self.components.all("task"), self.config.environments or self.config.tasks
         if not entries:
             return bound[0].build({"seed": seed})
-        from retrain.environments.mixture import Mixture, Part
+        from retrain.environments.mixture import Mixture, WeightedTask
 
         named = zip(mixed_labels(self.config), bound, entries, strict=True)
-        parts = {label: Part(one.build({"seed": derive_seed(seed, label)}), e.weight) for label, one, e in named}
+        parts = {
+            label: WeightedTask(one.build({"seed": derive_seed(seed, label)}), e.weight) for label, one, e in named
+        }
         return Mixture(seed, parts)
 
     @property

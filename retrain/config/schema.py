@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from retrain.config.sections.heldout import Eval, StopWhen
-from retrain.config.sections.problems import Drawn, Environment, Mixed, Reward, RewardPool, Task
+from retrain.config.sections.problems import Environment, Mixed, MixedTask, Reward, RewardPoolSettings, TaskSettings
 from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Section, Seed
 from retrain.types import BUILTIN
 
@@ -57,7 +57,7 @@ class Model(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
 
-class Rollout(Section):
+class RolloutSettings(Section):
     """`[rollout]`: how completions are sampled."""
 
     engine: Annotated[str, Field(min_length=1)] = "auto"
@@ -132,7 +132,7 @@ class Expert(Section):
     """Take rows with the prompts of the step's rollouts first; the others in their order."""
 
 
-class Optimizer(Section):
+class OptimizerSettings(Section):
     """`[optimizer]`"""
 
     name: Literal["adamw", "adamw8bit", "muon"] = "adamw"
@@ -260,13 +260,13 @@ class Config(Section):
     """A whole run. Every default is the vetted setting of the builtin model and task."""
 
     model: Model = Model()
-    task: Task = Task()
-    tasks: Annotated[tuple[Drawn, ...], Array] = ()
+    task: TaskSettings = TaskSettings()
+    tasks: Annotated[tuple[MixedTask, ...], Array] = ()
     environment: Environment = Environment()
     environments: Annotated[tuple[Mixed, ...], Array] = ()
     rewards: Annotated[tuple[Reward, ...], Array, Field(min_length=1)] = (Reward(name="exact"),)
-    reward_pool: RewardPool = RewardPool()
-    rollout: Rollout = Rollout()
+    reward_pool: RewardPoolSettings = RewardPoolSettings()
+    rollout: RolloutSettings = RolloutSettings()
     algorithm: Algorithm = Algorithm()
     loss: Annotated[tuple[Loss, ...], Array, Field(min_length=1)] = (
         Loss(name="ppo_clip"),
@@ -274,7 +274,7 @@ class Config(Section):
         Loss(name="entropy"),
     )
     expert: Expert = Expert()
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerSettings = OptimizerSettings()
     training: Training = Training()
     distributed: Distributed = Distributed()
     warmup: Warmup = Warmup()

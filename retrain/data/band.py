@@ -11,8 +11,8 @@ from retrain.protocols import Task
 from retrain.registry import curriculum
 from retrain.types import Metrics, Problem, Rollout, State
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+SolveRate = Annotated[float, Field(ge=0, le=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 @curriculum("band")
@@ -32,7 +32,13 @@ class Band(Task):
     """
 
     def __init__(
-        self, task: Task, *, low: Share = 0.2, high: Share = 0.8, candidates: Count = 4, memory: Count = 100
+        self,
+        task: Task,
+        *,
+        low: SolveRate = 0.2,
+        high: SolveRate = 0.8,
+        candidates: AtLeastOne = 4,
+        memory: AtLeastOne = 100,
     ) -> None:
         self._task, self._low, self._high = task, low, high
         self._candidates, self._memory = candidates, memory

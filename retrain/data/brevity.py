@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retrain.data.addition import Addition, Digits, Probability
-from retrain.data.drawn import SHORT, Span, answered
+from retrain.data.drawn import SHORT, CharSpan, answered
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -31,7 +31,7 @@ class Brevity(Addition):
     p_check: Probability = 1.0
     max_digits: Digits = 2
 
-    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
         """`redundant`: every check of a column, the phrase included."""
         return {"redundant": [match.span(2) for match in _CHECK.finditer(text)]}
 

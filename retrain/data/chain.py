@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain.data.addition import Probability
-from retrain.data.drawn import SHORT, Drawn, Span, answered
+from retrain.data.drawn import SHORT, CharSpan, Drawn, answered
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -45,7 +45,7 @@ class Chain(Drawn):
         answer = str(sum(digits) % 10)
         return Problem(id=text, prompt=f"{text}?\n", answer=answer, solution=f"{''.join(lines)}so {value}")
 
-    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
         """`mistake`: the first step that is wrong, none in a right chain."""
         done, span = _right_steps(problem, text)
         return {"mistake": [span] if span else [] if done == self.steps else [(_end(text, done), len(text))]}
@@ -59,7 +59,7 @@ class Chain(Drawn):
         return {"step": step, "gap": abs(right - step**self.steps)}
 
 
-def _right_steps(problem: Problem, text: str) -> tuple[int, Span | None]:
+def _right_steps(problem: Problem, text: str) -> tuple[int, CharSpan | None]:
     """(how many steps are right before the first that is not, where that is)."""
     first, *digits = map(int, problem.id.split("+"))
     value, place = first, 0

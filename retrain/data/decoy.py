@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from retrain.data.addition import Addition, Digits, Habits, Probability
-from retrain.data.drawn import SHORT, Span, explained
+from retrain.data.drawn import SHORT, CharSpan, explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -40,7 +40,7 @@ class Decoy(Addition):
             lines.append(line)
         return "\n".join(lines)
 
-    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
         """`planning`: the phrases."""
         return {"planning": [match.span() for match in _PHRASE.finditer(text)]}
 

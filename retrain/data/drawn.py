@@ -17,7 +17,7 @@ from retrain.types import Problem, Rollout
 _HELDOUT_SHARE = 8
 """One problem in this many is held out."""
 
-Span = tuple[int, int]
+CharSpan = tuple[int, int]
 """(first, behind the last) character of a completion's text."""
 
 SHORT: Mapping[str, Any] = {"training": {"max_steps": 60}, "eval": {"every": 20, "problems": 512}}

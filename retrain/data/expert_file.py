@@ -12,7 +12,7 @@ from retrain.functional.seeds import derive_seed, digest_of, epoch_order
 from retrain.system.records import BadRow, Message, Prompt, checked, read_records
 from retrain.types import Problem, State
 
-Row = TypeVar("Row")
+RowT = TypeVar("RowT")
 
 
 def _answered(messages: list[Message]) -> list[Message]:
@@ -68,7 +68,7 @@ def _problem(place: str, row: Any) -> Problem:
     return Problem(id=place, prompt=prompt, answer="", solution=solution)
 
 
-class ExpertBuffer(Generic[Row]):
+class ExpertBuffer(Generic[RowT]):
     """Rows in a seeded order, a new one for every pass; it wraps, and a checkpoint says where it is.
 
     Args:
@@ -80,14 +80,14 @@ class ExpertBuffer(Generic[Row]):
         epoch: passes that are complete. offset: rows taken since.
     """
 
-    def __init__(self, rows: Sequence[Row], seed: int, keys: Sequence[Hashable] = ()) -> None:
+    def __init__(self, rows: Sequence[RowT], seed: int, keys: Sequence[Hashable] = ()) -> None:
         self._rows, self._seed = rows, derive_seed(seed, "expert")
         self._by_key: dict[Hashable, list[int]] = {}
         for index, key in enumerate(keys):
             self._by_key.setdefault(key, []).append(index)
         self.epoch = self.offset = 0
 
-    def take(self, count: int, wanted: Iterable[Hashable] = ()) -> list[Row]:
+    def take(self, count: int, wanted: Iterable[Hashable] = ()) -> list[RowT]:
         """The next `count` rows; first those with wanted keys, one of each key in turn, which are not used up by it."""
         matches = [self._by_key.get(key, []) for key in dict.fromkeys(wanted)]
         most = max(map(len, matches), default=0)

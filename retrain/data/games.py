@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from retrain.data.addition import Probability
 from retrain.data.drawn import SHORT, Drawn, answered
 from retrain.functional.seeds import derive_seed
 from retrain.registry import task
@@ -15,8 +16,6 @@ from retrain.types import Metrics, Problem, Rollout
 
 STEPS = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 """Of the environment "grid": (east, north)."""
-
-Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 @task("sums")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from retrain.data.addition import Probability
-from retrain.data.drawn import SHORT, Drawn, Span, answered, explained
+from retrain.data.drawn import SHORT, CharSpan, Drawn, answered, explained
 from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
@@ -52,7 +52,7 @@ class Planning(Drawn):
         solution = "\n".join([plan, *lines, f"so {worked}"])
         return Problem(id=text, prompt=f"{text}?\n", answer=answer, solution=solution)
 
-    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[Span]]:
+    def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
         """`planning`: the phrase that picks the plan."""
         return {"planning": [match.span() for match in [_PLAN.match(text)] if match]}
 

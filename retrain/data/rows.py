@@ -25,7 +25,7 @@ from retrain.system.extras import library
 from retrain.system.files import NO_FILE_FIX, no_file, sha256
 from retrain.types import Problem
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A column in a template. Empty braces are none."""
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Reading:
+class RowFormat:
     """How rows are read. A column inside another is named with a dot, as in `reward_model.ground_truth`.
 
     Args:
@@ -64,7 +64,7 @@ class Reading:
     prompt_template: str | None = None
     system_prompt: str = ""
     on_bad_row: Literal["error", "skip"] = "error"
-    max_bad_fraction: Fraction = 0.01
+    max_bad_fraction: ProperFraction = 0.01
     fix: ClassVar[str] = "mend or remove them"
 
     def posed(self, prompt: str | list[Any]) -> str | list[Any]:
@@ -80,7 +80,7 @@ class Reading:
 
 
 @dataclass
-class RowTask(Reading, Task):
+class RowTask(RowFormat, Task):
     """Problems in memory: training problems without end, each epoch in its own order; held-out problems fixed.
 
     A subclass adds keyword-only fields that say where the rows are; all fields together are its TOML table.
@@ -123,7 +123,7 @@ class RowTask(Reading, Task):
     def sign(self, kind: str, contents: Sequence[Any]) -> None:
         """Set the digest: of the task's kind, of how rows are read, and of what identifies their contents."""
         # Unset keys are left out, so that a new one does not make another data set of an old run's.
-        reading = {one.name: value for one in fields(Reading) if (value := getattr(self, one.name)) not in (None, "")}
+        reading = {one.name: value for one in fields(RowFormat) if (value := getattr(self, one.name)) not in (None, "")}
         self.digest = digest_of(kind, reading, self.shuffle, contents)
 
     def problem(self, index: int) -> Problem:
@@ -172,7 +172,7 @@ def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], 
     """A check: files that are not there, and files whose first rows do not have the columns that are named."""
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-        reading = Reading(**{one.name: params[one.name] for one in fields(Reading)})
+        reading = RowFormat(**{one.name: params[one.name] for one in fields(RowFormat)})
         for key in (key for key in ("path", "heldout_path") if params[key] is not None):
             problem, fix = no_file(params[key]), NO_FILE_FIX
             if not problem:
@@ -253,7 +253,7 @@ class Hub(RowTask):
 
 
 def read_problems(
-    rows: records.Rows, name: str, reading: Reading, forbidden: frozenset[int] = frozenset()
+    rows: records.Rows, name: str, reading: RowFormat, forbidden: frozenset[int] = frozenset()
 ) -> ProblemStore:
     """The problems in `rows`.
 
@@ -291,7 +291,7 @@ def read_problems(
     return problems
 
 
-def _problem(row: Any, place: str, reading: Reading) -> Problem:
+def _problem(row: Any, place: str, reading: RowFormat) -> Problem:
     names = {"answer": reading.answer_field, "solution": reading.solution_field, "id": reading.id_field}
     names["prompt"] = "messages" if _is_chat(row, reading) else reading.prompt_field
     full = _filled(cast("dict[str, Any]", row), names, reading) if isinstance(row, dict) else row
@@ -306,12 +306,12 @@ def _problem(row: Any, place: str, reading: Reading) -> Problem:
     return Problem(id_, reading.posed(found.prompt), found.answer, found.solution, extra=columns)
 
 
-def _is_chat(row: Any, reading: Reading) -> bool:
+def _is_chat(row: Any, reading: RowFormat) -> bool:
     """Whether `messages` stands for the prompt."""
     return isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row
 
 
-def _filled(row: dict[str, Any], names: Mapping[str, str], reading: Reading) -> dict[str, Any]:
+def _filled(row: dict[str, Any], names: Mapping[str, str], reading: RowFormat) -> dict[str, Any]:
     """The row with the columns that its own ones hold or make: dotted names, a template, other trainers' names."""
     row = dict(row)
     if names["answer"] == "answer" and "answer" not in row and (truth := _inside(row, "reward_model.ground_truth")):

@@ -14,7 +14,7 @@ from retrain.protocols import Task
 from retrain.types import Metrics, Problem, Rollout, State
 
 
-class Part(NamedTuple):
+class WeightedTask(NamedTuple):
     """A task, and how often it is drawn relative to the others."""
 
     task: Task
@@ -32,7 +32,7 @@ class Mixture(Task):
         parts: by the labels that their problems carry as `environment`.
     """
 
-    def __init__(self, seed: int, parts: Mapping[str, Part]) -> None:
+    def __init__(self, seed: int, parts: Mapping[str, WeightedTask]) -> None:
         self._seed, self._parts = seed, parts
         self._drawn: list[tuple[str, int]] = []  # label and number within the part of every problem so far
         self._counts = dict.fromkeys(parts, 0)

@@ -26,7 +26,7 @@ from retrain.environments.contract import Game, Limits, Reply
 from retrain.errors import ComponentError, did_you_mean
 from retrain.system import sandbox
 
-Call = tuple[str, Mapping[str, Any] | str]
+ToolCall = tuple[str, Mapping[str, Any] | str]
 """Name and arguments of a tool; or an empty name, and why the text is no call."""
 
 _PYTHON_S, _LONGEST = 5.0, 1 << 15
@@ -206,27 +206,27 @@ def shape(hint: Any) -> dict[str, Any]:
     return {**found, within: shape(inner[-1])} if within and inner and kind is not tuple else found
 
 
-def hermes(text: str) -> list[Call]:
+def hermes(text: str) -> list[ToolCall]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and most others write it."""
     return _calls(_HERMES.findall(text), _of_json)
 
 
-def json_block(text: str) -> list[Call]:
+def json_block(text: str) -> list[ToolCall]:
     """A fenced block of JSON: one call or a list of them."""
     return _calls(_JSON.findall(text), _of_json)
 
 
-def python_block(text: str) -> list[Call]:
+def python_block(text: str) -> list[ToolCall]:
     """Calls with literal arguments by name in a fenced block of Python, which is read and never run."""
     return _calls(_PYTHON.findall(text), _of_python)
 
 
-PARSERS: dict[str, Callable[[str], Sequence[Call]]] = {"hermes": hermes, "json": json_block, "python": python_block}
+PARSERS: dict[str, Callable[[str], Sequence[ToolCall]]] = {"hermes": hermes, "json": json_block, "python": python_block}
 
 
-def _calls(found: Sequence[str], read: Callable[[str], Iterator[Call]]) -> list[Call]:
+def _calls(found: Sequence[str], read: Callable[[str], Iterator[ToolCall]]) -> list[ToolCall]:
     """The calls in each of these texts, up to where one is broken."""
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     for text in found:
         try:
             calls.extend(read(text))
@@ -235,7 +235,7 @@ def _calls(found: Sequence[str], read: Callable[[str], Iterator[Call]]) -> list[
     return calls
 
 
-def _of_json(text: str) -> Iterator[Call]:
+def _of_json(text: str) -> Iterator[ToolCall]:
     value = json.loads(text)
     for call in value if isinstance(value, list) else [value]:
         match call:
@@ -247,7 +247,7 @@ def _of_json(text: str) -> Iterator[Call]:
                 yield "", f'{str(call)[:200]} is no call: write {{"name": ..., "arguments": {{...}}}}'
 
 
-def _of_python(text: str) -> Iterator[Call]:
+def _of_python(text: str) -> Iterator[ToolCall]:
     for line in ast.parse(text.strip()).body:
         match line:
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=keys)) if all(k.arg for k in keys):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
-from retrain.registry.verbs import Check, guarded, misread
+from retrain.registry.verbs import ResultCheck, guarded, misread
 
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -249,7 +249,7 @@ class Kind:
     protocol: Any = None
     plain: Contract = "columns"
     parts: tuple[str, ...] = ()
-    verbs: Mapping[str, Check] = field(default_factory=dict[str, Check])
+    verbs: Mapping[str, ResultCheck] = field(default_factory=dict[str, ResultCheck])
     taken: tuple[str, ...] = ()
     must_read: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -16,7 +16,7 @@ _RUN = (
     *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths", "continue_from"),
 )
 """Parts of a run that its components may be built with, by name."""
-_part = _partial(_Kind, protocol=_protocols.Part, parts=_RUN, verbs=_verbs.PART)
+_part = _partial(_Kind, protocol=_protocols.StatefulComponent, parts=_RUN, verbs=_verbs.PART)
 _credit = _partial(_part, must_read=True)
 
 task = _Kind(

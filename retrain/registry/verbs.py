@@ -9,7 +9,7 @@ from typing import Any
 from retrain.registry.call import Call, shown
 from retrain.types import Completion, Problem, Request
 
-Check = Callable[..., None]
+ResultCheck = Callable[..., None]
 """Called with the call, what the verb returned, and its arguments; raises the call's error if that cannot be used."""
 
 
@@ -80,15 +80,15 @@ def metrics(call: Call, found: Any, *arguments: Any) -> None:
     call.metrics(found)
 
 
-TASK: Mapping[str, Check] = {
+TASK: Mapping[str, ResultCheck] = {
     **{"problem": problem, "heldout": problems, "fingerprint": fingerprint, "learn": metrics, "state_dict": state},
     **{"pose": anything, "figures": anything, "spans": anything, "load_state_dict": anything},
 }
-ENGINE: Mapping[str, Check] = {"sample": completions} | dict.fromkeys(
+ENGINE: Mapping[str, ResultCheck] = {"sample": completions} | dict.fromkeys(
     ("keep_sampling", "load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything
 )
-EXECUTOR: Mapping[str, Check] = {"run": anything}
-PART: Mapping[str, Check] = {"state_dict": state} | dict.fromkeys(
+EXECUTOR: Mapping[str, ResultCheck] = {"run": anything}
+PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
     ("before", "after", "load_state_dict", "export"), anything
 )
 
@@ -113,10 +113,10 @@ def misread(whole: type[Any], protocol: type[Any]) -> str:
     return ""
 
 
-def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str, Check]) -> type[Any]:
+def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str, ResultCheck]) -> type[Any]:
     """The class with those of these verbs guarded that it writes itself, and with its `__init__`."""
 
-    def guard(verb: str, check: Check) -> Callable[..., Any]:
+    def guard(verb: str, check: ResultCheck) -> Callable[..., Any]:
         real = getattr(base, verb)
 
         def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -127,7 +127,7 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
 
         return called
 
-    # A default must stay the protocol's own: `Part` tells by that whether a class keeps state.
+    # A default must stay the protocol's own: `StatefulComponent` tells by that whether a class keeps state.
     own = {verb: check for verb, check in verbs.items() if getattr(base, verb) is not getattr(protocol, verb)}
     methods = {verb: guard(verb, check) for verb, check in {"__init__": anything, **own}.items()}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **methods})

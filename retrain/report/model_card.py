@@ -18,7 +18,7 @@ _POINTS = 12
 
 
 @dataclass(frozen=True)
-class Card:
+class CardFacts:
     """What a model card says. It has nothing of the file that the user wrote but its resolved values.
 
     Attributes:
@@ -69,14 +69,14 @@ class Card:
         return f"`{self.base}`, {made} on the task `{self.task}` by retrain {__version__}."
 
 
-def write_card(directory: Path, card: Card) -> Path:
+def write_card(directory: Path, card: CardFacts) -> Path:
     """Write the card to `directory/README.md`, where tools and the hub look for it."""
     path = directory / "README.md"
     path.write_text(render_card(card), encoding="utf-8")
     return path
 
 
-def render_card(card: Card) -> str:
+def render_card(card: CardFacts) -> str:
     """The card as Markdown with YAML front matter. Values that look secret are masked in its configuration."""
     data = {
         "license": "apache-2.0" if card.builtin else "other",
@@ -97,7 +97,7 @@ def render_card(card: Card) -> str:
     )
 
 
-def render_adapter_card(card: Card, base: str) -> str:
+def render_adapter_card(card: CardFacts, base: str) -> str:
     """The card of the adapter alone, as Markdown. `base` is what it was trained on; "../base" is relative to it."""
     shipped = base.startswith("..")
     data = {"library_name": "peft", "base_model": None if shipped else base, "tags": ["retrain", "lora"]}

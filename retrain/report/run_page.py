@@ -11,7 +11,7 @@ from typing import Any
 
 from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
 from retrain.report.page import Table, duration, fill, percent
-from retrain.report.run_summary import Row, recipe, status, summary
+from retrain.report.run_summary import MetricsRow, recipe, status, summary
 from retrain.report.samples import best_and_worst, completion, step_of, steps
 from retrain.report.shown_settings import settings
 from retrain.storage.run_files import read_rows, understood
@@ -99,14 +99,14 @@ def _render(run: Path, reload_s: float) -> str:
     )
 
 
-def _state(facts: Row) -> str:
+def _state(facts: MetricsRow) -> str:
     of = f" of {facts['max_steps']}" if facts["max_steps"] else ""
     why = facts["error"] or facts["stopped"]
     error = f": {why}" if why else ""
     return f"{facts['state']}, {facts['steps']}{of} steps{error}"
 
 
-def _facts(metrics: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
+def _facts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> dict[str, str]:
     tokens, rollout = _total(metrics, "tokens/sampled"), _total(metrics, "time/rollout_s")
     facts = {"Held-out accuracy": percent(evals[-1]["accuracy"])} if evals else {}
     return facts | {
@@ -119,7 +119,7 @@ def _facts(metrics: Sequence[Row], evals: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str, str, Sequence[str]]]:
+def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[tuple[str, str, str, Sequence[str]]]:
     """(title, caption, drawing, names of its layers); the drawing is empty where there is nothing to draw."""
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
     curves: list[tuple[str, str, str, Sequence[str]]] = []
@@ -142,7 +142,7 @@ def _charts(metrics: Sequence[Row], evals: Sequence[Row]) -> list[tuple[str, str
     ]
 
 
-def _held_out(evals: Sequence[Row], steps: tuple[float, float]) -> Iterator[tuple[str, str, str, Sequence[str]]]:
+def _held_out(evals: Sequence[MetricsRow], steps: tuple[float, float]) -> Iterator[tuple[str, str, str, Sequence[str]]]:
     """The curve of the accuracy, and one for each set, as in `_charts`."""
     for label in ("", *_labels(evals)):
         key, low, high, best = (f"{label}{name}" for name in ("accuracy", "ci_low", "ci_high", "greedy_accuracy"))
@@ -152,7 +152,7 @@ def _held_out(evals: Sequence[Row], steps: tuple[float, float]) -> Iterator[tupl
         yield "Held-out accuracy" + (label and f", {label[:-1]}"), caption, interval_chart(rows, steps, greedy), ()
 
 
-def _evaluations(evals: Sequence[Row]) -> Table:
+def _evaluations(evals: Sequence[MetricsRow]) -> Table:
     """A row for each evaluation, and below it one for each of its sets: those of `[eval]`, or environments of a mix."""
     labels = _labels(evals)
     ks = {int(k) for row in evals for key in row if (k := key.partition("pass@")[2])} - {1}  # which is the accuracy
@@ -175,7 +175,7 @@ def _evaluations(evals: Sequence[Row]) -> Table:
     )
 
 
-def _labels(evals: Sequence[Row]) -> list[str]:
+def _labels(evals: Sequence[MetricsRow]) -> list[str]:
     """Before the figures of each set of held-out problems: "aime/"."""
     return [*dict.fromkeys(key.removesuffix("accuracy") for row in evals for key in row if key.endswith("/accuracy"))]
 
@@ -207,5 +207,5 @@ def _words(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _total(rows: Sequence[Row], key: str) -> float:
+def _total(rows: Sequence[MetricsRow], key: str) -> float:
     return sum(float(row.get(key, 0.0)) for row in rows)

@@ -12,7 +12,7 @@ from retrain.storage.run_files import read_rows, understood
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
 
-Row = Mapping[str, Any]
+MetricsRow = Mapping[str, Any]
 
 
 def status(run: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def no_run(path: Path) -> ConfigError:
     return ConfigError([problem])
 
 
-def summary(metrics: Sequence[Row], evals: Sequence[Row]) -> str:
+def summary(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> str:
     """The result in a sentence or two, from first to last evaluation."""
     if not evals:
         return f"{plural(len(metrics), 'step')}; no evaluation yet."

@@ -11,7 +11,7 @@ from typing import Any
 from retrain.report.page import percent, plural
 from retrain.storage.run_files import read_rows
 
-Row = Mapping[str, Any]
+RolloutRow = Mapping[str, Any]
 
 _SHOWN = 3
 _CHARACTERS = 5_000_000
@@ -41,7 +41,7 @@ def steps(run: Path) -> Iterator[dict[str, Any]]:
         yield {"step": step_of(file), "head": head, "groups": groups, "left": left, "file": file.name}
 
 
-def best_and_worst(rows: Sequence[Row]) -> list[int]:
+def best_and_worst(rows: Sequence[RolloutRow]) -> list[int]:
     """Positions of the best, second best and worst completion of one group, by reward.
 
     The group is the first one with different rewards; without any, the first that was scored, or else the first.
@@ -75,7 +75,7 @@ class Conversation:
     summary: str = ""
 
 
-def conversation(row: Row) -> Conversation:
+def conversation(row: RolloutRow) -> Conversation:
     """Of a stored rollout."""
     size, turns = len(row["completion_ids"]), [turn for turn in row.get("turns", ()) if turn["end"]]
     if not row.get("ended"):
@@ -89,7 +89,7 @@ def conversation(row: Row) -> Conversation:
     return Conversation([place not in sampled for place in range(size)], badges, len(sampled), summary)
 
 
-def completion(row: Row) -> dict[str, Any]:
+def completion(row: RolloutRow) -> dict[str, Any]:
     """What a page shows of a stored completion; without credit if it was not trained on."""
     reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
     right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
-from retrain.rewards.worker import Reply, Settings, evaluate, invalid, load
+from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load
 from retrain.system.crew import Crew
 from retrain.system.sandbox import missing
 from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
@@ -27,7 +27,7 @@ _GRACE_S = 5.0
 _LONGEST = 4000
 """Characters of a worker's message."""
 
-_Call = tuple[int, Sequence[Mapping[str, Any]]]
+_RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
 """(number of the reward among those of the crew, the completions that it scores at once)."""
 
 
@@ -146,9 +146,9 @@ class RewardPool:
         self._report(items, replies, scores)
         return scores
 
-    def _call_all(self, items: Sequence[Mapping[str, Any]]) -> list[list[Reply]]:
+    def _call_all(self, items: Sequence[Mapping[str, Any]]) -> list[list[RewardResult]]:
         """For every item the replies of all rewards."""
-        by_reward: list[list[Reply]] = [[] for _ in self.names]
+        by_reward: list[list[RewardResult]] = [[] for _ in self.names]
         try:
             for numbers, crew in self._crews:
                 calls = [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
@@ -159,13 +159,13 @@ class RewardPool:
             raise
         return [list(some) for some in zip(*by_reward, strict=True)]
 
-    def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[_Call]:
+    def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[_RewardCall]:
         """The calls of a reward: each with one completion, with as many as it scores at once, or with all."""
         width = self._widths[number] or max(1, len(items))
         given = [{name: item[name] for name in self._forms[number].reads} for item in items]
         return [(place, given[first : first + width]) for first in range(0, len(given), width)]
 
-    def _combine(self, replies: Sequence[Reply]) -> Score:
+    def _combine(self, replies: Sequence[RewardResult]) -> Score:
         parts = {name: reply.value for name, reply in zip(self.names, replies, strict=True)}
         for name, reply in zip(self.names, replies, strict=True):
             parts |= {f"{name}/{key}": value for key, value in reply.parts.items()}
@@ -180,7 +180,7 @@ class RewardPool:
         return Score(total, parts, verdict > 0.5)
 
     def _report(
-        self, items: Sequence[Mapping[str, Any]], replies: Sequence[Sequence[Reply]], scores: Sequence[Score]
+        self, items: Sequence[Mapping[str, Any]], replies: Sequence[Sequence[RewardResult]], scores: Sequence[Score]
     ) -> None:
         """Log each kind of failure once; raise when too many failed."""
         for reply in (reply for some in replies for reply in some):
@@ -203,7 +203,7 @@ class RewardPool:
         )
 
 
-class _Crew(Crew[_Call, "list[Reply]"]):
+class _Crew(Crew[_RewardCall, "list[RewardResult]"]):
     """Workers that have loaded the same rewards; a reply for each completion of a call.
 
     Args:
@@ -217,7 +217,7 @@ class _Crew(Crew[_Call, "list[Reply]"]):
         self._settings, self._containment, self._env = settings, containment, env
         self._local = [load(*reward, settings) for reward in settings.rewards] if size == 0 else []
 
-    def call_all(self, calls: Sequence[_Call]) -> list[list[Reply]]:
+    def call_all(self, calls: Sequence[_RewardCall]) -> list[list[RewardResult]]:
         if self.size:
             return super().call_all(calls)
         return [_spread(evaluate(self._local[number], items), len(items)) for number, items in calls]
@@ -227,36 +227,40 @@ class _Crew(Crew[_Call, "list[Reply]"]):
         hello = tuple(self._settings)
         return TimedWorker("a reward", "retrain.rewards.worker", hello, self._containment, self._env, seconds)
 
-    def read(self, call: _Call, answer: Any) -> list[Reply]:
+    def read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
         name = self._settings.rewards[call[0]][0]
         found = _spread([_reply(one, name) for one in answer] if isinstance(answer, list) else [], len(call[1]))
         if len(found) != len(call[1]):
             raise WorkerLost("it sent what is no reply")
         return found
 
-    def lost(self, call: _Call, status: str, detail: str) -> list[Reply]:
-        return [Reply(status, detail=f"{self._settings.rewards[call[0]][0]} {detail}")] * len(call[1])
+    def lost(self, call: _RewardCall, status: str, detail: str) -> list[RewardResult]:
+        return [RewardResult(status, detail=f"{self._settings.rewards[call[0]][0]} {detail}")] * len(call[1])
 
-    def spent(self, result: list[Reply]) -> bool:
+    def spent(self, result: list[RewardResult]) -> bool:
         # What fills its memory may be its own garbage.
         return any(reply.status == "error" and "MemoryError" in reply.detail for reply in result)
 
 
-def _spread(found: list[Reply], count: int) -> list[Reply]:
+def _spread(found: list[RewardResult], count: int) -> list[RewardResult]:
     """A failure of a whole call is one of each completion."""
     return found * count if len(found) == 1 and found[0].status != "ok" else found
 
 
-def _reply(answer: Any, name: str) -> Reply:
+def _reply(answer: Any, name: str) -> RewardResult:
     """One answer as a reply; WorkerLost if it is not one. What runs in the worker may have written it."""
     match answer:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
             type(one) is float for one in parts.values()
         ):
             finite = all(math.isfinite(one) for one in (value or 0.0, *parts.values()))
-            return Reply("ok", value, parts) if finite else invalid(name, {**parts, "score": value} if parts else value)
+            return (
+                RewardResult("ok", value, parts)
+                if finite
+                else invalid(name, {**parts, "score": value} if parts else value)
+            )
         case [("error" | "invalid" | "timeout") as status, None, {}, str(detail), str(trace)]:
-            return Reply(status, detail=detail[:_LONGEST], trace=trace[-_LONGEST:])
+            return RewardResult(status, detail=detail[:_LONGEST], trace=trace[-_LONGEST:])
         case _:
             raise WorkerLost("it sent what is no reply")
 

@@ -21,7 +21,7 @@ from retrain.rewards.signatures import Form, form_of
 from retrain.system.worker_process import limit, serve
 
 
-class Reply(NamedTuple):
+class RewardResult(NamedTuple):
     """What came of one completion: `status` as in `Score`; `value` None without an opinion or on failure."""
 
     status: str
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
     later: bool = False
 
 
-class Loaded(NamedTuple):
+class LoadedReward(NamedTuple):
     """A reward that can be called. A coroutine finds the same event loop at every call."""
 
     name: str
@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
 
 
 def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Load the rewards. A call is (number of the reward, completions); its answer is a list of `Reply`."""
+    """Load the rewards. A call is (number of the reward, completions); its answer is a list of `RewardResult`."""
     settings = Settings(*hello)
     try:
         rewards = [load(*reward, settings) for reward in settings.rewards]
@@ -67,7 +67,7 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
             return ["refused", error.problem, error.fix, error.trace], None
         return ["raised", described(error), "", own_frames(error)], None
 
-    def call(body: tuple[int, Sequence[Mapping[str, Any]]]) -> list[Reply]:
+    def call(body: tuple[int, Sequence[Mapping[str, Any]]]) -> list[RewardResult]:
         # If the parent cannot kill the worker, its limit of CPU time does.
         limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * settings.timeout_s) + 10)
         return evaluate(rewards[body[0]], body[1])
@@ -75,15 +75,15 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
     return ["ready"], call
 
 
-def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) -> Loaded:
+def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) -> LoadedReward:
     """The reward at the dotted path `target`, its parameters filled in; a class is built here, once."""
     component = Component("reward", name, load_object(target, settings.search_paths), name)
     bound = component.bind(params)
     function = bound.build({}) if component.stateful else partial(component.target, **bound.arguments)
-    return Loaded(name, function, form_of(component), settings.timeout_s, asyncio.Runner())
+    return LoadedReward(name, function, form_of(component), settings.timeout_s, asyncio.Runner())
 
 
-def evaluate(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[Reply]:
+def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
     """Score completions; what the reward raises or returns becomes replies, one alone if the whole call fails."""
     if reward.form.later:
         return reward.runner.run(_gathered(reward, items))
@@ -95,13 +95,13 @@ def evaluate(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[Reply]:
         return [_raised(reward, error)]
 
 
-async def _gathered(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[Reply]:
+async def _gathered(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
     """The replies of coroutines that run together, each of one completion, or of all if it takes a batch."""
     together = [items] if reward.form.batch else [[item] for item in items]
     return [reply for found in await asyncio.gather(*(_awaited(reward, some) for some in together)) for reply in found]
 
 
-async def _awaited(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[Reply]:
+async def _awaited(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
     limit_ = asyncio.timeout(reward.timeout_s)
     try:
         async with limit_:
@@ -110,30 +110,30 @@ async def _awaited(reward: Loaded, items: Sequence[Mapping[str, Any]]) -> list[R
         raise
     except BaseException as error:
         late = f"{reward.name} took longer than {reward.timeout_s:g} s"
-        return [Reply("timeout", detail=late) if limit_.expired() else _raised(reward, error)]
+        return [RewardResult("timeout", detail=late) if limit_.expired() else _raised(reward, error)]
 
 
-def _raised(reward: Loaded, error: BaseException) -> Reply:
+def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
     with suppress(MemoryError):
-        return Reply("error", detail=f"{reward.name} raised {described(error)}", trace=own_frames(error))
-    return Reply("error", detail=f"{reward.name} raised {type(error).__name__}")
+        return RewardResult("error", detail=f"{reward.name} raised {described(error)}", trace=own_frames(error))
+    return RewardResult("error", detail=f"{reward.name} raised {type(error).__name__}")
 
 
-def _checked(reward: Loaded, found: Any, count: int) -> list[Reply]:
+def _checked(reward: LoadedReward, found: Any, count: int) -> list[RewardResult]:
     """What a reward returned as replies."""
     if not reward.form.batch:
         return [_score(reward.name, found)]
     values: Any = found.tolist() if hasattr(type(found), "tolist") else found
     if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != count:
         expected = f"expected a list of {count}, one for each completion"
-        return [Reply("invalid", detail=f"{reward.name} returned {_shown(found)}; {expected}")]
+        return [RewardResult("invalid", detail=f"{reward.name} returned {_shown(found)}; {expected}")]
     return [_score(reward.name, value) for value in cast("list[Any]", values)]
 
 
-def _score(name: str, value: Any) -> Reply:
+def _score(name: str, value: Any) -> RewardResult:
     """A score, or a dict with one: its other numbers are parts that are recorded."""
     if value is None:
-        return Reply("ok")
+        return RewardResult("ok")
     if isinstance(value, Mapping):
         named = {
             str(key): number
@@ -141,9 +141,9 @@ def _score(name: str, value: Any) -> Reply:
             if (number := _number(one)) is not None
         }
         score = named.pop("score", None)
-        return invalid(name, value) if score is None else Reply("ok", score, named)
+        return invalid(name, value) if score is None else RewardResult("ok", score, named)
     number = _number(value)
-    return invalid(name, value) if number is None else Reply("ok", number)
+    return invalid(name, value) if number is None else RewardResult("ok", number)
 
 
 def _number(value: Any) -> float | None:
@@ -158,10 +158,10 @@ def _shown(value: Any) -> str:
     return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
-def invalid(name: str, value: Any) -> Reply:
+def invalid(name: str, value: Any) -> RewardResult:
     """The reply for a result that is not a score."""
     wanted = 'a "score" that is a finite number' if isinstance(value, Mapping) else "one finite number or None"
-    return Reply("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
+    return RewardResult("invalid", detail=f"{name} returned {_shown(value)}; expected {wanted}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, Sampler, Task
 from retrain.run.run_parts import Parts
-from retrain.training.chat import Chat, Posed, Prompt
+from retrain.training.chat import Chat, Posed, TokenizedPrompt
 from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State, Turn
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _episodes(area: str, played: Sequence[Rollout], count: float | None = None) 
 def fresh_batch(parts: Parts, collection: Collection) -> Batch:
     """Completions of some of the step's prompts, sampled now: those that were sampled ahead show older weights."""
     few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_PARITY_ROWS]
-    posed = [(Problem(r.problem_id, r.prompt, r.answer), Prompt(r.prompt, r.prompt_ids)) for r in few]
+    posed = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
     sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "parity", collection.step))
     longest = positions(parts.loaded.model) - max(len(r.prompt_ids) for r in few)
     requests = ask(posed, 1, int(min(parts.config.training.max_tokens, longest)))

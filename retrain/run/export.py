@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from retrain.errors import StorageError
-from retrain.report.model_card import Card, render_adapter_card, write_card
+from retrain.report.model_card import CardFacts, render_adapter_card, write_card
 from retrain.run.run_parts import Trained
 from retrain.storage.run_files import read_rows
 from retrain.system.files import published
@@ -43,7 +43,7 @@ def export(trained: Trained, folder: Path, dtype: str = "float32") -> None:
         write_card(stage, card)
 
 
-def _save_adapter(trained: Trained, folder: Path, card: Card) -> None:
+def _save_adapter(trained: Trained, folder: Path, card: CardFacts) -> None:
     """The adapter, and its base where nothing else has it: paths between the two hold wherever they are moved to."""
     policy, path = trained.policy, trained.config.model.path
     if card.made_here:
@@ -55,10 +55,10 @@ def _save_adapter(trained: Trained, folder: Path, card: Card) -> None:
     policy.save_adapter(folder / "adapter", base, render_adapter_card(card, base))
 
 
-def _card(trained: Trained, folder: Path) -> Card:
+def _card(trained: Trained, folder: Path) -> CardFacts:
     """What the run's own files say of the model in `folder`: how it started, was trained and did."""
     run = trained.directory.path
-    return Card(
+    return CardFacts(
         name=run.resolve().name,
         config=read_json(run / "config.resolved.json"),
         evaluations=read_rows(run / "eval.jsonl"),

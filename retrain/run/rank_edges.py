@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import Gathering, Ranks, Sampler, shapes_of
 from retrain.storage import checkpoint
-from retrain.storage.run_directory import Mode, RunDirectory
+from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.types import BASE_COLUMNS, Adapted, Batch, Completion, Metrics, Observer, Request, Sampling, Score, State
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SharedDirectory(RunDirectory):
     Checkpoints are written and read by all ranks, so the directory must be one that all of them see.
     """
 
-    def __init__(self, path: Path, mode: Mode, settings: Checkpoint, observe: Observer, ranks: Ranks) -> None:
+    def __init__(self, path: Path, mode: ExistingRun, settings: Checkpoint, observe: Observer, ranks: Ranks) -> None:
         super().__init__(path, mode, settings, observe)
         self.ranks = ranks
 

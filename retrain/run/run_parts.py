@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from retrain.errors import ComponentError
-from retrain.protocols import Part, Policy, Ranks, Sampler, Task, Tracker
+from retrain.protocols import Policy, Ranks, Sampler, StatefulComponent, Task, Tracker
 from retrain.types import ExpertRow, Observer, Rollout, State
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from retrain.training.model.loading import Loaded
 
 
-class Source(Protocol):
+class EpisodeSource(Protocol):
     """Where the episodes of a step come from, if the run does not play them itself."""
 
     def rollouts(self) -> list[Rollout]: ...
@@ -93,7 +93,7 @@ class Trained:
             self.restore_part(name, part, state["signals"].get(name))
         self.steps = int(state["loop"]["step"])
 
-    def restore_part(self, name: str, part: Part | ExpertBuffer[ExpertRow], saved: State | None) -> None:
+    def restore_part(self, name: str, part: StatefulComponent | ExpertBuffer[ExpertRow], saved: State | None) -> None:
         """Give a part its saved state, or say that there is none."""
         if saved is not None:
             part.load_state_dict(saved)
@@ -130,7 +130,7 @@ class Parts(Trained):
     world: World | None = None
     experts: Experts | None = None
     trackers: Sequence[Tracker] = ()
-    source: Source | None = None
+    source: EpisodeSource | None = None
     has_base: bool = False
     sets: Mapping[str, Parts] = field(default_factory=dict[str, "Parts"])
 

@@ -18,9 +18,9 @@ from retrain.protocols import ALONE, Ranks
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
 from retrain.run.run_parts import Parts
-from retrain.run.stop_signal import Stop, Watch
+from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
-from retrain.storage.run_directory import Mode, RunDirectory
+from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, flatten, read_rows, understood
 from retrain.system.secret_names import masked
@@ -40,7 +40,7 @@ class Resume:
         allow_change: dotted keys whose values may differ from the earlier run's.
     """
 
-    mode: Mode = "new"
+    mode: ExistingRun = "new"
     path: Path | None = None
     allow_change: Sequence[str] = ()
 
@@ -184,7 +184,7 @@ def _accept(
 def _watched(parts: Parts) -> Parts:
     """The parts, with an observer that ends the run early if `[training] stop_when` asks for one."""
     if (settings := parts.config.training.stop_when) is not None:
-        parts.observe = Watch(settings, parts.directory, parts.observe)
+        parts.observe = StopCondition(settings, parts.directory, parts.observe)
     return parts
 
 

@@ -57,7 +57,7 @@ class Stop(SignalHandler):
             self._tell()
 
 
-class Watch:
+class StopCondition:
     """`[training] stop_when`: an observer that ends the run when a metric has got there, with a reason.
 
     It depends on the run's rows alone. A resumed run reads them again, and ends where it would have ended.

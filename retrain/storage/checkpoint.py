@@ -24,7 +24,7 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.errors import StorageError, UserCodeError
-from retrain.protocols import ALONE, Ranks, Rows
+from retrain.protocols import ALONE, CheckpointRows, Ranks
 from retrain.system.files import remove, sha256, staged, sync, writing
 from retrain.system.records import checked, parse_json
 from retrain.types import State
@@ -160,7 +160,7 @@ def drop_after(root: Path, step: int) -> None:
 def load(path: Path) -> State:
     """The state saved at `path`, tensors on the CPU, after verifying the hash of every file it reads.
 
-    Those that were sharded are `Rows`: a rank reads the rows that it needs.
+    Those that were sharded are `CheckpointRows`: a rank reads the rows that it needs.
 
     Raises:
         StorageError: a file is missing, changed, not a plain file, or not listed in the manifest.
@@ -265,13 +265,15 @@ def _write_manifest(stage: Path, step: int, files: Mapping[str, _Entry]) -> None
     (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def _stored(path: Path, names: list[str]) -> dict[str, Tensor | Rows]:
-    """The tensors of one component's files; those that were sharded as `Rows`."""
+def _stored(path: Path, names: list[str]) -> dict[str, Tensor | CheckpointRows]:
+    """The tensors of one component's files; those that were sharded as `CheckpointRows`."""
     from safetensors.torch import load_file
 
     ranks = [load_file(path / name) for name in names if _RANK.search(name)]
     whole = {key: value for name in names if not _RANK.search(name) for key, value in load_file(path / name).items()}
-    return whole | {f"{_ROWS}{key}": Rows([rows[key] for rows in ranks]) for key in (ranks[0] if ranks else ())}
+    return whole | {
+        f"{_ROWS}{key}": CheckpointRows([rows[key] for rows in ranks]) for key in (ranks[0] if ranks else ())
+    }
 
 
 def _drop(path: Path) -> None:
@@ -359,7 +361,7 @@ def _encode(value: Any, where: str, tensors: _Tensors) -> Any:
     )
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor | Rows]) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Tensor | CheckpointRows]) -> Any:
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):

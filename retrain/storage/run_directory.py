@@ -34,7 +34,7 @@ from retrain.types import Observer, State
 if TYPE_CHECKING:
     from retrain.config.schema import Checkpoint
 
-Mode = Literal["new", "resume", "auto", "fresh"]
+ExistingRun = Literal["new", "resume", "auto", "fresh"]
 """What an existing run of that name means: new refuses, resume requires, auto continues, fresh deletes it."""
 
 _FILES = (
@@ -77,7 +77,7 @@ class RunDirectory:
     restored: Path | None = None
     stopped: str = ""
 
-    def __init__(self, path: Path, mode: Mode, settings: Checkpoint, observe: Observer) -> None:
+    def __init__(self, path: Path, mode: ExistingRun, settings: Checkpoint, observe: Observer) -> None:
         self.path, self.mode = path, mode
         self.checkpoints = path / "checkpoints"
         self._settings, self._observe = settings, observe

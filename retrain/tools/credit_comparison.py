@@ -28,14 +28,14 @@ _ROUNDING = 1e-4
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Turn(TypedDict):
+class _TurnSpan(TypedDict):
     """Where a turn of an episode begins and ends among the tokens."""
 
     start: Annotated[int, Field(ge=0)]
     end: int
 
 
-class _Row(TypedDict, total=False):
+class _ComparedRow(TypedDict, total=False):
     """What a completion's row may say."""
 
     __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
@@ -45,11 +45,11 @@ class _Row(TypedDict, total=False):
     logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
     sampler_logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
     tokens: Annotated[list[str], Listed]
-    turns: list[_Turn]
+    turns: list[_TurnSpan]
 
 
 T = TypeVar("T")
-_ROW: TypeAdapter[_Row] = TypeAdapter(_Row)
+_ROW: TypeAdapter[_ComparedRow] = TypeAdapter(_ComparedRow)
 
 SUMMARY = {
     "correct_above_0": "correct above 0 in mixed groups",
@@ -63,7 +63,7 @@ SUMMARY = {
 
 
 @dataclass(frozen=True)
-class Completion:
+class ComparedCompletion:
     """One completion of the file.
 
     Attributes:
@@ -102,7 +102,7 @@ class Credit:
     summary: dict[str, float | None]
 
 
-def read_completions(path: str) -> list[Completion]:
+def read_completions(path: str) -> list[ComparedCompletion]:
     """Completions from a file of rows: one each, or one per group with lists.
 
     A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` (or `sampler_logprobs`, as the rollouts
@@ -120,7 +120,7 @@ def read_completions(path: str) -> list[Completion]:
 
 
 def compare(
-    completions: Sequence[Completion],
+    completions: Sequence[ComparedCompletion],
     modes: Sequence[str],
     transforms: Sequence[str] = (),
     overrides: Sequence[str] = (),
@@ -152,7 +152,7 @@ def compare(
     return found
 
 
-def summarize(advantages: Sequence[float], completions: Sequence[Completion]) -> dict[str, float | None]:
+def summarize(advantages: Sequence[float], completions: Sequence[ComparedCompletion]) -> dict[str, float | None]:
     """How a list of advantages treats right and wrong, long and short.
 
     Returns:
@@ -185,7 +185,7 @@ def figures(credit: Credit) -> list[str]:
     return ["-" if value is None else f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
 
 
-def _parse(place: str, read: Any) -> list[Completion]:
+def _parse(place: str, read: Any) -> list[ComparedCompletion]:
     row = checked(OBJECT, read)
     lists = isinstance(row.get("rewards", row.get("correct")), list)
     if not lists:
@@ -203,7 +203,7 @@ def _parse(place: str, read: Any) -> list[Completion]:
     ]
 
 
-def _completion(place: str, group: str, row: Mapping[str, Any]) -> Completion:
+def _completion(place: str, group: str, row: Mapping[str, Any]) -> ComparedCompletion:
     has = ", ".join(row) or "none"
     if not group:
         raise BadRow(f'no field "group"; it has {has}')
@@ -220,14 +220,14 @@ def _completion(place: str, group: str, row: Mapping[str, Any]) -> Completion:
     for name, values in (("logprobs", logprobs), ("tokens", tokens)):
         if values is not None and len(values) != length:
             raise BadRow(f"{len(values)} {name} for a length of {length}")
-    return Completion(
+    return ComparedCompletion(
         *(place, group, reward, bool(found.get("correct", reward > 0.5)), length),
         logprobs=None if logprobs is None else tuple(logprobs),
         tokens=None if tokens is None else tuple(tokens),
     )
 
 
-def _sampled(values: list[T] | None, turns: Sequence[_Turn]) -> list[T] | None:
+def _sampled(values: list[T] | None, turns: Sequence[_TurnSpan]) -> list[T] | None:
     """What belongs to turns: what an environment said is no part of the response."""
     if values is None or len(turns) < 2:
         return values
@@ -241,7 +241,7 @@ class _Pieces(list[str]):
         return "".join(self[index] for index in ids)
 
 
-def _batch(completions: Sequence[Completion]) -> tuple[Batch, _Pieces]:
+def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
     """The completions as responses without prompts, in float64; without log-probs each is one token wide."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(one.group for one in completions))}
     rewards, correct = [one.reward for one in completions], [one.correct for one in completions]
@@ -281,7 +281,7 @@ def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeli
     return pipeline
 
 
-def _credit(name: str, credited: Batch, completions: Sequence[Completion], tokens: bool) -> Credit:
+def _credit(name: str, credited: Batch, completions: Sequence[ComparedCompletion], tokens: bool) -> Credit:
     sizes = credited.response_mask.sum(-1).tolist()
     rows = [row[:size].tolist() for row, size in zip(credited.advantages, sizes, strict=True)]
     advantages = [sum(row) / max(len(row), 1) for row in rows] if tokens else [row[0] if row else 0.0 for row in rows]
@@ -296,7 +296,7 @@ def _share(flags: Sequence[bool]) -> float | None:
     return sum(flags) / len(flags) if flags else None
 
 
-def _within_groups(rows: Sequence[tuple[float, Completion]]) -> float | None:
+def _within_groups(rows: Sequence[tuple[float, ComparedCompletion]]) -> float | None:
     """Correlation of advantage and length, both less their group's mean; None without spread."""
     if not rows:
         return None

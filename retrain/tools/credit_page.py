@@ -7,7 +7,7 @@ from typing import Any
 
 from retrain.report.charts import Axes, Point, dot, line, number, padded, polyline, roomy, span, svg
 from retrain.report.page import Table, fill, plural
-from retrain.tools.credit_comparison import SUMMARY, Completion, Credit, figures
+from retrain.tools.credit_comparison import SUMMARY, ComparedCompletion, Credit, figures
 
 _SHOWN = 12
 """Completions whose tokens are drawn."""
@@ -15,7 +15,7 @@ _STRONGEST = 0.95
 """Quantile of the tokens' credit that has the strongest color, so that one token does not fade the others."""
 
 
-def page(title: str, completions: Sequence[Completion], credits_: Sequence[Credit]) -> str:
+def page(title: str, completions: Sequence[ComparedCompletion], credits_: Sequence[Credit]) -> str:
     """The document: a summary, advantage against length for every mode, and the credit of tokens where there is any."""
     groups = len({one.group for one in completions})
     right = sum(one.correct for one in completions)
@@ -29,7 +29,7 @@ def page(title: str, completions: Sequence[Completion], credits_: Sequence[Credi
     )
 
 
-def _scatter(credit: Credit, completions: Sequence[Completion]) -> str:
+def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
     low, high = roomy(credit.advantages, percent=False)
     lengths = span([float(one.length) for one in completions])
     axes = Axes(padded(lengths, 0.05), padded((min(low, 0.0), max(high, 0.0)), 0.05), label="tokens")
@@ -41,7 +41,7 @@ def _scatter(credit: Credit, completions: Sequence[Completion]) -> str:
     return svg(axes.draw() + zero + _lines(axes, credit, completions) + marks)
 
 
-def _lines(axes: Axes, credit: Credit, completions: Sequence[Completion]) -> str:
+def _lines(axes: Axes, credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
     """A line through the correct completions of each prompt, from the shortest to the longest."""
     groups: dict[str, list[Point]] = {}
     for value, one in zip(credit.advantages, completions, strict=True):
@@ -56,7 +56,7 @@ def _mark(x: float, y: float, correct: bool) -> str:
     return f'<path class="wrong-dot" d="M{x - 3.5:.1f},{y - 3.5:.1f} l7,7 m0,-7 l-7,7"/>'
 
 
-def _strips(credit: Credit, completions: Sequence[Completion]) -> dict[str, Any]:
+def _strips(credit: Credit, completions: Sequence[ComparedCompletion]) -> dict[str, Any]:
     """The first completions with the credit of their tokens."""
     rows = list(zip(completions, credit.tokens or (), credit.planning or (), strict=True))[:_SHOWN]
     sizes = sorted(abs(value) for _, values, _ in rows for value in values if value) or [1.0]

@@ -23,7 +23,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Check:
+class FormulaCheck:
     """One property and how well it holds.
 
     Attributes:
@@ -45,13 +45,13 @@ class Check:
         return self.figure > self.limit if self.above else self.figure <= self.limit
 
 
-def verify(trials: int = 100, seed: int = 0) -> Iterator[Check]:
+def verify(trials: int = 100, seed: int = 0) -> Iterator[FormulaCheck]:
     """Run every check, each on its own random inputs."""
     for name, (figure, limit, above) in _CHECKS.items():
         rng = Random(derive_seed(seed, "verify", name))
         figures = [figure(rng) for _ in range(trials)]
         worst = math.nan if any(map(math.isnan, figures)) else (min if above else max)(figures)
-        yield Check(name, worst, limit, above, trials)
+        yield FormulaCheck(name, worst, limit, above, trials)
 
 
 def _groups(rng: Random, all_correct: bool = False) -> Columns:

@@ -28,7 +28,7 @@ _SHOWN = 25
 
 
 @dataclass(frozen=True)
-class Reading:
+class SolutionFormat:
     """How successful solutions are found in rows.
 
     Attributes:
@@ -43,7 +43,7 @@ class Reading:
 
 
 def gather(
-    files: Sequence[Path], reading: Reading, task: str | None, count: int, seed: int
+    files: Sequence[Path], reading: SolutionFormat, task: str | None, count: int, seed: int
 ) -> tuple[list[str], list[str]]:
     """Solutions and their sources: `count` worked solutions of a task, or those in the files if there is no task."""
     if task:
@@ -51,7 +51,7 @@ def gather(
     return read_solutions(files, reading), [path.name for path in files]
 
 
-def read_solutions(files: Sequence[Path], reading: Reading) -> list[str]:
+def read_solutions(files: Sequence[Path], reading: SolutionFormat) -> list[str]:
     """Successful solutions in the order of the files: .jsonl, .jsonl.gz, .parquet, or a run's directory.
 
     Raises:
@@ -146,7 +146,7 @@ def _expand(file: Path) -> list[Path]:
     return stored
 
 
-def _solution(place: str, row: Any, reading: Reading) -> str | None:
+def _solution(place: str, row: Any, reading: SolutionFormat) -> str | None:
     """The row's solution, or None if it is not successful."""
     try:
         row = checked(OBJECT, row)

@@ -12,11 +12,11 @@ from retrain.training.bridge import Bridge, Tools, Transcript
 from retrain.training.chat import Chat
 from retrain.types import Completion, Problem, Rollout
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 
 
 @dataclass(eq=False)
-class Row(Transcript):
+class SessionRow(Transcript):
     """One conversation of a session; its prompt is what was rendered of its first request.
 
     Attributes:
@@ -24,7 +24,7 @@ class Row(Transcript):
         busy: it waits for a reply.
     """
 
-    messages: list[Message] = field(default_factory=list[Message])
+    messages: list[ChatMessage] = field(default_factory=list[ChatMessage])
     busy: bool = False
 
 
@@ -40,8 +40,8 @@ class Asked:
     """
 
     session: str
-    row: Row
-    messages: list[Message]
+    row: SessionRow
+    messages: list[ChatMessage]
     new: list[int]
     stream: int
 
@@ -68,16 +68,16 @@ class Sessions:
 
     def __init__(self, chat: Chat) -> None:
         self._chat, self._bridge = chat, Bridge(chat)
-        self._rows: dict[str, list[Row]] = {}
+        self._rows: dict[str, list[SessionRow]] = {}
         self._asked: Counter[str] = Counter()
-        self.done: list[tuple[list[Row], float]] = []
+        self.done: list[tuple[list[SessionRow], float]] = []
 
     @property
     def live(self) -> int:
         """How many sessions have no reward yet."""
         return len(self._rows)
 
-    def ask(self, name: str, messages: list[Message], tools: Tools = ()) -> Asked:
+    def ask(self, name: str, messages: list[ChatMessage], tools: Tools = ()) -> Asked:
         """What a request asks for. Nothing changes before `begin`, so that a request may still be refused.
 
         Args:
@@ -93,11 +93,11 @@ class Sessions:
                     ids = self._bridge.ids([(one["role"], one["content"]) for one in new], row.end)
                     return self._found(own, row, messages, ids)
         whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
-        row = Row(self._chat.prompt(whole, list(tools) or None))
+        row = SessionRow(self._chat.prompt(whole, list(tools) or None))
         unused = (one for n in count(len(self._asked)) if (one := f"session-{n}") not in self._asked)
         return self._found(name or next(unused), row, messages, [])
 
-    def _found(self, name: str, row: Row, messages: list[Message], new: list[int]) -> Asked:
+    def _found(self, name: str, row: SessionRow, messages: list[ChatMessage], new: list[int]) -> Asked:
         return Asked(name, row, messages, new, derive_seed(0, name, self._asked[name] + 1))
 
     def begin(self, asked: Asked) -> None:
@@ -133,15 +133,15 @@ class Sessions:
         groups = [prompts.index(rows[0].prompt.text) for rows, _ in several]
         return [self._rollout(row, g, value) for g, (rows, value) in zip(groups, several, strict=True) for row in rows]
 
-    def _rollout(self, row: Row, group: int, value: float) -> Rollout:
+    def _rollout(self, row: SessionRow, group: int, value: float) -> Rollout:
         problem = Problem(str(derive_seed(0, row.prompt.text)), row.prompt.text, answer="")
         rollout = self._chat.rollout((problem, row.prompt), group, row.ids, row.logprobs, row.turns)
         return replace(rollout, ended="done").rewarded(value, {"env": value})
 
 
-def plain_messages(given: Sequence[object]) -> list[Message]:
+def plain_messages(given: Sequence[object]) -> list[ChatMessage]:
     """Messages of the OpenAI format as role and text; ValueError for what is no text."""
-    found: list[Message] = []
+    found: list[ChatMessage] = []
     for one in given:
         match one:
             case {"role": str(role), "content": str(text)}:

@@ -41,7 +41,7 @@ _CALLED = {str: "a string", list: "a list", bool: "true or false", int: "a whole
 _Answer = tuple[int, dict[str, Any]]
 
 
-class _Call(NamedTuple):
+class _Request(NamedTuple):
     path: str
     session: str
     body: Mapping[str, Any]
@@ -72,7 +72,7 @@ class PolicyEndpoint:
         self, parts: Parts, host: str, port: int, episodes: Path | None = None, patience_s: float = math.inf
     ) -> None:
         self._parts, self._episodes, self._patience_s = parts, episodes, patience_s
-        self._sessions, self._calls = Sessions(parts.chat), SimpleQueue[_Call]()
+        self._sessions, self._calls = Sessions(parts.chat), SimpleQueue[_Request]()
         self._record([])
         self._sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "endpoint"))
         self._over = threading.Event()
@@ -105,7 +105,7 @@ class PolicyEndpoint:
                 self._parts.observe("message", {"text": f"{self._silence(count, silent)} (Ctrl-C ends the run)"})
                 warned = True
 
-    def _waiting(self) -> list[_Call]:
+    def _waiting(self) -> list[_Request]:
         """The requests that wait, after a moment for those that come together."""
         try:
             calls = [self._calls.get(timeout=_POLL_S)]
@@ -134,7 +134,7 @@ class PolicyEndpoint:
 
         What its program does not wait for any more (`awaited`) is no turn: the program will ask again.
         """
-        call = _Call(path, session, body, Future(), awaited)
+        call = _Request(path, session, body, Future(), awaited)
         self._calls.put(call)
         if self._over.is_set():
             self._refuse_all()
@@ -156,7 +156,7 @@ class PolicyEndpoint:
             while True:
                 self._calls.get_nowait().answer.set_result(_refusal(503, "the run has ended"))
 
-    def _answer(self, calls: Sequence[_Call]) -> None:
+    def _answer(self, calls: Sequence[_Request]) -> None:
         try:
             self._answered(calls)
         except BaseException as error:
@@ -165,8 +165,8 @@ class PolicyEndpoint:
                     call.answer.set_result(_refusal(500, f"the run has failed: {type(error).__name__}: {error}"))
             raise
 
-    def _answered(self, calls: Sequence[_Call]) -> None:
-        waiting: list[tuple[_Call, Asked, Request]] = []
+    def _answered(self, calls: Sequence[_Request]) -> None:
+        waiting: list[tuple[_Request, Asked, Request]] = []
         for call in calls:
             try:
                 if call.path == "/v1/chat/completions":
@@ -181,7 +181,7 @@ class PolicyEndpoint:
         if waiting:
             self._sample(waiting)
 
-    def _sample(self, waiting: Sequence[tuple[_Call, Asked, Request]]) -> None:
+    def _sample(self, waiting: Sequence[tuple[_Request, Asked, Request]]) -> None:
         said = self._parts.sampler.sample([request for _, _, request in waiting], self._sampling)
         for (call, asked, request), [completion] in zip(waiting, said, strict=True):
             if _given_up(call):
@@ -200,7 +200,7 @@ class PolicyEndpoint:
             }
             call.answer.set_result((200, shown))
 
-    def _asked(self, call: _Call) -> tuple[Asked, Request]:
+    def _asked(self, call: _Request) -> tuple[Asked, Request]:
         """A request for a turn; ValueError if it wants what there is not, or no token is left."""
         body, training = call.body, self._parts.config.training
         wanted = _tokens(body) or training.max_tokens
@@ -218,7 +218,7 @@ class PolicyEndpoint:
         self._sessions.begin(asked)
         return asked, Request(context, 1, most, asked.stream)
 
-    def _rewarded(self, call: _Call) -> dict[str, Any]:
+    def _rewarded(self, call: _Request) -> dict[str, Any]:
         value = call.body.get("reward")
         if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise ValueError("reward is no finite number")
@@ -315,7 +315,7 @@ def _refusal(status: int, message: str) -> _Answer:
     return status, {"error": {"message": message, "type": kind, "code": status}}
 
 
-def _given_up(call: _Call) -> bool:
+def _given_up(call: _Request) -> bool:
     """Whether nobody waits for the answer to a request, which has one then."""
     if gone := not call.awaited():
         call.answer.set_result(_refusal(499, "nobody waits for this answer"))

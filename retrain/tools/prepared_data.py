@@ -17,7 +17,7 @@ from retrain.system.extras import library
 from retrain.system.files import write_bytes
 from retrain.types import Problem
 
-Row = dict[str, Any]
+DataRow = dict[str, Any]
 
 _SIZES = 200, 50
 _HELD_SHARE = 0.1
@@ -69,18 +69,18 @@ def final_answer(problem: Problem) -> Problem:
     return replace(problem, answer=after.strip(), solution=problem.solution or before.strip()) if mark else problem
 
 
-def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> list[Row]:
+def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> list[DataRow]:
     """One row for each problem, for three readers at once.
 
     verl reads data_source, prompt (chat messages), ability, reward_model and extra_info; slime reads prompt
     and label; `retrain` reads prompt, or question as plain text, with answer and solution. What else the
     problem held follows under its own names.
     """
-    made: list[Row] = []
+    made: list[DataRow] = []
     for index, problem in enumerate(problems):
         text = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
         chat = [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else problem.prompt
-        row: Row = {
+        row: DataRow = {
             "id": problem.id,
             "data_source": source,
             "prompt": chat,
@@ -97,12 +97,12 @@ def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> 
     return made
 
 
-def as_jsonl(made: Sequence[Row]) -> bytes:
+def as_jsonl(made: Sequence[DataRow]) -> bytes:
     """A JSON object per line, UTF-8."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made).encode()
 
 
-def as_parquet(made: Sequence[Row]) -> bytes:
+def as_parquet(made: Sequence[DataRow]) -> bytes:
     """The rows as a parquet file (extra `parquet`); a field that a row lacks is null there.
 
     Raises:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.data.problem_store import prompt_hash
-from retrain.data.rows import Reading, read_problems
+from retrain.data.rows import RowFormat, read_problems
 from retrain.engines.capability import positions
 from retrain.errors import ComponentError
 from retrain.run.build import choose_device
@@ -25,7 +25,7 @@ from retrain.training.settings import PolicySettings
 from retrain.training.warmup import demonstrations
 from retrain.types import ExpertRow, Metrics, Problem
 
-_READING = Reading(answer_field="solution", id_field="")
+_READING = RowFormat(answer_field="solution", id_field="")
 _POSITIVE = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 

@@ -22,7 +22,7 @@ _IDS = ("question_id", "index", "id")
 _Truth = str | int | float
 
 
-class _Row(TypedDict):
+class _ScoredRow(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
     predictions: Annotated[list[str], Listed, Field(min_length=1)]
     lengths: Annotated[list[Annotated[int, Field(ge=0)]], Listed]
@@ -30,7 +30,7 @@ class _Row(TypedDict):
     answer: NotRequired[_Truth]
 
 
-_ROW: TypeAdapter[Any] = TypeAdapter(_Row)
+_ROW: TypeAdapter[Any] = TypeAdapter(_ScoredRow)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from retrain.errors import DataError
-from retrain.training.chat import OWN, Chat, Messages, Prompt
+from retrain.training.chat import OWN, Chat, Messages, TokenizedPrompt
 from retrain.types import Completion, Turn
 
 Tools = Sequence[Mapping[str, Any]]
@@ -35,7 +35,7 @@ class Transcript:
         ids, logprobs: of everything after the prompt, 0 for what was not sampled.
     """
 
-    prompt: Prompt
+    prompt: TokenizedPrompt
     ids: list[int] = field(default_factory=list[int], kw_only=True)
     logprobs: list[float] = field(default_factory=list[float], kw_only=True)
     turns: list[Turn] = field(default_factory=list[Turn], kw_only=True)
@@ -87,7 +87,7 @@ class Bridge:
                 'use a model with another template, or [model] chat = "off"'
             )
 
-    def opening(self, prompt: str | Messages, said: Said, tools: Tools = (), tools_text: str = "") -> Prompt:
+    def opening(self, prompt: str | Messages, said: Said, tools: Tools = (), tools_text: str = "") -> TokenizedPrompt:
         """The prompt with what the environment says before the first reply: in the last message, if it is the user's.
 
         Args:

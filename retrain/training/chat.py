@@ -11,23 +11,23 @@ from typing import Any, Literal
 from retrain.errors import DataError
 from retrain.types import ExpertRow, Problem, Rollout, Turn
 
-Mode = Literal["auto", "on", "off"]
+TemplateMode = Literal["auto", "on", "off"]
 Messages = list[dict[str, str]]
-_Turn = tuple[str | Messages, str]
+_PromptAndAnswer = tuple[str | Messages, str]
 
 OWN = "\ufdd0"
 """A character that Unicode keeps for a program's own use. Between two parts of a text: they are tokenized apart."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TokenizedPrompt:
     """A prompt as the model sees it: its text with the template's, and token ids."""
 
     text: str
     ids: tuple[int, ...]
 
 
-Posed = tuple[Problem, Prompt]
+Posed = tuple[Problem, TokenizedPrompt]
 """A problem with its prompt as the model sees it."""
 
 
@@ -43,9 +43,9 @@ class Chat:
 
     tokenizer: Any
     end_id: int
-    mode: Mode = "auto"
+    mode: TemplateMode = "auto"
 
-    def prompt(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> Prompt:
+    def prompt(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> TokenizedPrompt:
         """A prompt, open for an answer.
 
         With a template a text becomes the one user message; without one it is tokenized as it is.
@@ -65,9 +65,9 @@ class Chat:
                 )
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
             # A few tokenizers close every text; the prompt of a completion stays open.
-            return Prompt(prompt, tuple(ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids))
+            return TokenizedPrompt(prompt, tuple(ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids))
         text = self.render(_messages(prompt), add_generation_prompt=True, tools=tools)
-        return Prompt(text.replace(OWN, ""), tuple(self.encode(text)))
+        return TokenizedPrompt(text.replace(OWN, ""), tuple(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that stands after other tokens."""
@@ -189,10 +189,10 @@ def _messages(prompt: str | Messages) -> Messages:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def _turns(problem: Problem, all_turns: bool) -> list[_Turn]:
+def _turns(problem: Problem, all_turns: bool) -> list[_PromptAndAnswer]:
     """(what comes before, answer) of every turn to imitate."""
     prompt = problem.prompt
-    last: _Turn = (prompt, problem.solution or "")
+    last: _PromptAndAnswer = (prompt, problem.solution or "")
     if isinstance(prompt, str) or not all_turns:
         return [last]
     spoken = [index for index, message in enumerate(prompt) if index and message["role"] == "assistant"]

@@ -16,8 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from retrain.functional.mismatch import Mismatch
 from retrain.protocols import ALONE, Ranks
 from retrain.training.model import lora
-from retrain.training.model.forward import Forward, Part
-from retrain.training.model.loading import Source
+from retrain.training.model.forward import Forward, MicroBatch
+from retrain.training.model.loading import ParameterReader
 from retrain.training.optim import Optimizer
 from retrain.training.settings import PolicySettings
 from retrain.training.shards import like, local, shard
@@ -33,7 +33,7 @@ class _Step:
 
     batch: Batch
     weights: Mapping[str, Tensor]
-    parts: Sequence[Part]
+    parts: Sequence[MicroBatch]
 
 
 class TorchPolicy:
@@ -55,7 +55,7 @@ class TorchPolicy:
         model: Any,
         settings: PolicySettings,
         ranks: Ranks = ALONE,
-        source: Source | None = None,
+        source: ParameterReader | None = None,
         beside: tuple[TorchPolicy, str] | None = None,
     ) -> None:
         """Prepare the model for training.

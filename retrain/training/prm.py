@@ -14,7 +14,7 @@ from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
 from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Part, Policy
+from retrain.protocols import Policy, StatefulComponent
 from retrain.registry import Component, Finding, find, signal
 from retrain.system.files import NO_MODEL_FIX, no_model
 from retrain.training.reference import check_start, fingerprint, unjudged
@@ -58,7 +58,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     models=("trained", "frozen"),
     when={"lr": _LEARNS, "max_grad_norm": _LEARNS},
 )
-class ProcessRewards(Part):
+class ProcessRewards(StatefulComponent):
     """r_t = beta * (log phi(y_t) - log ref(y_t)) at each response token, [N, T], 0 elsewhere.
 
     phi is a language model that starts where the policy starts and learns, from outcomes alone, that

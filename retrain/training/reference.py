@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from retrain.errors import StorageError
-from retrain.protocols import Part, Policy
+from retrain.protocols import Policy, StatefulComponent
 from retrain.registry import signal
 from retrain.types import Batch, State
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @signal("ref_logprobs", models=("frozen",), judges=False)
-class ReferenceLogprobs(Part):
+class ReferenceLogprobs(StatefulComponent):
     """log p of each response token under the weights training started from, [N, T] nats, 0 elsewhere.
 
     With LoRA the reference is the base model with adapters off and costs no memory, else a frozen copy.

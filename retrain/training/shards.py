@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.errors import EngineError
-from retrain.protocols import WHOLE, Ranks, Rows, Shards
-from retrain.training.model.loading import ReadSingly, Source, fill, parameter_names
+from retrain.protocols import WHOLE, CheckpointRows, Ranks, Shards
+from retrain.training.model.loading import ParameterReader, ReadSingly, fill, parameter_names
 from retrain.training.settings import PolicySettings
 
 
@@ -48,7 +48,7 @@ class Sharded(Replicated):
             a full copy.
     """
 
-    def __init__(self, model: Any, settings: PolicySettings, ranks: Ranks, source: Source | None) -> None:
+    def __init__(self, model: Any, settings: PolicySettings, ranks: Ranks, source: ParameterReader | None) -> None:
         super().__init__(ranks)
         self._blank = None if settings.lora else _blank(model)  # adapters share their base instead
         self._root: Any = _Root(model)
@@ -91,7 +91,7 @@ class Sharded(Replicated):
                 'install torch 2.13, or set [distributed] shard = "none"'
             ) from error
 
-    def copied(self, model: Any) -> tuple[Any, Source | None]:
+    def copied(self, model: Any) -> tuple[Any, ParameterReader | None]:
         own = dict(self._model.named_parameters())
         return copy.deepcopy(self._blank), lambda name: _full(own[name].detach())
 
@@ -113,7 +113,7 @@ class _Root(nn.Module):
         return function(*args)
 
 
-def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: Source | None = None) -> Shards:
+def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: ParameterReader | None = None) -> Shards:
     """Spread a model over the ranks as `settings.shard` says; call it before the optimizer is made."""
     if ranks.mesh is not None and settings.shard == "full":
         return Sharded(model, settings, ranks, source)
@@ -151,9 +151,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def like(value: Tensor | Rows, parameter: Tensor) -> Tensor:
+def like(value: Tensor | CheckpointRows, parameter: Tensor) -> Tensor:
     """A copy of a tensor, sharded as the parameter is if it has its shape; of stored rows it reads what it needs."""
-    if isinstance(value, Rows):
+    if isinstance(value, CheckpointRows):
         if not isinstance(parameter, DTensor):
             return value.between(0, value.count).to(parameter.device)
         # FSDP2's division: every rank but the last ones has as many rows as the first.

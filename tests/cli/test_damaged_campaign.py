@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from retrain.campaign.work.lease import Watch
+from retrain.campaign.work.lease import LeaseWatch
 from tests.campaign.tables import write_campaign
 
 CELL = "cells/maxrl/s1"
@@ -127,7 +127,7 @@ def test_a_lease_of_nobody_is_nobodys_and_harms_no_reader(campaign, cli, owner):
     assert shown.exit_code == 0
     (state,) = [row["state"] for row in json.loads(shown.stdout)[0]["runs"] if row["id"] == "maxrl/s1"]
     assert state == "running"  # until nobody shows a sign of life
-    assert Watch(campaign / "leases", 60.0).take("maxrl/s1", campaign / CELL / "metrics.jsonl") is None
+    assert LeaseWatch(campaign / "leases", 60.0).take("maxrl/s1", campaign / CELL / "metrics.jsonl") is None
 
 
 @pytest.mark.parametrize("file", ["config.resolved.json", "environment.json"])

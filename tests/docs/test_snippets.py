@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from docs.measure import modules
-from retrain.campaign.plan.campaign_schema import Campaign, Condition
+from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
 from retrain.campaign.plan.load_campaign import load_campaign
 from retrain.cli.main import COMMANDS, app
 from retrain.config.load import load
@@ -101,7 +101,7 @@ def test_every_command_is_in_the_table_of_the_readme():
 def keys(table):
     """Keys of a section of the configuration, or of the components that read a table."""
     if table == "campaign":
-        return {*Campaign.model_fields, *Condition.model_fields}
+        return {*Campaign.model_fields, *ConditionEntry.model_fields}
     found = {key for part in components() if part.table == table for key in part.schema.model_fields}
     model = Config
     for name in table.split("."):

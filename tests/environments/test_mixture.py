@@ -7,12 +7,12 @@ import pytest
 from retrain.data.addition import Addition
 from retrain.data.band import Band
 from retrain.data.games import Numbers, Sums
-from retrain.environments.mixture import Mixture, Part
+from retrain.environments.mixture import Mixture, WeightedTask
 from retrain.protocols import Task
 
 
 def mixture(seed=3, sums=3.0):
-    return Mixture(seed, {"a": Part(Sums(1), sums), "b": Part(Numbers(2), 1.0)})
+    return Mixture(seed, {"a": WeightedTask(Sums(1), sums), "b": WeightedTask(Numbers(2), 1.0)})
 
 
 def test_a_problem_depends_on_its_number_alone():
@@ -46,7 +46,7 @@ def test_the_data_are_known_by_parts_and_weights():
         def fingerprint(self):  # pyright: ignore[reportIncompatibleMethodOverride]
             return Task.fingerprint(self)
 
-    assert Mixture(0, {"a": Part(Unknown(0), 1.0)}).fingerprint() is None
+    assert Mixture(0, {"a": WeightedTask(Unknown(0), 1.0)}).fingerprint() is None
 
 
 def test_figures_and_spans_are_those_of_the_part_that_posed_a_problem():
@@ -57,7 +57,7 @@ def test_figures_and_spans_are_those_of_the_part_that_posed_a_problem():
         def spans(self, problem, text):
             return {"all": [(0, len(text))]}
 
-    task = Mixture(0, {"a": Part(Knows(0), 1.0), "b": Part(Sums(0), 1.0)})
+    task = Mixture(0, {"a": WeightedTask(Knows(0), 1.0), "b": WeightedTask(Sums(0), 1.0)})
     problems = task.heldout(5)
     assert task.figures(problems, [["x", "y"] for _ in problems]) == {"a/seen": 3.0, "a/answers": 6.0}  # pyright: ignore
     assert task.spans(problems[0], "12") == {"all": [(0, 2)]}
@@ -66,7 +66,7 @@ def test_figures_and_spans_are_those_of_the_part_that_posed_a_problem():
 
 def test_every_part_learns_of_its_own_problems_and_remembers_them():
     def learning():
-        return Mixture(3, {"a": Part(Band(Sums(1)), 1.0), "b": Part(Numbers(2), 1.0)})
+        return Mixture(3, {"a": WeightedTask(Band(Sums(1)), 1.0), "b": WeightedTask(Numbers(2), 1.0)})
 
     task = learning()
     found = [task.problem(index) for index in range(20)]

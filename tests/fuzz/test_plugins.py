@@ -242,13 +242,13 @@ def test_a_part_whose_state_cannot_be_stored(state):
 
 def part(**verbs):
     """A class of a transform with all verbs, some of them replaced."""
-    from retrain.protocols import Part
+    from retrain.protocols import StatefulComponent
 
     def call(self, advantages):
         return advantages
 
     sound = {"state_dict": lambda self: {}, "load_state_dict": lambda self, state: None, "__call__": call}
-    return type("Mine", (Part,), sound | verbs)
+    return type("Mine", (StatefulComponent,), sound | verbs)
 
 
 QUESTION, ANSWERS = Request((1, 2), count=2, max_tokens=3, stream=0), Completion((5,), (-0.5,), "stop")

@@ -7,7 +7,7 @@ from huggingface_hub import ModelCard
 
 from retrain.config.load import load
 from retrain.config.schema import Config
-from retrain.report.model_card import Card, render_adapter_card, render_card, write_card
+from retrain.report.model_card import CardFacts, render_adapter_card, render_card, write_card
 
 HOW = {"ci_low": 0.1, "ci_high": 0.9, "problems": 256, "samples": 1, "temperature": 1.0}
 ROWS = [{"step": step, "accuracy": step / 200} | HOW for step in range(0, 101, 4)]
@@ -19,7 +19,7 @@ def resolved(base="builtin:tiny", task="addition", warmup=0):
     return config
 
 
-CARD = Card("quick", resolved(warmup=600), evaluations=ROWS, steps=100)
+CARD = CardFacts("quick", resolved(warmup=600), evaluations=ROWS, steps=100)
 
 
 def test_card_of_a_model_made_here(tmp_path):
@@ -43,7 +43,7 @@ def test_curve_is_a_short_table_with_both_ends():
 
 
 def test_card_of_a_derived_model_names_its_base():
-    text = render_card(Card("r", resolved("org/base: x", "maths"), adapter=True, evaluations=[{"step": 0}]))
+    text = render_card(CardFacts("r", resolved("org/base: x", "maths"), adapter=True, evaluations=[{"step": 0}]))
     head = ModelCard(text).data
     assert (head.base_model, head.license, head.tags) == ("org/base: x", "other", ["retrain", "maths"])
     assert "not trained further" in text
@@ -63,8 +63,8 @@ def test_card_of_an_adapter_loads_its_base(base, code):
 
 def test_missing_values_stay_empty():
     rows = [{"step": 0, "accuracy": 0.5, "greedy_accuracy": 0.75}, {"step": 9, "accuracy": 0.25}]
-    assert "| 9 | 0.250 |  |" in render_card(Card("r", resolved(), evaluations=rows))
-    assert "evaluation" not in render_card(Card("r", resolved())).lower()
+    assert "| 9 | 0.250 |  |" in render_card(CardFacts("r", resolved(), evaluations=rows))
+    assert "evaluation" not in render_card(CardFacts("r", resolved())).lower()
 
 
 def test_the_configuration_on_the_card_gives_the_run_again(tmp_path):
@@ -74,7 +74,7 @@ def test_the_configuration_on_the_card_gives_the_run_again(tmp_path):
         '[[rewards]]\nname = "exact"\nweight = 0.5\n[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "kl"\nweight = 0.1\n'
     )
     loaded = load(source, ["training.max_steps=3"])
-    text = render_card(Card("r", loaded.resolved()))
+    text = render_card(CardFacts("r", loaded.resolved()))
     assert "a comment" not in text
     shown = text.partition("~~~toml\n")[2].partition("~~~")[0]
     assert tomli.loads(shown)["training"] == {"max_steps": 3}

@@ -12,7 +12,7 @@ from retrain.config.sections.heldout import StopWhen
 from retrain.errors import ConfigError
 from retrain.report.run_summary import status
 from retrain.run.session import Resume
-from retrain.run.stop_signal import Watch
+from retrain.run.stop_signal import StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import RunDirectory
 from tests.small_runs import digest, rows
@@ -25,7 +25,7 @@ def nothing(event, details):
 def ended(tmp_path, values, **settings):
     """(the step that the values end a run at, the reason)."""
     directory = RunDirectory(tmp_path / "none", "new", load_config(tmp_path).checkpoint, nothing)
-    watch = Watch(StopWhen(metric="reward/mean", **settings), directory, nothing)
+    watch = StopCondition(StopWhen(metric="reward/mean", **settings), directory, nothing)
     for step, value in enumerate(values):
         watch("step", {"step": step} | ({} if value is None else {"reward/mean": value}))
         if directory.stopped:

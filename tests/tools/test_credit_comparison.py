@@ -7,7 +7,7 @@ import pytest
 
 from retrain.algorithms.graph.compose import compute_composable_advantages
 from retrain.errors import ComponentError, ConfigError, DataError
-from retrain.tools.credit_comparison import Completion, compare, read_completions, summarize
+from retrain.tools.credit_comparison import ComparedCompletion, compare, read_completions, summarize
 from retrain.tools.credit_page import page
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text())["dca"]
@@ -218,7 +218,7 @@ def test_logprobs_in_some_rows_only_are_refused(tmp_path):
 
 
 def made(*facts):
-    return [Completion("", group, float(right), right, length) for group, right, length in facts]
+    return [ComparedCompletion("", group, float(right), right, length) for group, right, length in facts]
 
 
 def test_the_summary_by_hand():
@@ -258,7 +258,7 @@ def test_the_page_draws_a_mark_for_each_completion_and_a_cell_for_each_token(gro
 
 
 def test_many_completions_show_the_tokens_of_the_first_and_count_the_rest():
-    completions = [Completion("", "a", float(i % 2), bool(i % 2), 1, (-1.0,)) for i in range(20)]
+    completions = [ComparedCompletion("", "a", float(i % 2), bool(i % 2), 1, (-1.0,)) for i in range(20)]
     text = page("x", completions, compare(completions, ["grpo"], ["gtpo"]))
     assert "and 8 more completions" in text
     assert "tokens plain" in text

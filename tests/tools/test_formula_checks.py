@@ -4,7 +4,7 @@ import pytest
 
 from retrain.registry import find
 from retrain.registry.component import REGISTERED
-from retrain.tools.formula_checks import Check, verify
+from retrain.tools.formula_checks import FormulaCheck, verify
 
 
 def failed(trials=6):
@@ -24,8 +24,8 @@ def test_equal_seeds_give_equal_figures():
 
 
 def test_a_nan_is_a_failure():
-    assert not Check("x", float("nan"), 1.0, above=False, trials=1).ok
-    assert not Check("x", float("nan"), 1.0, above=True, trials=1).ok
+    assert not FormulaCheck("x", float("nan"), 1.0, above=False, trials=1).ok
+    assert not FormulaCheck("x", float("nan"), 1.0, above=True, trials=1).ok
 
 
 def without_groups(correct, lengths, group_ids, turn_ids, *, beta=0.2, dynamic=False):

@@ -11,7 +11,7 @@ from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.errors import DataError, StorageError
 from retrain.tools import gram_files as grams
 from retrain.tools.gram_extraction import Recipe, extract
-from retrain.tools.gram_files import Reading, coverage, read_solutions, task_solutions
+from retrain.tools.gram_files import SolutionFormat, coverage, read_solutions, task_solutions
 from retrain.types import Problem
 from tests.small_runs import rows as metric_rows
 
@@ -25,10 +25,10 @@ def test_successful_solutions_of_files(tmp_path):
     rows = [{"solution": "right", "reward": 1.0}, {"solution": "wrong", "reward": 0.5}, {"text": "free"}]
     rows.append({"text": "failed", "reward": None})
     file = jsonl(tmp_path / "a.jsonl", rows)
-    assert read_solutions([file], Reading()) == ["right", "free"]
-    assert read_solutions([file, file], Reading())[2:] == ["right", "free"]
+    assert read_solutions([file], SolutionFormat()) == ["right", "free"]
+    assert read_solutions([file, file], SolutionFormat())[2:] == ["right", "free"]
     graded = jsonl(tmp_path / "b.jsonl", [{"s": "half", "score": 0.5}, {"s": "none", "score": 0}])
-    assert read_solutions([graded], Reading("s", "score", 0.5)) == ["half"]
+    assert read_solutions([graded], SolutionFormat("s", "score", 0.5)) == ["half"]
 
 
 def test_parquet(tmp_path):
@@ -36,18 +36,18 @@ def test_parquet(tmp_path):
     from pyarrow import parquet
 
     parquet.write_table(arrow.table({"solution": ["a", "b"], "reward": [1.0, 0.0]}), tmp_path / "a.parquet")
-    assert read_solutions([tmp_path / "a.parquet"], Reading()) == ["a"]
+    assert read_solutions([tmp_path / "a.parquet"], SolutionFormat()) == ["a"]
 
 
 @pytest.mark.parametrize(
     ("row", "reading", "says"),
     [
-        (["list"], Reading(), "a.jsonl:1: expected an object"),
-        ({"prompt": "x"}, Reading(), 'a.jsonl:1: no text in column "solution"; it has prompt'),
-        ({"solution": 3}, Reading(), 'no text in column "solution"'),
-        ({"solution": "x"}, Reading("text"), 'no text in column "text".*--column'),
-        ({"solution": "x"}, Reading(min_reward=1), 'no column "reward".*--reward-column'),
-        ({"solution": "x", "reward": 0}, Reading(), "none of 1 rows"),
+        (["list"], SolutionFormat(), "a.jsonl:1: expected an object"),
+        ({"prompt": "x"}, SolutionFormat(), 'a.jsonl:1: no text in column "solution"; it has prompt'),
+        ({"solution": 3}, SolutionFormat(), 'no text in column "solution"'),
+        ({"solution": "x"}, SolutionFormat("text"), 'no text in column "text".*--column'),
+        ({"solution": "x"}, SolutionFormat(min_reward=1), 'no column "reward".*--reward-column'),
+        ({"solution": "x", "reward": 0}, SolutionFormat(), "none of 1 rows"),
     ],
 )
 def test_rows_that_cannot_be_used(tmp_path, row, reading, says):
@@ -58,11 +58,11 @@ def test_rows_that_cannot_be_used(tmp_path, row, reading, says):
 def test_files_that_cannot_be_used(tmp_path):
     (tmp_path / "bad.jsonl").write_text("{")
     with pytest.raises(DataError, match=r"bad\.jsonl:1: not JSON"):
-        read_solutions([tmp_path / "bad.jsonl"], Reading())
+        read_solutions([tmp_path / "bad.jsonl"], SolutionFormat())
     with pytest.raises(DataError, match="cannot be read"):
-        read_solutions([tmp_path / "none.jsonl.gz"], Reading())
+        read_solutions([tmp_path / "none.jsonl.gz"], SolutionFormat())
     with pytest.raises(DataError, match="directory without rollouts"):
-        read_solutions([tmp_path], Reading())
+        read_solutions([tmp_path], SolutionFormat())
     with pytest.raises(StorageError, match="cannot be written"):
         grams.write(tmp_path / "bad.jsonl" / "x.json", "")
 
@@ -110,7 +110,7 @@ def test_the_chart_is_well_formed_and_shows_every_cluster():
 
 def test_a_run_trains_on_what_was_extracted_from_rollouts_of_another(train, tmp_path):
     first = train("logging.rollouts_every=1", "training.max_steps=1", "eval.problems=0", name="first")
-    solutions = read_solutions([first], Reading(min_reward=-10.0))
+    solutions = read_solutions([first], SolutionFormat(min_reward=-10.0))
     with gzip.open(next((first / "rollouts").glob("*.gz")), "rt") as lines:
         stored = [json.loads(line)["text"] for line in lines]
     assert set(stored) <= set(solutions)

@@ -25,7 +25,7 @@ from retrain.registry import find
 from retrain.run.rank_edges import _Unread
 from retrain.run.session import Resume, run
 from retrain.storage.checkpoint import save
-from retrain.storage.run_directory import Mode
+from retrain.storage.run_directory import ExistingRun
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
@@ -335,7 +335,7 @@ def talk(ranks: Ranks) -> dict[str, Any]:
 
 
 def whole_run(
-    ranks: Ranks, file: str, overrides: list[str], variables: dict[str, str], stop: int = -1, mode: Mode = "new"
+    ranks: Ranks, file: str, overrides: list[str], variables: dict[str, str], stop: int = -1, mode: ExistingRun = "new"
 ) -> dict[str, Any]:
     """A run from its TOML file; SIGTERM reaches rank 0 alone in step `stop`. Returns what it said, or each error."""
     os.environ.update(variables)

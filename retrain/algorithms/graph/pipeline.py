@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
 from retrain.algorithms.graph.plain_functions import call_context, call_lists
-from retrain.protocols import Part
+from retrain.protocols import StatefulComponent
 from retrain.registry import Bound
 from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
@@ -17,7 +17,7 @@ from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-Signals = Callable[[str], Bound | None]
+SignalLookup = Callable[[str], Bound | None]
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Pipeline:
 
     def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
-        self.stateful: dict[str, Part] = {}
-        self._built: dict[tuple[str, str], Part] = {}
+        self.stateful: dict[str, StatefulComponent] = {}
+        self._built: dict[tuple[str, str], StatefulComponent] = {}
 
     @classmethod
-    def resolve(cls, stages: Stages, signal: Signals, given: frozenset[str] = frozenset()) -> Pipeline:
+    def resolve(cls, stages: Stages, signal: SignalLookup, given: frozenset[str] = frozenset()) -> Pipeline:
         """Plan the graph.
 
         Args:
@@ -91,7 +91,7 @@ class Pipeline:
         """Every part's `after`; `batch` is what `credit` returned."""
         return self._reports(batch, lambda part, rollouts: part.after(rollouts))
 
-    def _reports(self, batch: Batch, ask: Callable[[Part, Batch], Metrics]) -> Metrics:
+    def _reports(self, batch: Batch, ask: Callable[[StatefulComponent, Batch], Metrics]) -> Metrics:
         _, rollouts = _rollouts(batch)
         parts = self._built.items() if len(rollouts.rewards) else ()
         found = (Call(*place).metrics(ask(part, rollouts)) for place, part in parts)

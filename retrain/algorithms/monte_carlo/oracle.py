@@ -8,7 +8,7 @@ from pydantic import Field
 
 from retrain.algorithms.monte_carlo.prefixes import Continue, credit, prefixes, values_at
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Part
+from retrain.protocols import StatefulComponent
 from retrain.registry import algorithm, signal
 from retrain.types import Metrics
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @signal("token_values", table="oracle", needed_by='algorithm_mode = "oracle", or [logging] observe,')
-class TokenValues(Part):
+class TokenValues(StatefulComponent):
     """Value of the state before every response token: the mean reward of completions that are continued from there.
 
     V_t = E[reward | prompt, y_<t], from `continuations` samples of the policy; 0 outside the response

@@ -9,7 +9,7 @@ from pydantic import Field
 from retrain.algorithms.monte_carlo.prefixes import Continue, credit, prefixes, values_at
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Part
+from retrain.protocols import StatefulComponent
 from retrain.registry import algorithm, signal
 from retrain.types import Metrics
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @signal("segment_starts", table="vine")
-class SegmentStarts(Part):
+class SegmentStarts(StatefulComponent):
     """Where the segments of a response begin: [N, T] bool; the first response token begins one.
 
     Args:
@@ -42,7 +42,7 @@ class SegmentStarts(Part):
 
 
 @signal("segment_values", table="vine")
-class SegmentValues(Part):
+class SegmentValues(StatefulComponent):
     """Value of the state before every segment: the mean reward of completions that are continued from there.
 
     Args:

@@ -11,10 +11,10 @@ from retrain.errors import ComponentError
 from retrain.registry.call import Call
 from retrain.registry.lookup import load_object
 
-Span = tuple[int, int, str]
+PlanningSpan = tuple[int, int, str]
 """text[start:end] is planning; what it counts as in hicra/semantic_entropy."""
 
-Detector = Callable[[list[str]], list[list[Span]]]
+Detector = Callable[[list[str]], list[list[PlanningSpan]]]
 """The spans of every text. One that cannot be told from a user's function, which may leave out the names."""
 
 
@@ -22,7 +22,7 @@ def gram_detector(grams: Sequence[str]) -> Detector:
     """Every strategic gram in the text (see `GramPattern`)."""
     pattern = GramPattern(grams)
 
-    def detect(texts: list[str]) -> list[list[Span]]:
+    def detect(texts: list[str]) -> list[list[PlanningSpan]]:
         return [list(pattern.find(normalize(text))) for text in texts]
 
     return detect
@@ -41,7 +41,7 @@ def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detecto
         raise ComponentError(f'"{path}" is a {type(function).__name__}, not a function', "point to a function")
     call = Call("planning detector", path)
 
-    def detect(texts: list[str]) -> list[list[Span]]:
+    def detect(texts: list[str]) -> list[list[PlanningSpan]]:
         with call():
             found: Any = function(texts)
         if not isinstance(found, Sequence) or len(found) != len(texts):
@@ -51,10 +51,10 @@ def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detecto
     return detect
 
 
-def _checked(call: Call, row: int, spans: Any, text: str) -> list[Span]:
+def _checked(call: Call, row: int, spans: Any, text: str) -> list[PlanningSpan]:
     if not isinstance(spans, Sequence) or isinstance(spans, str):
         raise call.fail(f"completion {row}: {spans!r} is no list of spans")
-    result: list[Span] = []
+    result: list[PlanningSpan] = []
     for span in spans:
         match span:
             case (int(start), int(end)) | [int(start), int(end)] if 0 <= start < end <= len(text):

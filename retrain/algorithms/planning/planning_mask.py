@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.algorithms.planning.detectors import Detector, Span, gram_detector, user_detector
+from retrain.algorithms.planning.detectors import Detector, PlanningSpan, gram_detector, user_detector
 from retrain.algorithms.planning.gram_pattern import read_grams
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.errors import ComponentError, did_you_mean
@@ -166,7 +166,7 @@ class PlanningMask:
         ]
 
 
-def _covering(pieces: Sequence[str], spans: Sequence[Span]) -> list[int]:
+def _covering(pieces: Sequence[str], spans: Sequence[PlanningSpan]) -> list[int]:
     """Indices of the pieces that cover a character of a span."""
     if not spans:
         return []

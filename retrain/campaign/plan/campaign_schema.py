@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from retrain.config.schema import Array, Count, Natural, Params, Positive, Section, Seed
 
 
-class Condition(BaseModel):
+class ConditionEntry(BaseModel):
     """One `[[campaign.conditions]]` entry: a label, and keys of the run that it sets.
 
     A key of `[algorithm]` may stand alone (`advantage_mode`); any other is written with its table
@@ -46,7 +46,7 @@ class Campaign(Section):
     """Tasks, by registered name or dotted path: every condition is run on each of them. Unset: on that of the base."""
     max_steps: Natural | None = None
     """Steps of every run. Unset: `[training] max_steps`."""
-    conditions: Annotated[tuple[Condition, ...], Array] = ()
+    conditions: Annotated[tuple[ConditionEntry, ...], Array] = ()
     """What is compared. Without any: GRPO, MaxRL, and MaxRL with GTPO, GTPO + HICRA and GTPO + SEPA."""
     grid: Params = Field(default_factory=dict[str, Any])
     """Further axes, such as `"optimizer.lr" = [1e-4, 2e-4]`: every condition is run with every combination."""

@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.campaign.plan.campaign_schema import Condition as Entry
+from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
 from retrain.config.document import Document, fork, lay
 from retrain.config.positions import Path
 from retrain.config.presets import leaves
 from retrain.config.schema import Algorithm
 
 _STANDARD = [
-    Entry.model_validate({"advantage_mode": advantage, "transform_mode": transform})
+    ConditionEntry.model_validate({"advantage_mode": advantage, "transform_mode": transform})
     for advantage, transform in (("grpo", "none"), *product(["maxrl"], ("none", "gtpo", "gtpo_hicra", "gtpo_sepa")))
 ]
 """The conditions of a campaign that lists none."""

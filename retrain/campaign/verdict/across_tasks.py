@@ -21,7 +21,7 @@ LEVELS = np.linspace(0.0, 1.0, 51)
 
 
 @dataclass(frozen=True)
-class Check:
+class PremiseCheck:
     """A figure of a task before training, and the bounds that its premise gives it; NaN if it was not measured."""
 
     figure: str
@@ -53,7 +53,7 @@ class Across:
 
 
 @dataclass(frozen=True)
-class Card:
+class ReportCard:
     """The report card.
 
     Attributes:
@@ -68,7 +68,7 @@ class Card:
     name: str
     plan: Plan
     tables: Mapping[str, Results]
-    checks: Mapping[str, Sequence[Check]]
+    checks: Mapping[str, Sequence[PremiseCheck]]
     summaries: Mapping[tuple[str, str], Summary]
     comparisons: Mapping[tuple[str, str], Comparison]
     across: Mapping[str, Across]
@@ -84,7 +84,7 @@ class Card:
         return [(task, cell) for task, table in self.tables.items() for cell in table.lost]
 
 
-def report_card(directory: Path) -> Card:
+def report_card(directory: Path) -> ReportCard:
     """The card of a campaign with tasks, finished or not; equal files give equal numbers."""
     plan = read_plan(directory)
     tables = {task: read_campaign(directory, task) for task in plan.tasks}
@@ -92,7 +92,7 @@ def report_card(directory: Path) -> Card:
     others = [one for one in first.conditions if one != first.baseline]
     places = [(task, one) for one in others for task in tables]
     found = [compared(tables[task], (one, first.baseline), "tasks", len(places)) for task, one in places]
-    return Card(
+    return ReportCard(
         name=directory.resolve().name,
         plan=plan,
         tables=tables,
@@ -103,11 +103,11 @@ def report_card(directory: Path) -> Card:
     )
 
 
-def _checks(plan: Plan, task: str, table: Results) -> list[Check]:
+def _checks(plan: Plan, task: str, table: Results) -> list[PremiseCheck]:
     """Of the first evaluation of the first run that has one: before training all runs of a task are the same."""
     bounds = plan.premises[task]["bounds"] if task in plan.premises else {}
     rows = next((rows for cell in table.runs if (rows := read_rows(cell.path / "eval.jsonl"))), [{}])
-    return [Check(name, float(rows[0].get(name, "nan")), low, high) for name, (low, high) in bounds.items()]
+    return [PremiseCheck(name, float(rows[0].get(name, "nan")), low, high) for name, (low, high) in bounds.items()]
 
 
 def _across(tables: Sequence[Results], condition: str, baseline: str) -> Across:

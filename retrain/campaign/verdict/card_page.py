@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict import campaign_page, figures
-from retrain.campaign.verdict.across_tasks import LEVELS, Card, Check, report_card
+from retrain.campaign.verdict.across_tasks import LEVELS, PremiseCheck, ReportCard, report_card
 from retrain.campaign.verdict.analysis import Comparison
 from retrain.campaign.verdict.results import campaign_commands, read_campaign, write_tables
 from retrain.campaign.verdict.sentences import amount, conclusion, estimate, lost_cell, p_value
@@ -49,7 +49,7 @@ def write(directory: Path) -> tuple[str, tuple[Path, ...]]:
         return "\n".join(contents["words"]), (html, markdown, *write_tables(table, directory))
 
 
-def words(card: Card) -> list[str]:
+def words(card: ReportCard) -> list[str]:
     """What each condition helps and harms, with numbers; then premises in doubt, and runs without a result."""
     others = [one for one in card.first.conditions if one != card.first.baseline]
     lines = list(dict.fromkeys(line for one in others for line in _words(card, one)))
@@ -62,7 +62,7 @@ def words(card: Card) -> list[str]:
     return [*lines, f"{plural(more, 'more run')} without a result."] if more > 0 else lines
 
 
-def _words(card: Card, condition: str) -> list[str]:
+def _words(card: ReportCard, condition: str) -> list[str]:
     rows = {task: one for (task, label), one in card.comparisons.items() if label == condition}
     clear = [(task, one) for task, one in rows.items() if one.significant]
     near = [(task, one) for task, one in rows.items() if one.untested]
@@ -94,12 +94,12 @@ def _words(card: Card, condition: str) -> list[str]:
     return lines
 
 
-def _claim(card: Card, task: str, one: Comparison) -> str:
+def _claim(card: ReportCard, task: str, one: Comparison) -> str:
     numbers = f"{estimate(one.difference, '+.3f')}, Holm {p_value(one.holm).removeprefix('= ')}"
     return f"on {task}, where {_about(card, task)} ({numbers})"
 
 
-def _about(card: Card, task: str) -> str:
+def _about(card: ReportCard, task: str) -> str:
     """The premise: the first sentence of the task's docstring, up to a colon."""
     about = card.plan.premises[task]["about"] if task in card.plan.premises else ""
     text = about.partition(":")[0].partition(". ")[0].rstrip(".")
@@ -110,12 +110,12 @@ def _listed(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
 
 
-def _check(check: Check) -> str:
+def _check(check: PremiseCheck) -> str:
     name = check.figure.removeprefix("task/").replace("_", " ")
     return f"{name}{'' if math.isnan(check.value) else f' {check.value:.3f}'} ({check.low:g} to {check.high:g})"
 
 
-def _premise(card: Card, task: str) -> dict[str, str]:
+def _premise(card: ReportCard, task: str) -> dict[str, str]:
     checks = card.checks[task]
     verdict = "fails"
     if all(one.holds or math.isnan(one.value) for one in checks):
@@ -124,7 +124,7 @@ def _premise(card: Card, task: str) -> dict[str, str]:
     return {"task": task, "premise": _about(card, task) or "-", "measured (bounds)": measured, "verdict": verdict}
 
 
-def _row(card: Card, task: str, condition: str) -> dict[str, str]:
+def _row(card: ReportCard, task: str, condition: str) -> dict[str, str]:
     one, own = card.comparisons[task, condition], card.summaries[task, condition].to_threshold
     base = card.summaries[task, card.first.baseline].to_threshold
     both = {
@@ -142,7 +142,7 @@ def _row(card: Card, task: str, condition: str) -> dict[str, str]:
     }
 
 
-def _contents(card: Card, commands: Sequence[str]) -> dict[str, Any]:
+def _contents(card: ReportCard, commands: Sequence[str]) -> dict[str, Any]:
     others = [one for one in card.first.conditions if one != card.first.baseline]
     across = [
         {
@@ -171,7 +171,7 @@ def _contents(card: Card, commands: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _drawings(card: Card) -> dict[str, Any]:
+def _drawings(card: ReportCard) -> dict[str, Any]:
     span = figures.forest_span(list(card.comparisons.values()))
     return {
         "forests": {place: figures.forest_row(one, span) for place, one in card.comparisons.items()},
@@ -183,7 +183,7 @@ def _drawings(card: Card) -> dict[str, Any]:
     }
 
 
-def _profile(card: Card) -> str:
+def _profile(card: ReportCard) -> str:
     """Share of runs above every accuracy, in the mean over tasks, with pointwise 95% intervals."""
     axes, shapes = Axes((0.0, 1.0), (0.0, 1.0), True, "accuracy"), list[str]()
     for label, found in card.across.items():

@@ -13,7 +13,7 @@ from retrain.registry import components
 from retrain.report.samples import best_and_worst
 from retrain.storage.run_files import read_rows
 
-Row = Mapping[str, Any]
+MapRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CreditMap:
     condition: str
     seed: int
     step: int
-    rows: tuple[Row, ...]
+    rows: tuple[MapRow, ...]
     advantages: Mapping[str, list[list[float]]]
     skipped: Mapping[str, str]
 
@@ -48,7 +48,7 @@ def credit_map(results: Results) -> CreditMap | None:
     return None
 
 
-def _stored(run: Path) -> tuple[int, Sequence[Row], list[int]] | None:
+def _stored(run: Path) -> tuple[int, Sequence[MapRow], list[int]] | None:
     """(step, scored rollouts, those to show) of the last step with a group of different rewards."""
     for file in sorted(run.glob("rollouts/step-*.jsonl.gz"), reverse=True):
         try:
@@ -61,7 +61,7 @@ def _stored(run: Path) -> tuple[int, Sequence[Row], list[int]] | None:
     return None
 
 
-def _credited(results: Results, source: Cell, step: int, rows: Sequence[Row], shown: list[int]) -> CreditMap:
+def _credited(results: Results, source: Cell, step: int, rows: Sequence[MapRow], shown: list[int]) -> CreditMap:
     advantages, skipped = dict[str, list[list[float]]](), dict[str, str]()
     for label in results.conditions:
         cells = sorted(results.started(label), key=lambda cell: (not cell.done, cell.seed != source.seed))
@@ -79,7 +79,7 @@ def _credited(results: Results, source: Cell, step: int, rows: Sequence[Row], sh
     return CreditMap(source.condition, source.seed, step, tuple(rows[i] for i in shown), advantages, skipped)
 
 
-def _advantages(run: Path, step: int, rows: Sequence[Row]) -> list[list[float]]:
+def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float]]:
     """Advantages per token that the run's pipeline gives to stored rollouts.
 
     Signals with the trait `stored` are taken from the run's files: they need a tokenizer, or the run's history.

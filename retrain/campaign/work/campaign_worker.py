@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
-from retrain.campaign.work.lease import Lease, Watch
+from retrain.campaign.work.lease import Lease, LeaseWatch
 from retrain.campaign.work.run_process import crashed, evict, gpus, reason, train
 from retrain.errors import ConfigError, ConfigProblem, Preempted
 from retrain.system.process import Process, SignalHandler, end, usable_cores
@@ -24,7 +24,7 @@ _SCAN_S = 1.0
 _BEATS = 6  # per lease
 
 
-class Signals(SignalHandler):
+class StopSignals(SignalHandler):
     """Ctrl-C and SIGTERM, remembered; the second one gives up waiting.
 
     Attributes:
@@ -84,7 +84,7 @@ class Worker:
         self._campaign, self._slots, self._observe = campaign, slots, observe
         self._left, self._limit = list(jobs), limit
         self._lease_s, self._retries = campaign.plan.lease_s, campaign.plan.retries
-        self._watch = Watch(campaign.path / "leases", self._lease_s)
+        self._watch = LeaseWatch(campaign.path / "leases", self._lease_s)
         self._running: list[Running] = []
         self.failures = 0
         self._beaten = self._scanned = -1e9
@@ -96,7 +96,7 @@ class Worker:
         Raises:
             Preempted, KeyboardInterrupt: a signal came; the runs have saved, and their leases are free.
         """
-        with Signals() as signals:
+        with StopSignals() as signals:
             try:
                 while self._step(signals):
                     self._observe("tick", {})
@@ -106,7 +106,7 @@ class Worker:
                     end(running.process)
             signals.end(f"stopped with {len(self._left)} runs to do; the same command continues")
 
-    def _step(self, signals: Signals) -> bool:
+    def _step(self, signals: StopSignals) -> bool:
         """One look at everything; False when there is nothing more to do."""
         for running in list(self._running):
             code = running.process.poll()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
-from retrain.campaign.work.campaign_worker import Signals, Worker, machine_slots
+from retrain.campaign.work.campaign_worker import StopSignals, Worker, machine_slots
 from retrain.registry import executor
 from retrain.types import Observer
 
@@ -41,7 +41,7 @@ class Directory:
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
         """Wait until the workers are done; they go on if this process is stopped."""
         observe("message", {"text": f"waiting for workers: retrain worker {self._campaign.path}", "level": "info"})
-        with Signals() as signals:
+        with StopSignals() as signals:
             while signals.requested is None and any(not self._campaign.outcome(job) for job in jobs):
                 observe("tick", {})
                 time.sleep(_POLL_S)

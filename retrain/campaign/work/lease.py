@@ -74,7 +74,7 @@ class Lease:
         os.close(self._handle)
 
 
-class Watch:
+class LeaseWatch:
     """The leases of a campaign as one process sees them.
 
     Args:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work.campaign_directory import CampaignDirectory
-from retrain.campaign.work.campaign_worker import Signals
+from retrain.campaign.work.campaign_worker import StopSignals
 from retrain.campaign.work.lease import held
 from retrain.errors import ConfigError, ConfigProblem, Preempted
 from retrain.registry import executor
@@ -70,7 +70,7 @@ class RayCluster:
             task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(ray_task)
             folder, path = self._campaign.plan.folder, str(self._campaign.path.resolve())
             tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._threads), observe)
-            with Signals() as signals:
+            with StopSignals() as signals:
                 tasks.run(jobs, signals)
                 signals.end("stopped; the same command continues")
         finally:
@@ -86,7 +86,7 @@ class _Tasks:
         self._started: set[str] = set()
         self._losses = Counter[str]()
 
-    def run(self, jobs: Sequence[Job], signals: Signals) -> None:
+    def run(self, jobs: Sequence[Job], signals: StopSignals) -> None:
         """Until every job has an outcome or a signal has come; no task is left behind."""
         try:
             self._flying = {self._submit(job): job for job in jobs}
@@ -132,7 +132,7 @@ class _Tasks:
             raise _refusal(job.id, f"cannot be executed: {said or f'exit code {code}'}", fix)
         return ""
 
-    def _cancel(self, signals: Signals) -> None:
+    def _cancel(self, signals: StopSignals) -> None:
         """End what is in flight, and wait while the runs save; a second signal ends the wait."""
         for reference in self._flying:
             self._ray.cancel(reference)

@@ -9,7 +9,7 @@ from pydantic import Field
 from retrain.config.sections.section import Count, Fraction, Natural, Params, Positive, Section
 
 
-class Task(Section):
+class TaskSettings(Section):
     """`[task]`: where problems come from."""
 
     name: Annotated[str, Field(min_length=1)] = "addition"
@@ -58,7 +58,7 @@ class Mixed(Section):
     """Parameters of the task; those in its own table hold for every entry."""
 
 
-class Drawn(Section):
+class MixedTask(Section):
     """One `[[tasks]]` entry: a task whose problems are mixed with those of the others, in place of `[task]`."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -88,7 +88,7 @@ class Reward(Section):
     """Parameters of the reward."""
 
 
-class RewardPool(Section):
+class RewardPoolSettings(Section):
     """`[reward_pool]`: the processes that run rewards, apart from the trainer."""
 
     workers: Natural = 1

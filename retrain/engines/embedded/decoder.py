@@ -38,7 +38,7 @@ class Decoder(Protocol):
 @torch.inference_mode()
 def sample_chunk(
     decoder: Decoder, requests: Sequence[Request], sampling: Sampling, device: torch.device, start: Start | None = None
-) -> tuple[Tensor, Tensor, list[Part]]:
+) -> tuple[Tensor, Tensor, list[SlotRows]]:
     """Sample the completions of every request; R in all, the longest budget S.
 
     Args:
@@ -162,7 +162,7 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
         yield chunk
 
 
-class Part(NamedTuple):
+class SlotRows(NamedTuple):
     """Keys and values of some rows of `Slots`, in its layout, with the number and the padding columns of each row."""
 
     keys: list[Tensor]
@@ -202,7 +202,7 @@ class Slots(Cache):
         self.used, self.prefilling = 0, True
         self._prompt_pad, self.pad = pad, pad.repeat_interleave(counts)
         self.rows = torch.arange(len(self.pad), device=pad.device)
-        self._parts, self._leaves = list[Part](), leaves
+        self._parts, self._leaves = list[SlotRows](), leaves
         self.bias: Tensor | None = None
         if bool(pad.any()):
             hidden = torch.arange(width, device=pad.device) < self.pad[:, None]
@@ -244,7 +244,7 @@ class Slots(Cache):
         # Padding sees itself: a softmax over nothing is NaN in some kernels.
         return (shown | (columns == rows))[:, None]
 
-    def left(self) -> list[Part]:
+    def left(self) -> list[SlotRows]:
         """The filled columns of all rows, if they are to be left."""
         self._leave(torch.ones_like(self.rows, dtype=torch.bool))
         return self._parts
@@ -255,7 +255,7 @@ class Slots(Cache):
                 [one[gone, ..., : self.used] for one in self.keys],
                 [v[gone, :, : self.used] for v in self.values],
             )
-            self._parts.append(Part(keys, values, self.rows[gone].tolist(), self.pad[gone].tolist()))
+            self._parts.append(SlotRows(keys, values, self.rows[gone].tolist(), self.pad[gone].tolist()))
 
     def append(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Write one token's key and value [rows, kv_heads, head_dim]; return all filled columns."""

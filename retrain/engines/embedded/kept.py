@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import torch
 
-from retrain.engines.embedded.decoder import Part, Slots, Start
+from retrain.engines.embedded.decoder import SlotRows, Slots, Start
 from retrain.types import Completion, Request, Sampling
 
 
-class Known(NamedTuple):
+class CachedPrefix(NamedTuple):
     """A context whose keys and values are in a row of a part."""
 
     ids: tuple[int, ...]
-    part: Part
+    part: SlotRows
     row: int
 
 
@@ -35,8 +35,8 @@ class Kept:
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._sampling: Sampling | None = None
-        self._calls: list[list[Known]] = []
-        self._coming: list[Known] = []
+        self._calls: list[list[CachedPrefix]] = []
+        self._coming: list[CachedPrefix] = []
         self._spent = 0
 
     def begin(self, sampling: Sampling) -> None:
@@ -45,23 +45,23 @@ class Kept:
             self._sampling, self._calls = sampling, []
         self._coming, self._spent = [], 0
 
-    def find(self, request: Request) -> tuple[Known, int] | None:
+    def find(self, request: Request) -> tuple[CachedPrefix, int] | None:
         """The context that shares most with a request, and how many tokens it shares; None if less than half.
 
         Among sorted ids one of the two neighbours has the longest common prefix.
         """
-        found: list[tuple[int, Known]] = []
+        found: list[tuple[int, CachedPrefix]] = []
         for call in self._calls if request.count == 1 else ():
             place = bisect(call, request.ids, key=attrgetter("ids"))
             found += [(_shared(one.ids, request.ids), one) for one in call[max(0, place - 1) : place + 1]]
         shared, known = max(found, key=lambda pair: pair[0], default=(0, None))
         return None if known is None or 2 * shared < len(request.ids) else (known, shared)
 
-    def known(self, requests: Sequence[Request]) -> dict[int, tuple[Known, int]]:
+    def known(self, requests: Sequence[Request]) -> dict[int, tuple[CachedPrefix, int]]:
         """What is found, by the index of its request."""
         return {index: one for index, request in enumerate(requests) if (one := self.find(request)) is not None}
 
-    def start(self, found: Sequence[tuple[Known, int]], requests: Sequence[Request]) -> Start:
+    def start(self, found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Request]) -> Start:
         """Fills the columns of new slots that are known of every request; the last token is left to be computed."""
         lengths = [len(request.ids) for request in requests]
         rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, found, strict=True))
@@ -69,7 +69,7 @@ class Kept:
 
     def add(
         self,
-        parts: Iterable[Part],
+        parts: Iterable[SlotRows],
         requests: Sequence[Request],
         completions: Sequence[Sequence[Completion]],
     ) -> None:
@@ -78,9 +78,9 @@ class Kept:
         for part in parts:
             self._spent += sum(tensor.nbytes for tensor in (*part.keys, *part.values))
             if self._spent <= self._budget:
-                self._coming += [Known(rows[row], part, place) for place, row in enumerate(part.rows)]
+                self._coming += [CachedPrefix(rows[row], part, place) for place, row in enumerate(part.rows)]
 
-    def end(self, extended: Iterable[Known]) -> None:
+    def end(self, extended: Iterable[CachedPrefix]) -> None:
         """The call is over: what it computed takes the place of the calls that it extended."""
         gone = {id(one) for one in extended}
         self._calls = [call for call in self._calls if gone.isdisjoint(map(id, call))]
@@ -89,7 +89,7 @@ class Kept:
         self._coming = []
 
 
-def _fill(known: Sequence[Known], used: int, slots: Slots) -> None:
+def _fill(known: Sequence[CachedPrefix], used: int, slots: Slots) -> None:
     if used <= 0:
         return
     device = slots.pad.device

@@ -155,14 +155,14 @@ class NativeTransfer:
         """The weights of the last `take` as vLLM reads them: all of the state dict, tied entries as well."""
         base, taken = self._library, self
 
-        class Source(base.WeightSource):  # a class of an extra, which is imported where it is used
+        class PolicySource(base.WeightSource):  # a class of an extra, which is imported where it is used
             def metadata(self) -> list[Any]:
                 return [base.ParamMeta(name, value.dtype, tuple(value.shape)) for name, value in self]
 
             def __iter__(self) -> Iterator[tuple[str, Tensor]]:
                 return iter(taken._weights.items())
 
-        return Source()
+        return PolicySource()
 
 
 def transfer(name: Name, folder: Path, place: device, calls: http.Calls) -> FileTransfer | NativeTransfer:

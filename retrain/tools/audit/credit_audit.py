@@ -36,7 +36,7 @@ LOST = "where a wrong answer was lost"
 _SHOWN = 8
 """Times as many continuations for the completions that are shown."""
 
-Credit = Callable[[Batch, int], Tensor]
+CreditFn = Callable[[Batch, int], Tensor]
 """(batch, its number) -> advantages [N, T]."""
 
 
@@ -231,7 +231,7 @@ class _Sampler:
             found[f"entropy, quarter {quarter}"] = mask & (entropy > low) & (entropy <= high)
         return found
 
-    def shown(self, one: Measured, methods: Mapping[str, Credit]) -> list[Shown]:
+    def shown(self, one: Measured, methods: Mapping[str, CreditFn]) -> list[Shown]:
         """The best and the worst completions of a prompt, their truth by more continuations."""
         places = best_and_worst([rollout.row() for rollout in self.rollouts])
         rows, sharper = one.batch.rows(torch.tensor(places)), self._count * _SHOWN
@@ -251,7 +251,7 @@ class _Sampler:
 
 def judge(
     batches: Sequence[Measured],
-    methods: Mapping[str, Credit],
+    methods: Mapping[str, CreditFn],
     gradient: Callable[[Batch, Tensor], Tensor],
     reduction: Callable[[Batch], Tensor],
 ) -> tuple[float, dict[str, Verdict]]:

@@ -19,7 +19,7 @@ from retrain.training.model.packing import Packing
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 from retrain.types import Batch
 
-Part = tuple[Tensor, bool]
+MicroBatch = tuple[Tensor, bool]
 """Row numbers of a micro-batch, and whether they count: one that does not keeps its rank in step with the others."""
 _TOLERANCE = 1e-3
 _CACHED_CELLS = 2048
@@ -98,7 +98,7 @@ class Forward:
         """Holds the attention that rows of this width use; forward and backward both belong in it."""
         return packed(self.model) if width <= self.packed_limit else nullcontext()
 
-    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[Part]:
+    def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[MicroBatch]:
         """This rank's share of these rows, by length, in parts that fit the token budget."""
         ranks = self.shards.ranks
         return deal(batch.attention_mask.sum(-1).tolist(), rows, self.budget, ranks.size)[ranks.rank :: ranks.size]
@@ -123,7 +123,7 @@ class Forward:
 
     @torch.no_grad()
     def logprobs(
-        self, batch: Batch, columns: Sequence[str] = ("old_logprobs",), parts: Sequence[Part] | None = None
+        self, batch: Batch, columns: Sequence[str] = ("old_logprobs",), parts: Sequence[MicroBatch] | None = None
     ) -> dict[str, Tensor]:
         """old_logprobs, entropy, varentropy by name, each [N, T] float32 without gradient, in one pass.
 
@@ -181,7 +181,7 @@ def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> l
     return [torch.tensor(part) for part in parts]
 
 
-def deal(lengths: Sequence[int], rows: Sequence[int], budget: int, ranks: int) -> list[Part]:
+def deal(lengths: Sequence[int], rows: Sequence[int], budget: int, ranks: int) -> list[MicroBatch]:
     """`micro_batches` for several ranks: part k goes to rank k % ranks, and every rank gets as many parts.
 
     Ranks whose numbers of forwards differ wait for each other for ever. So the largest part is cut in two until the

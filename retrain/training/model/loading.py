@@ -22,11 +22,11 @@ from transformers.utils.logging import disable_progress_bar
 from retrain.errors import ComponentError, StorageError
 from retrain.protocols import Gathering
 from retrain.system.files import NO_MODEL_FIX, check_sums, no_model, writing
-from retrain.training.chat import Chat, Mode, plain_text
+from retrain.training.chat import Chat, TemplateMode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 from retrain.types import BUILTIN, Adapted, Problem
 
-Source = Callable[[str], Tensor]
+ParameterReader = Callable[[str], Tensor]
 """Gives the full tensor of a parameter by its name; where weights are sharded, every rank must ask for the same."""
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -53,8 +53,8 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
     name: str
-    mode: Mode = "auto"
-    source: Source | None = None
+    mode: TemplateMode = "auto"
+    source: ParameterReader | None = None
 
     @property
     def pad_id(self) -> int:
@@ -130,7 +130,7 @@ def load_model(
     return _ready(model, tokenizer, path)
 
 
-def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Source] | None:
+def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, ParameterReader] | None:
     """A model without values, and where they are; None if the files have other names or shapes."""
     config: Any = AutoConfig.from_pretrained(path, **options)
     kind: Any = AutoModelForCausalLM

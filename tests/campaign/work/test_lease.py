@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from retrain.campaign.work.lease import Lease, Watch, held
+from retrain.campaign.work.lease import Lease, LeaseWatch, held
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 
 def take(folder, lease_s=60.0, progress=None, watch=None):
-    return (watch or Watch(folder, lease_s)).take("a/s0", progress or folder / "metrics.jsonl")
+    return (watch or LeaseWatch(folder, lease_s)).take("a/s0", progress or folder / "metrics.jsonl")
 
 
 def foreign(folder, **changes):
@@ -79,7 +79,7 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(folder):
 
 def test_a_silent_lease_of_another_machine_is_free_after_its_time_by_the_watchers_clock(folder, clock):
     _, path = foreign(folder)
-    watch = Watch(folder, 0.3)
+    watch = LeaseWatch(folder, 0.3)
     assert take(folder, watch=watch) is None, "it may be alive: it has just been seen for the first time"
     clock.passes(0.2)
     path.write_text(path.read_text().replace('"beat": 1', '"beat": 2'))
@@ -91,7 +91,7 @@ def test_a_silent_lease_of_another_machine_is_free_after_its_time_by_the_watcher
 
 def test_a_frozen_worker_whose_run_goes_on_keeps_its_lease(folder, tmp_path, clock):
     foreign(folder)
-    watch, progress = Watch(folder, 0.3), tmp_path / "metrics.jsonl"
+    watch, progress = LeaseWatch(folder, 0.3), tmp_path / "metrics.jsonl"
     for step in range(4):
         progress.write_text("row\n" * step)
         assert take(folder, watch=watch, progress=progress) is None
@@ -100,7 +100,7 @@ def test_a_frozen_worker_whose_run_goes_on_keeps_its_lease(folder, tmp_path, clo
 
 def test_of_two_that_take_over_at_once_one_succeeds(folder, clock):
     foreign(folder)
-    first, second = Watch(folder, 0.05), Watch(folder, 0.05)
+    first, second = LeaseWatch(folder, 0.05), LeaseWatch(folder, 0.05)
     assert take(folder, watch=first) is None
     assert take(folder, watch=second) is None
     clock.passes(0.1)
@@ -110,7 +110,7 @@ def test_of_two_that_take_over_at_once_one_succeeds(folder, clock):
 
 def test_a_beat_after_the_take_over_does_not_touch_the_new_lease(folder, clock):
     lost, _ = foreign(folder)
-    watch = Watch(folder, 0.05)
+    watch = LeaseWatch(folder, 0.05)
     take(folder, watch=watch)
     clock.passes(0.1)
     new = take(folder, watch=watch)
@@ -124,7 +124,7 @@ def test_a_beat_after_the_take_over_does_not_touch_the_new_lease(folder, clock):
 def test_a_file_that_is_half_written_counts_as_a_sign_of_life(folder, clock):
     _, path = foreign(folder)
     path.write_text('{"owner": {"ho')
-    watch = Watch(folder, 0.2)
+    watch = LeaseWatch(folder, 0.2)
     assert take(folder, watch=watch) is None
     assert held(folder, "a/s0") is True
     clock.passes(0.3)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from retrain.campaign.work.lease import Watch
+from retrain.campaign.work.lease import LeaseWatch
 from retrain.campaign.work.progress import Progress
 
 
@@ -41,7 +41,7 @@ def test_states_steps_accuracy_and_time_left(sweep):
     progress = Progress(sweep)
     assert {row["state"] for row in progress.facts()["runs"]} == {"waiting"}
     assert progress.facts()["left_s"] is None
-    Watch(sweep / "leases", 60).take("a/s0", sweep / "none")
+    LeaseWatch(sweep / "leases", 60).take("a/s0", sweep / "none")
     append(sweep / "cells/a/s0/metrics.jsonl", 2.0, 4.0)
     append(sweep / "cells/a/s0/eval.jsonl", 0.25, 0.5, key="accuracy")
     (sweep / "cells/b/s0/outcome.json").write_text('{"status": "done", "attempts": 1, "host": "here", "reason": ""}')
@@ -75,5 +75,5 @@ def test_a_resumed_run_takes_rows_back(sweep):
 
 
 def test_a_released_lease_is_a_stopped_run(sweep):
-    Watch(sweep / "leases", 60).take("a/s0", sweep / "none").release()
+    LeaseWatch(sweep / "leases", 60).take("a/s0", sweep / "none").release()
     assert row(Progress(sweep), "a/s0")["state"] == "stopped"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrain.engines.embedded.decoder import Part
+from retrain.engines.embedded.decoder import SlotRows
 from retrain.engines.embedded.kept import Kept
 from retrain.engines.torch_engine import TorchEngine
 from retrain.types import Completion, Request, Sampling
@@ -99,7 +99,7 @@ IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
 
 
 def part(rows):
-    return Part([torch.zeros(len(rows), 1, 1, 4)], [torch.zeros(len(rows), 1, 4, 1)], rows, [0] * len(rows))
+    return SlotRows([torch.zeros(len(rows), 1, 1, 4)], [torch.zeros(len(rows), 1, 4, 1)], rows, [0] * len(rows))
 
 
 def left(kept, contexts, sampling=TURNS):
