@@ -13,17 +13,19 @@ INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-ver
 # once, whatever the environment says of bytecode.
 ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
 
-# What shows whether a Python can run retrain: no training, no server, no other process.
-QUICK  := $(addprefix tests/,adapters algorithms config functional registry report rewards storage system training)
+# The tests of whole runs and servers, which `make quick` leaves out; tests/no_processes.py skips the others that start a process.
+SLOW   := $(addprefix --ignore=tests/,faults fuzz ray run verifiers vllm)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
+.PHONY: help demo test coverage matrix quick test-isa test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
 	@echo "make test    run the tests"
 	@echo "make coverage  run the tests and count the lines and branches that they reach"
-	@echo "make matrix  run the quick tests with every Python of 3.11, 3.12 and 3.13 that is installed"
+	@echo "make quick   lint, types of the packages that changed, and the tests that need no process, network or run"
+	@echo "make test-isa  run the numeric tests with the instruction sets of other processors, on one thread and two"
+	@echo "make matrix  make quick with every Python of 3.11, 3.12 and 3.13 that is installed"
 	@echo "make test-ranks  train every recipe, and every way to update, on two and three ranks"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
 	@echo "make test-ray   kill a node of a Ray cluster on this machine, in .venv-ray"
@@ -59,7 +61,13 @@ matrix:
 	test -n "$$ran" || { echo "no Python of: $(PYTHONS)"; exit 1; }; echo "passed with Python$$ran"
 
 quick: $(VENV)/.test
-	$(ENV) $(BIN)/python -m pytest $(QUICK)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python $$(.ci/changed_packages)
+	$(ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -p tests.no_processes $(SLOW)
+
+test-isa: $(VENV)/.test
+	$(ENV) $(BIN)/python tests/isa.py
 
 test-ranks: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m ranks -n 2 --dist loadfile

@@ -13,8 +13,9 @@ from retrain.registry.component import REGISTERED
 # A shell without job control starts background jobs with Ctrl-C ignored, which every process of a test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A fork waits for ever for the threads that torch has had in the process that it was made of.
-os.environ["OMP_NUM_THREADS"] = "1"
+# A fork waits for ever for the threads that torch has had in the process that it was made of: one thread, but for the
+# numeric tests, which fork no process that computes.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("RETRAIN_TEST_THREADS", "1")
 
 if find_spec("hypothesis"):  # environments for one engine or executor have no property tests
     from hypothesis import HealthCheck, settings

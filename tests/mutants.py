@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "positions run on over packed rows",
-        "training/model/forward.py",
+        "training/model/packing.py",
         [("return cls(kept, columns[kept][None],", "return cls(kept, torch.arange(int(kept.sum()))[None],")],
         ["training/model/test_packing.py"],
     ),
@@ -299,7 +299,7 @@ MUTANTS = [
     ),
     Mutant(
         "keys of the listed tokens alone",
-        "training/model/forward.py",
+        "training/model/packing.py",
         [("for cells in (self.kept, self.mask)", "for cells in (self.kept, self.kept)")],
         ["training/model/test_packing.py"],
     ),

@@ -8,6 +8,8 @@ import torch
 from retrain.training.layout import Layout
 from retrain.types import ExpertRow, Rollout, Turn
 
+pytestmark = pytest.mark.numeric
+
 LAYOUT = Layout(pad_id=0, device=torch.device("cpu"), max_tokens=8)
 
 

@@ -10,6 +10,8 @@ from retrain.adapters.core import advantages_elsewhere, bind, score
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import names
 
+pytestmark = pytest.mark.numeric
+
 CORRECT, LENGTHS = [1, 1, 0, 1], [100, 200, 150, 400]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from retrain.adapters import compute_advantage, compute_advantage_for_slime, reward_for_slime
 
+pytestmark = pytest.mark.numeric
+
 
 @dataclass
 class Sample:

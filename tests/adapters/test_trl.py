@@ -7,6 +7,8 @@ from retrain.adapters import compute_advantage
 from retrain.adapters.trl import AdvantageMixin, grpo_trainer
 from retrain.errors import ComponentError
 
+pytestmark = pytest.mark.numeric
+
 trl = pytest.importorskip("trl", reason="`make test` does not install it: `make bench` does")
 
 PROMPTS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]

@@ -16,6 +16,8 @@ import torch
 
 from retrain.adapters import compute_advantage, compute_advantage_for_verl, reward_for_verl, verl
 
+pytestmark = pytest.mark.numeric
+
 CORE = """
 ADV_ESTIMATOR_REGISTRY = {}
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from tests.algorithms.conftest import call
 from tests.reference import credit
 
+pytestmark = pytest.mark.numeric
+
 NAMES = ["grpo", "grpo_std", "maxrl", "rloo"]
 groups_of_rewards = st.lists(
     st.lists(st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-3, 3)), min_size=1, max_size=6), min_size=1, max_size=5

@@ -13,6 +13,8 @@ from retrain.algorithms.graph.compose import compute_composable_advantages
 from tests.algorithms.conftest import call
 from tests.reference import credit
 
+pytestmark = pytest.mark.numeric
+
 CASES = json.loads((Path(__file__).parents[1] / "data/vectors.json").read_text())["dca"]
 
 

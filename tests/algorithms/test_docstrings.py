@@ -8,6 +8,8 @@ import pytest
 
 from retrain.registry import components
 
+pytestmark = pytest.mark.numeric
+
 DOCUMENTED = [c for kind in ("advantage", "transform", "loss") for c in components(kind) if c.source == "built-in"]
 
 

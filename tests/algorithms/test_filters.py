@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from retrain.registry import find
+
+pytestmark = pytest.mark.numeric
 
 
 def test_groups_are_dropped_by_advantage_and_counted_by_reason():

@@ -11,6 +11,8 @@ from tests.algorithms.conftest import call, make_batch, pad
 from tests.algorithms.test_transforms import batches, columns, ragged
 from tests.reference import credit
 
+pytestmark = pytest.mark.numeric
+
 NAN = float("nan")
 tokens = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.booleans()), min_size=1, max_size=8)
 sequences = st.lists(st.tuples(st.integers(0, 2), st.floats(-2, 2), tokens), min_size=1, max_size=7)

@@ -13,6 +13,8 @@ from retrain.registry import components, find
 from tests.algorithms.conftest import call
 from tests.reference import losses as reference
 
+pytestmark = pytest.mark.numeric
+
 VECTORS = json.loads((Path(__file__).parents[1] / "data/vectors.json").read_text())
 POLICY_TERMS = ["reinforce", "ppo_clip", "gspo", "cispo"]
 numbers = st.floats(-6, 0)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from retrain.registry import find
 
+pytestmark = pytest.mark.numeric
+
 MIX = json.loads((Path(__file__).parents[1] / "data/vectors.json").read_text())["mix"]
 
 

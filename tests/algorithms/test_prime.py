@@ -15,6 +15,8 @@ from tests.algorithms.conftest import call, pad
 from tests.reference import credit
 from tests.reference import prime as printed
 
+pytestmark = pytest.mark.numeric
+
 VECTORS = json.loads((Path(__file__).parents[1] / "data/prime.json").read_text())
 CASE = VECTORS["prime"][0]
 ROWS = st.lists(st.lists(st.floats(-2, 2, width=32), max_size=5), min_size=1, max_size=7)

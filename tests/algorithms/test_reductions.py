@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.algorithms.conftest import call
+
+pytestmark = pytest.mark.numeric
 
 MASK = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
 

@@ -8,6 +8,8 @@ import torch
 from retrain.registry import find
 from tests.algorithms.conftest import make_batch
 
+pytestmark = pytest.mark.numeric
+
 
 def schedule(**params):
     return find("signal", "sepa_lambda").bind(params).build({})

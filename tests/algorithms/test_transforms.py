@@ -11,6 +11,8 @@ from retrain.algorithms.transforms import transform_chain
 from tests.algorithms.conftest import call, make_batch, pad
 from tests.reference import credit
 
+pytestmark = pytest.mark.numeric
+
 tokens = st.lists(st.tuples(st.floats(-8, 0), st.booleans()), min_size=1, max_size=7)
 batches = st.lists(st.tuples(st.floats(-2, 2), tokens), min_size=1, max_size=4)
 NAN = float("nan")

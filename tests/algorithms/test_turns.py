@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tests.algorithms.conftest import call
 from tests.reference.prime import process_rloo
 
+pytestmark = pytest.mark.numeric
+
 GO, RIGHT = 1 / (1 + exp(-0.4)), 1 / (1 + exp(0.3))
 OUTCOMES = [  # probability; reward of each turn; its gradient of log p by the logits of (go on, right)
     (1 - GO, [0.3], [(-GO, 0.0)]),

@@ -7,6 +7,8 @@ import torch
 
 from tests.algorithms.conftest import call
 
+pytestmark = pytest.mark.numeric
+
 LOGPROBS = torch.tensor([[math.log(0.25), -80.0, float("nan")]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, False]])
 

@@ -12,6 +12,8 @@ from tests.engines.models import Asked, sample, scored
 from tests.engines.sampled_matrices import fused_matrix, module_matrix, worst
 from tests.training.small_models import train_adapter
 
+pytestmark = pytest.mark.numeric
+
 SAMPLING = Asked(group_size=4, max_tokens=12, seed=4)
 
 

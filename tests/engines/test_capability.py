@@ -9,6 +9,8 @@ import transformers as hf
 from retrain.engines.capability import choose_engine, fusable, unsupported
 from tests.engines.models import GROUPED, MODELS, tiny
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_full_attention_models_are_served(name):

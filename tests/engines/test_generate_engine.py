@@ -12,6 +12,8 @@ from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import EngineError
 from tests.engines.models import PROMPTS, Asked, flat, sample, scored, tiny
 
+pytestmark = pytest.mark.numeric
+
 SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 
 

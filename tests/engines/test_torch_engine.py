@@ -20,6 +20,8 @@ from retrain.errors import ComponentError, EngineError
 from retrain.registry import ParameterError, find
 from tests.engines.models import EVEN, FUSED, MODELS, PROMPTS, VOCABULARY, Asked, flat, sample, scored, tiny
 
+pytestmark = pytest.mark.numeric
+
 SAMPLING = Asked(group_size=3, max_tokens=12, stop_ids=(2, 5), seed=4)
 PATHS = [(name, False) for name in MODELS] + [(name, True) for name in FUSED]
 

@@ -12,6 +12,8 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from retrain.functional.draws import draw, truncate
 
+pytestmark = pytest.mark.numeric
+
 QUARTERS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from retrain.functional.evaluation import aes, mean_interval, paired_interval, pass_at_k, ratio_interval
 
+pytestmark = pytest.mark.numeric
+
 VECTORS_FILE = json.loads((Path(__file__).parents[1] / "data" / "evaluation.json").read_text())
 
 VECTORS = [

@@ -6,6 +6,8 @@ from scipy.special import stdtrit
 
 from retrain.functional.gradient_quality import covariance, inner, interval, mean, moments, quality, ratio_interval
 
+pytestmark = pytest.mark.numeric
+
 
 def test_inner_products_are_of_different_batches_and_leave_one_out():
     x, y = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

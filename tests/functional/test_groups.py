@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from retrain.functional.groups import group_mean, group_size, group_std, group_sum, leave_one_out
 
+pytestmark = pytest.mark.numeric
+
 rows = st.lists(st.tuples(st.integers(-3, 3), st.floats(-10, 10), st.booleans()), min_size=1, max_size=15)
 
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from retrain.functional.logprobs import predictors, token_scores
 
+pytestmark = pytest.mark.numeric
+
 
 def literal(logits, tokens, temperature):
     """Definition, one token at a time."""

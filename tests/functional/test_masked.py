@@ -21,6 +21,8 @@ from retrain.functional.masked import (
     turn_sum,
 )
 
+pytestmark = pytest.mark.numeric
+
 NAN = float("nan")
 VALUES = torch.tensor([[1.0, 2.0, NAN], [4.0, NAN, float("inf")]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, False], [True, False, False]])

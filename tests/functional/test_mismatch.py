@@ -7,6 +7,8 @@ import torch
 
 from retrain.functional.mismatch import Mismatch, is_stale
 
+pytestmark = pytest.mark.numeric
+
 D = torch.tensor([[0.1, -0.2, 9.0], [0.0, 9.0, 9.0]])
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 SAMPLER = torch.full((2, 3), -1.0)

@@ -7,6 +7,8 @@ import torch
 
 from retrain.functional.ratios import log_ratio
 
+pytestmark = pytest.mark.numeric
+
 NAN, INF = float("nan"), float("inf")
 NEW = torch.tensor([[NAN, -1.0, -2.0, INF], [-0.5, 7.0, NAN, NAN]], dtype=torch.float64)
 OLD = torch.tensor([[-INF, -1.5, -4.0, NAN], [-0.5, -99.0, 0.0, -INF]], dtype=torch.float64)

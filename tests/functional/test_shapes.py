@@ -7,6 +7,8 @@ import torch
 
 from retrain import functional as F
 
+pytestmark = pytest.mark.numeric
+
 
 def test_a_wrong_shape_is_refused():
     with pytest.raises(Exception, match="group_ids"):

@@ -15,6 +15,8 @@ from tests.make_checkpoint import make_checkpoint
 from tests.run.test_collect import rollout
 from tests.small_runs import digest, rows
 
+pytestmark = pytest.mark.numeric
+
 
 def conversation(problem, answer):
     return {"messages": [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]}

@@ -23,6 +23,7 @@ def opened(target):
     return reopen(target, (), lambda event, details: None)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("lr", "more"), [("1e-5", ()), ("1e-3", ()), ("1e-3", FOUR)], ids=["1e-5", "1e-3", "nf4"])
 def test_sampled_evaluated_and_exported_is_the_whole_update(train, tmp_path, lr, dtype, more):
@@ -64,6 +65,7 @@ def test_a_tiny_rate_learns_alike_in_either_precision(train, tmp_path, monkeypat
     assert (half - whole).abs().mean() < 0.05
 
 
+@pytest.mark.numeric
 def test_a_run_on_four_bits_stores_its_adapter_and_resumes_to_the_bit(train, stopped, tmp_path):
     """From a directory, whose matrices are read one by one; where that has gone, the merged model is left."""
     base = train("training.max_steps=0", name="base") / "model"

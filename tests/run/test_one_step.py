@@ -22,7 +22,15 @@ from retrain import registry
 
 PACKAGE = Path(retrain.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
-DEFINITIONS = ("types.py", "training/layout.py", "run/run_parts.py", "protocols.py", "errors.py", "registry")
+DEFINITIONS = (
+    "types.py",
+    "training/layout.py",
+    "training/model/packing.py",
+    "run/run_parts.py",
+    "protocols.py",
+    "errors.py",
+    "registry",
+)
 NOT_FLOW = (*DEFINITIONS, "system", "functional", "algorithms/planning")
 PUT_IN = ("training/model/lora.py", "training/model/operations.py")
 MODELS = ("engines/capability.py", "engines/embedded/fused.py", "engines/embedded/general.py", *PUT_IN)

@@ -9,6 +9,8 @@ from retrain.errors import EngineError
 from tests.make_checkpoint import make_checkpoint
 from tests.small_runs import digest, rows
 
+pytestmark = pytest.mark.numeric
+
 EXACT = ("model.dtype=float32", "torch.dtype=float32", "rollout.parity_every=1", "eval.problems=0")
 LORA = ("model.lora={}", "training.lr=3e-6", "training.max_tokens=24", "warmup.steps=0")
 

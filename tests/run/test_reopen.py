@@ -9,6 +9,8 @@ from retrain.errors import ConfigError, StorageError
 from retrain.run.reopen import reopen
 from tests.run.test_resume import content
 
+pytestmark = pytest.mark.numeric
+
 ENGINE = """
 from pathlib import Path
 

@@ -9,6 +9,8 @@ from retrain.run.session import Resume
 from retrain.storage import checkpoint
 from tests.small_runs import digest, rows
 
+pytestmark = pytest.mark.numeric
+
 DATA = ("task.name=jsonl", "warmup.steps=0", "eval.problems=0")
 
 SILENT = """

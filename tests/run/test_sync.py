@@ -9,6 +9,8 @@ from retrain.run.evaluate import evaluate
 from retrain.run.reopen import reopen
 from tests.small_runs import rows
 
+pytestmark = pytest.mark.numeric
+
 LORA = ("model.dtype=float32", "model.lora={r=4}", "training.lr=1e-2", "rollout.parity_every=1")
 
 ENGINE = '''

@@ -10,6 +10,8 @@ from retrain.errors import ComponentError, ConfigError, DataError
 from retrain.tools.credit_comparison import ComparedCompletion, compare, read_completions, summarize
 from retrain.tools.credit_page import page
 
+pytestmark = pytest.mark.numeric
+
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text())["dca"]
 TOKENS = ["Let", " me", " think", ":", " 3", "+4", "=7"]
 LOGPROBS = [-0.5, -0.1, -2.0, -0.3, -1.0, -0.2, -0.7]

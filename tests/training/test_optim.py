@@ -9,6 +9,8 @@ from retrain.training.optim import Optimizer, lr_factor
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import make_model
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize(
     ("schedule", "factors"),

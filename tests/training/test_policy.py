@@ -16,6 +16,8 @@ from retrain.training.settings import PolicySettings
 from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import make_batch, make_model, make_objective
 
+pytestmark = pytest.mark.numeric
+
 
 def policy(kind="qwen3", **changes):
     return TorchPolicy(make_model(kind), PolicySettings(**{"lr": 1e-2, **changes}))

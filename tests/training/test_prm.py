@@ -22,6 +22,8 @@ from tests.reference import prime as printed
 from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import make_batch, make_model, make_objective
 
+pytestmark = pytest.mark.numeric
+
 CASE = json.loads((Path(__file__).parents[1] / "data/prime.json").read_text())["prime"][0]
 READS = find("signal", "process_rewards").reads
 

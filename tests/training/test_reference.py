@@ -14,6 +14,8 @@ from retrain.training.settings import PolicySettings
 from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import make_batch, make_model, make_objective
 
+pytestmark = pytest.mark.numeric
+
 
 def build(seed=0):
     policy = TorchPolicy(make_model(seed=seed), PolicySettings(lr=1e-2))

@@ -11,6 +11,8 @@ from retrain.training.warmup import WarmupSettings, demonstrations, warm_start
 from retrain.types import Problem
 from tests.make_checkpoint import make_checkpoint
 
+pytestmark = pytest.mark.numeric
+
 WORDS = ["one", "two", "three", "four"]
 PROBLEMS = [Problem(id=word, prompt=f"{word}?\n", answer=word, solution=f"so {word}") for word in WORDS]
 SETTINGS = WarmupSettings(steps=30, batch_size=4, lr=5e-3, warmup_steps=5)

@@ -8,6 +8,8 @@ from retrain import TransformOutput, compute_composable_advantages
 from retrain.errors import ComponentError
 from tests.reference import credit
 
+pytestmark = pytest.mark.numeric
+
 REWARDS = [1.0, 0.0, 1.0, 1.0]
 LOGPROBS = [[-1.0, -2.0, -0.5], [-0.3], [-0.1, -0.2], [-3.0, -1.0]]
 PLANNING = [[1, 0, 0], [0], [0, 1], [1, 1]]

@@ -14,6 +14,8 @@ from retrain.errors import ComponentError
 from retrain.registry import find
 from tests.algorithms.conftest import make_batch
 
+pytestmark = pytest.mark.numeric
+
 VECTORS = json.loads((Path(__file__).parents[2] / "data/vectors.json").read_text())
 REDUCTIONS = ["token_mean", "sequence_mean", "dr_grpo"]
 

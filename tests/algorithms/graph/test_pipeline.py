@@ -14,6 +14,8 @@ from retrain.registry import Bound, Component, find
 from tests.algorithms.conftest import make_batch
 from tests.reference import credit
 
+pytestmark = pytest.mark.numeric
+
 SKIPPED = ("all_correct", "all_wrong", "other")
 GIVEN = frozenset({"planning_mask", "sepa_lambda"})
 

@@ -10,6 +10,8 @@ from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Component
 from tests.algorithms.graph.test_pipeline import example, pipeline, rows_of
 
+pytestmark = pytest.mark.numeric
+
 
 def plain(kind, target, **params):
     contract = "lists" if kind == "advantage" else "context"

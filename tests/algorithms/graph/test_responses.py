@@ -1,8 +1,11 @@
 """Lists of different lengths become one batch, and what is not known stays empty."""
 
+import pytest
 import torch
 
 from retrain.algorithms.graph.responses import padded, response_batch
+
+pytestmark = pytest.mark.numeric
 
 
 def test_responses_are_padded_and_prompts_are_left_out():

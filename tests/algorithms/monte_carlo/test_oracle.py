@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from retrain.algorithms.monte_carlo.oracle import TokenValues, oracle
 from tests.tabular_policy import Tabular
+
+pytestmark = pytest.mark.numeric
 
 
 def test_values_and_advantages_are_those_of_the_enumerated_tree():

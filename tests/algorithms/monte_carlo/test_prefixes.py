@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from retrain.algorithms.monte_carlo.prefixes import credit, prefixes, values_at
+
+pytestmark = pytest.mark.numeric
 
 MASK = torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0, 1, 1, 0, 0]]).bool()
 IDS = torch.tensor([[7, 1, 2, 3, 4], [7, 1, 5, 0, 0], [7, 1, 5, 0, 0]])

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from retrain.algorithms.monte_carlo.vine import SegmentStarts, SegmentValues, vine
 from tests.tabular_policy import Tabular
+
+pytestmark = pytest.mark.numeric
 
 
 class Letters(list):

@@ -7,6 +7,8 @@ from retrain.algorithms.planning.planning_mask import PlanningMask
 from retrain.errors import ComponentError, UserCodeError
 from tests.algorithms.planning.test_planning_mask import tokenizer
 
+pytestmark = pytest.mark.numeric
+
 SOURCE = """
 def shouting(texts):
     return [[(t.index("HM"), t.index("HM") + 2)] if "HM" in t else [] for t in texts]

@@ -7,6 +7,8 @@ import pytest
 from retrain.algorithms.planning.embedding import cosines, embedder
 from retrain.errors import ComponentError, MissingExtraError
 
+pytestmark = pytest.mark.numeric
+
 
 def test_tf_idf_rows_have_length_one_and_similar_phrases_are_near():
     embed = embedder(None, ["let me check", "let me think", "the sum of digits"])

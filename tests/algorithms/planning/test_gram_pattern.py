@@ -7,6 +7,8 @@ import pytest
 from retrain.algorithms.planning.gram_pattern import STRATEGIC_GRAMS, GramPattern, normalize, read_grams
 from retrain.errors import ComponentError
 
+pytestmark = pytest.mark.numeric
+
 
 def found(text, grams=STRATEGIC_GRAMS):
     return [gram for _, _, gram in GramPattern(grams).find(normalize(text))]

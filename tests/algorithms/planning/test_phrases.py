@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from retrain.algorithms.planning.phrases import phrases
 
+pytestmark = pytest.mark.numeric
+
 
 def runs(text):
     return [" ".join(word.text for word in run) for run in phrases(text)]

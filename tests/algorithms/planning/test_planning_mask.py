@@ -17,6 +17,8 @@ from retrain.algorithms.planning.planning_mask import PlanningMask
 from retrain.algorithms.planning.token_text import TokenText
 from retrain.registry import find
 
+pytestmark = pytest.mark.numeric
+
 CORPUS = [
     "wait let me think about the key insight, that\u2019s not right. 12+34=46 so we double check it",
     "another way to add: carry the one, then start over \u2014 caf\u00e9 \U0001f600 notice that it's fine",

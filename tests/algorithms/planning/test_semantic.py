@@ -11,6 +11,8 @@ from retrain.algorithms.planning.planning_mask import PlanningMask
 from retrain.algorithms.planning.semantic import EXECUTION_PHRASES, SemanticDetector, read_execution
 from tests.algorithms.planning.test_planning_mask import tokenizer
 
+pytestmark = pytest.mark.numeric
+
 TEXT = (
     "We multiply both sides by 3. Hmm, I should verify this. Let's try a different approach: the sum of the first "
     "terms is 55. The important insight is that n is even, so the answer is 4."

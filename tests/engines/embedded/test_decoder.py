@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from retrain.engines.embedded.decoder import Slots, chunks, completions, left_padded, packed, uniforms
 from retrain.types import Completion, Request, Sampling
 
+pytestmark = pytest.mark.numeric
+
 
 def test_prompts_are_padded_on_their_left():
     ids, pad = left_padded([[1, 2, 3], [4]], torch.device("cpu"))

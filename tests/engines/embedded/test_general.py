@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from retrain.engines.embedded.general import HalfLinear, own_instance
 from tests.engines.models import tiny
+
+pytestmark = pytest.mark.numeric
 
 
 def test_tied_embeddings_stay_one_tensor():

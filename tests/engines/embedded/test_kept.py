@@ -16,6 +16,8 @@ from retrain.engines.torch_engine import TorchEngine
 from retrain.types import Completion, Request, Sampling
 from tests.engines.models import FUSED, MODELS, PROMPTS, flat, tiny
 
+pytestmark = pytest.mark.numeric
+
 PATHS = [(name, False) for name in MODELS] + [(name, True) for name in FUSED]
 TURNS = Sampling(stop_ids=(2, 5), seed=4, continued=True)
 FIRST = [Request(tuple(prompt), 3, 8, stream) for stream, prompt in enumerate(PROMPTS)]

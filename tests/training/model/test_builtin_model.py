@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from retrain.training.model.builtin_model import build_model, build_tokenizer
 
+pytestmark = pytest.mark.numeric
+
 TEXTS = [f"{a}+{b}?\nlet me think\n{a}+{b}={a + b}\nso {a + b}" for a in range(20, 40) for b in range(10, 30)]
 PLAIN, BYTES = build_tokenizer(TEXTS), build_tokenizer([*TEXTS, "tab\t and ümlaut"])
 

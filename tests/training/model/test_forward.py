@@ -9,6 +9,8 @@ from retrain.training.model.forward import Forward, longest_packed_row
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import MODELS, make_batch, make_model, values_and_gradients
 
+pytestmark = pytest.mark.numeric
+
 PACKED = ["qwen3", "qwen2", "llama", "mistral", "gpt2", "neox"]
 
 

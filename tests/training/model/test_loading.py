@@ -16,6 +16,8 @@ from retrain.training.settings import LoraSettings, PolicySettings
 from retrain.types import Problem
 from tests.make_checkpoint import make_checkpoint, make_tokenizer
 
+pytestmark = pytest.mark.numeric
+
 MESSAGES = [{"role": "system", "content": "be short"}, {"role": "user", "content": "1+2?"}]
 PROBLEMS = [Problem(id=str(i), prompt=f"{i}+1?\n", answer=str(i + 1), solution=f"so {i + 1}") for i in range(30)]
 

@@ -12,6 +12,8 @@ from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import exact_updates, make_batch, make_model, make_objective, train_adapter
 
+pytestmark = pytest.mark.numeric
+
 
 def policy(kind="qwen3", seed=0, **changes):
     settings = PolicySettings(lr=1e-2, lora=LoraSettings(**{"r": 4, "alpha": 8, **changes}))

@@ -12,6 +12,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from retrain.training.model.operations import SharedCast, _is_rms_norm, shorten
 from tests.training.small_models import MODELS, make_batch, make_model
 
+pytestmark = pytest.mark.numeric
+
 
 def shortened(model):
     fewer = copy.deepcopy(model)

@@ -13,6 +13,8 @@ from retrain.training.policy import TorchPolicy
 from retrain.training.settings import PolicySettings
 from tests.training.small_models import make_batch, make_model, make_objective
 
+pytestmark = pytest.mark.numeric
+
 
 class Largest(TorchDispatchMode):
     """Elements of the largest tensor that any operation gives inside this block."""

@@ -16,6 +16,8 @@ from retrain.training.settings import LoraSettings, PolicySettings
 from tests.training.model.test_forward import own_logprobs
 from tests.training.small_models import make_batch, make_model, make_objective
 
+pytestmark = pytest.mark.numeric
+
 CPU = torch.device("cpu")
 NF4 = torch.tensor(
     [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,

@@ -8,6 +8,8 @@ from retrain.training.settings import PolicySettings
 from tests.training.model.test_forward import PACKED
 from tests.training.small_models import make_batch, make_model, values_and_gradients
 
+pytestmark = pytest.mark.numeric
+
 
 def attend_rows(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size, enable_gqa=False):
     """What torch.nn.attention.varlen.varlen_attn gives, for which there is no kernel on processors, row by row."""
