@@ -97,7 +97,7 @@ def _refuse_truncation(document: Document, key: str, value: float, off: int) -> 
 def _check_schedule(config: Config, document: Document) -> None:
     optimizer, training = config.optimizer, config.training
     updates = training.max_steps * training.epochs * training.minibatches
-    if optimizer.warmup_steps >= updates:
+    if 0 < updates <= optimizer.warmup_steps:
         document.warn(
             ("optimizer", "warmup_steps"),
             f"the learning rate rises for {optimizer.warmup_steps} steps and the run has {updates}",

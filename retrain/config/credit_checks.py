@@ -23,6 +23,9 @@ from retrain.system.files import NO_FILE_FIX, no_file
 from retrain.types import BUILTIN, POLICY_COLUMNS, Problem
 
 _OVERLAP = ("rollout", "overlap")
+_HELDOUT, _DEMONSTRATIONS = 64, 1000
+"""Problems that are looked at before training, however many the file asks for; those that are left out may still be
+refused when they are reached."""
 
 
 def check_credit(
@@ -243,7 +246,7 @@ def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measu
         DataError: the task has no problem to train on.
     """
     config = loaded.config
-    heldout = task.heldout(config.eval.problems) if config.eval.problems else []
+    heldout = task.heldout(min(config.eval.problems, _HELDOUT)) if config.eval.problems else []
     if config.eval.problems and not heldout:
         problem = f"{config.eval.problems} held-out problems were asked for, and the task has none"
         fix = "let the task hold out more of its data; for training alone, [eval] problems = 0"
@@ -260,7 +263,7 @@ def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measu
 def _check_demonstrations(config: Config, task: Task, document: Document) -> None:
     """The warm start needs something to imitate of each of its problems."""
     what = "replies" if labels(config) else "solution"
-    count = min(config.warmup.problems, config.warmup.steps * config.warmup.batch_size)
+    count = min(config.warmup.problems, config.warmup.steps * config.warmup.batch_size, _DEMONSTRATIONS)
     lacking = next((one for one in map(task.problem, range(count)) if getattr(one, what) in (None, ())), None)
     if lacking is not None:
         text = f"the warm start imitates worked solutions, and problem {lacking.id!r} has no {what}"

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from retrain.config.sections.heldout import Eval, StopWhen
 from retrain.config.sections.problems import Environment, Mixed, MixedTask, Reward, RewardPoolSettings, TaskSettings
-from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Section, Seed
+from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Problems, Section, Seed
 from retrain.types import BUILTIN
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
@@ -209,7 +209,7 @@ class Warmup(Section):
     """Learning rate at its peak; it decays to 0."""
     warmup_steps: Natural = 50
     """Steps over which the learning rate rises."""
-    problems: Count = 20000
+    problems: Annotated[Problems, Field(ge=1)] = 20000
     """Problems whose solutions are imitated, over and over."""
     seed: Seed = 1
     """Its own seed, so that runs with different `[training] seed` start from the same weights."""

@@ -83,7 +83,8 @@ class Addition(Habits, Task):
     def heldout(self, count: int) -> list[Problem]:
         """The first `count` distinct held-out problems; a range of one digit has only a few."""
         found: dict[tuple[int, int], Problem] = {}
-        for draw in range(1000 + 20 * count):
+        numbers = 10**self.max_digits - 10 ** (self.min_digits - 1)
+        for draw in range(1000 + 20 * min(count, numbers**2)):
             if len(found) >= count:
                 break
             rng = Random(derive_seed(0, "heldout", draw))

@@ -50,8 +50,10 @@ class Drawn(Task):
         """The first `count` distinct held-out problems, fewer if there are fewer."""
         found: dict[str, Problem] = {}
         for draw in range(1000 + 20 * count):
+            if len(found) >= count:
+                break
             problem = self._problem(Random(derive_seed(0, "heldout", draw)))
-            if _heldout(problem) and len(found) < count:
+            if _heldout(problem):
                 found.setdefault(problem.id, problem)
         return list(found.values())
 

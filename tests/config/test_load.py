@@ -112,6 +112,12 @@ def test_an_oddity_is_a_warning(tmp_path, monkeypatch, text, key, says):
     assert warning.fix
 
 
+def test_a_run_without_steps_has_no_schedule_to_warn_about(tmp_path):
+    assert loaded(tmp_path, "[training]\nmax_steps = 0\n").warnings == ()
+    (warning,) = loaded(tmp_path, "[training]\nmax_steps = 1\n[optimizer]\nwarmup_steps = 1\n").warnings
+    assert warning.problem == "the learning rate rises for 1 steps and the run has 1"
+
+
 def test_sections_with_mistakes_do_not_hide_other_mistakes(tmp_path):
     text = '[model]\npath = 3\n[[rewards]]\nweight = "x"\n[algorithm]\nuncertainty_kind = "x"\n[eval]\nevery = -1\n'
     with pytest.raises(ConfigError, match="uncertainty_kind") as caught:

@@ -4,6 +4,8 @@ import random
 import re
 from pathlib import Path
 
+from retrain.config.schema import Config
+
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(
     file
@@ -32,6 +34,18 @@ TABLES = (
     "[logging]", "[plugins]", "[vllm]", "[rollout]", "[eval]", "[checkpoint]", "[optimizer]", "[reward_pool]",
 )  # fmt: skip
 
+MAGNITUDES = (
+    "0", "1", "-1", "3", "1000", "1000000", "100000000", "2147483648", "9223372036854775807", "0.0", "1e-300", "1e300",
+    "-1e9", "nan", "inf",
+)  # fmt: skip
+SIZES = [
+    f"{section}.{key}"
+    for section, field in Config.model_fields.items()
+    for key, value in (vars(field.default).items() if hasattr(field.default, "model_fields_set") else ())
+    if isinstance(value, (int, float)) and not isinstance(value, bool)
+] + ["campaign.seeds", "campaign.slots", "campaign.max_steps", "addition.max_digits", "band.memory", "sepa.steps"]
+"""Keys with numbers."""
+
 
 def mutate(text: str, rng: random.Random) -> str:
     """The text with one to four mistakes."""
@@ -54,6 +68,13 @@ def _other_value(lines: list[str], rng: random.Random) -> str:
 def _other_key(lines: list[str], rng: random.Random) -> str:
     index = rng.choice(_settings(lines))
     lines[index] = f"{rng.choice(KEYS)} = {lines[index].partition('=')[2] or 1}"
+    return "\n".join(lines)
+
+
+def _other_magnitude(lines: list[str], rng: random.Random) -> str:
+    numbers = [index for index in _settings(lines) if re.search(r"=\s*[\d.]+\s*(#|$)", lines[index])]
+    index = rng.choice(numbers or _settings(lines))
+    lines[index] = f"{lines[index].split('=')[0]}= {rng.choice(MAGNITUDES)}"
     return "\n".join(lines)
 
 
@@ -97,6 +118,6 @@ def _cut(lines: list[str], rng: random.Random) -> str:
 
 
 MISTAKES = (
-    _other_value, _other_value, _other_value, _other_key, _other_key, _slip, _new_setting, _new_setting, _new_table,
+    _other_value, _other_value, _other_magnitude, _other_key, _other_key, _slip, _new_setting, _new_setting, _new_table,
     _table_is_no_table, _without_a_line, _line_twice, _cut,
 )  # fmt: skip

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
@@ -25,6 +26,8 @@ Change = tuple[Path, Any, Path]
 """A key of the run, its value, and the place in the campaign file."""
 
 _MODES = ("algorithm.algorithm_mode", "algorithm.advantage_mode", "algorithm.transform_mode")
+_MOST = 200
+"""Conditions of a campaign: every one of them is validated, and compared with all others, before the first run."""
 _FOLDER = re.compile(r"[^A-Za-z0-9._+=,-]+")
 
 
@@ -80,7 +83,12 @@ def _on_task(task: str, place: int, settings: Campaign, source: Document, base: 
 def _conditions(settings: Campaign, source: Document, base: Document) -> list[Condition]:
     found: list[Condition] = []
     axes = list(_axes(settings, source))
-    for index, entry in enumerate(settings.conditions or _STANDARD):
+    entries = settings.conditions or _STANDARD
+    if (count := len(entries) * prod(map(len, axes)) * max(1, len(settings.tasks))) > _MOST:
+        where: Path = ("campaign", "grid") if axes else ("campaign",)
+        source.refuse(where, f"it makes {count} conditions", f"use at most {_MOST}, or several campaigns")
+        return []
+    for index, entry in enumerate(entries):
         at: Path = ("campaign", "conditions", index) if settings.conditions else ("campaign",)
         changes = dict(entry.model_extra or {})
         if changes.pop("name", None) is not None:
@@ -131,6 +139,9 @@ def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
         path = tuple(part for name in at[2:] for part in _path(str(name)))
         if not isinstance(values, list) or not values:
             source.refuse(at, "an axis is a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
+            continue
+        if len(values) > _MOST:
+            source.refuse(at, f"{len(values)} values", f"use at most {_MOST}")
             continue
         for index, value in enumerate(values):
             for leaf, fix in owned(path, value, settings):

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain.config.sections.problems import Reward
-from retrain.config.sections.section import Array, Count, Natural, Params, Positive, Section, Seed
+from retrain.config.sections.section import Array, Count, Natural, Params, Positive, Problems, Section, Seed
 
 
 class StopWhen(Section):
@@ -46,7 +46,7 @@ class EvalSet(Section):
     """Parameters of the task; those in its own table hold as well."""
     rewards: Annotated[tuple[Reward, ...], Array] = ()
     """They decide which completions are correct; none: the rewards of the run."""
-    problems: Count = 256
+    problems: Annotated[Problems, Field(ge=1)] = 256
     """Held-out problems; fewer if there are fewer."""
     samples: Count | None = None
     """Sampled completions per problem."""
@@ -65,7 +65,7 @@ class Eval(Section):
 
     every: Natural = 20
     """Steps between evaluations; 0 evaluates at the start and the end only."""
-    problems: Natural = 256
+    problems: Problems = 256
     """Held-out problems, the same for every seed; 0 switches evaluation off."""
     samples: Count = 1
     """Sampled completions per problem."""

@@ -21,5 +21,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Problems = Annotated[int, Field(ge=0, le=1_000_000)]
+"""How many problems are drawn and held in memory before training begins."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Params = dict[str, Any]

@@ -259,6 +259,17 @@ advantage_mode = "maxrl"
 
 
 @pytest.mark.parametrize(
+    "axes", ['"training.batch_size" = [{}]\n"training.group_size" = [{}]', '"training.seed" = [{}]']
+)
+def test_a_grid_that_nobody_could_run_is_refused_at_once(problems, axes):
+    values = ", ".join(map(str, range(2, 300 if axes.count("{}") == 1 else 100)))
+    (found,) = problems(f"[campaign.grid]\n{axes.format(values, values)}\n")
+    assert found.endswith(
+        ("it makes 48020 conditions; use at most 200, or several campaigns", "298 values; use at most 200")
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("campaign = 3\n", "must be a table"),
