@@ -17,7 +17,7 @@ ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS
 SLOW   := $(addprefix --ignore=tests/,faults fuzz ray run verifiers vllm)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-isa test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
+.PHONY: help demo test coverage matrix quick test-isa wheel test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
@@ -25,6 +25,7 @@ help:
 	@echo "make coverage  run the tests and count the lines and branches that they reach"
 	@echo "make quick   lint, types of the packages that changed, and the tests that need no process, network or run"
 	@echo "make test-isa  run the numeric tests with the instruction sets of other processors, on one thread and two"
+	@echo "make wheel   build the wheel, install it into a new environment, and train there"
 	@echo "make matrix  make quick with every Python of 3.11, 3.12 and 3.13 that is installed"
 	@echo "make test-ranks  train every recipe, and every way to update, on two and three ranks"
 	@echo "make test-vllm  test the vLLM engine on a CPU build of vLLM, in .venv-vllm (2.6 GB)"
@@ -68,6 +69,9 @@ quick: $(VENV)/.test
 
 test-isa: $(VENV)/.test
 	$(ENV) $(BIN)/python tests/isa.py
+
+wheel: $(VENV)/.test
+	.ci/wheel $(BIN)/python
 
 test-ranks: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -m ranks -n 2 --dist loadfile
