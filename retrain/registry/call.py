@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import RetrainError, UserCodeError
@@ -44,19 +47,36 @@ class Call:
         return UserCodeError(f'{self.kind} "{self.name}"{self.where}: {problem}')
 
     @contextmanager
-    def __call__(self) -> Generator[None]:
-        """Whatever the component raises in this block becomes a UserCodeError with the frames of its own code.
+    def __call__(self, columns: Mapping[str, Any] | None = None) -> Generator[None]:
+        """Run a call of the component in this block.
 
-        Errors of the run (a reference that differs, SIGTERM) and Ctrl-C pass.
+        What the process shares is restored afterwards (see `restored`). Errors of the run (a reference that differs,
+        SIGTERM) and Ctrl-C pass.
+
+        Args:
+            columns: what the component is called with, by name.
+        Raises:
+            UserCodeError: the component raised something (with the frames of its own code), wrote into one of the
+                columns, or closed a standard stream.
         """
+        versions = [(name, value, value._version) for name, value in (columns or {}).items() if _counts_writes(value)]
+        closed: list[str] = []
         try:
-            yield
+            with restored(closed):
+                yield
         except (RetrainError, KeyboardInterrupt):
             raise
         except BaseException as error:
             failure = self.fail(f"raised {described(error)}")
             failure.add_note(own_frames(error))
             raise failure from error
+        if closed:
+            raise self.fail(f"closed {' and '.join(closed)}, which belongs to the run; leave it open")
+        if written := [name for name, value, version in versions if value._version != version]:
+            raise self.fail(
+                f"writes into {', '.join(written)}, which other components and the trainer read; "
+                "work on a copy (.clone()) and return it"
+            )
 
     def split(self, result: Any) -> tuple[Any, Any]:
         """Components return a value, or a value with metrics."""
@@ -121,6 +141,59 @@ class Call:
         if value.device != like.device:
             raise self.fail(f"returned a tensor on {value.device}, and the batch is on {like.device}")
         return value
+
+
+@contextmanager
+def restored(closed: list[str]) -> Generator[None]:
+    """Restore what the whole process shares, if code of the user's changed it in this block.
+
+    That is torch's grad mode, default dtype and default device, the working directory, and the standard streams. A
+    stream that was closed is replaced by the null device, so that no other file gets its descriptor.
+
+    Args:
+        closed: gets the names of the streams that were closed.
+    """
+    modes = _torch_modes()
+    streams, place = (sys.stdin, sys.stdout, sys.stderr), _working_directory()
+    try:
+        yield
+    finally:
+        if modes and modes != _torch_modes():
+            import torch
+
+            torch.set_grad_enabled(modes[0])
+            torch.set_default_dtype(modes[1])
+            torch.set_default_device(None if modes[2].type == "cpu" else modes[2])
+        if place is not None and _working_directory() != place:
+            os.chdir(place)
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            if getattr(stream, "closed", False):
+                closed.append(f"sys.{name}")
+                setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - it stays open
+            elif current_thread() is main_thread():  # which the live display belongs to, and what it redirects
+                setattr(sys, name, stream)
+
+
+def _torch_modes() -> tuple[Any, ...]:
+    """Grad mode, default dtype and default device; () where torch was not imported, and nothing of it can change."""
+    if "torch.autograd" not in sys.modules:
+        return ()
+    import torch
+
+    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()
+
+
+def _working_directory() -> str | None:
+    """The working directory; None if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _counts_writes(value: Any) -> bool:
+    """Whether a value is a tensor that counts the writes into it; those of inference mode do not."""
+    return hasattr(type(value), "_version") and not value.is_inference()
 
 
 def described(error: BaseException) -> str:

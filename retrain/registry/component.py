@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic.errors import PydanticUserError
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
@@ -133,7 +134,24 @@ class Component:
             fields["weight"] = (float, float(self.traits["weight"]))
         if self.contract != "columns":
             config = _OPEN
-        return create_model(f"{self.kind}_{self.name}", __config__=config, **fields)
+        try:
+            made = create_model(f"{self.kind}_{self.name}", __config__=config, **fields)
+            if self.source != "built-in":
+                made.model_json_schema()
+        except PydanticUserError as error:
+            raise self._untypable({name: of for name, (of, _) in fields.items()}) from error
+        return made
+
+    def _untypable(self, types: Mapping[str, Any]) -> ComponentError:
+        """The error that names the parameters whose types no value in TOML can have."""
+        wrong = list[str]()
+        for name, annotation in types.items():
+            try:
+                TypeAdapter(annotation).json_schema()
+            except PydanticUserError:
+                wrong.append(f"{name}: {getattr(annotation, '__name__', annotation)}")
+        problem = f"{self.kind} {self.name!r}: nothing in TOML is a value of parameter {', '.join(wrong)}"
+        return ComponentError(problem, "annotate it with text, numbers, booleans, or lists and dicts of them")
 
     def takes(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Those of `params` that it has a parameter for: all of them if it takes any."""

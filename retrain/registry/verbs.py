@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retrain.registry.call import Call, shown
-from retrain.types import Completion, Problem, Request
+from retrain.types import Batch, Completion, Problem, Request
 
+LONGEST_PROMPT = 1_000_000
+"""Characters of a prompt; tokenizing one that no model could read would take the memory of the run."""
+_DEEPEST, _LARGEST = 100, 4096
+"""Levels of a component's state, and bits of a number in it."""
 ResultCheck = Callable[..., None]
 """Called with the call, what the verb returned, and its arguments; raises the call's error if that cannot be used."""
 
@@ -22,9 +26,31 @@ def problem(call: Call, found: Any, *arguments: Any) -> None:
     if not isinstance(found, Problem):
         raise call.fail(f"problem {', '.join(map(str, arguments))} is {shown(found)}, not a retrain.types.Problem")
     fields: dict[str, Any] = {"id": found.id, "answer": found.answer, "solution": found.solution or ""}
-    for name, value in (fields if isinstance(found.prompt, list) else {"prompt": found.prompt, **fields}).items():
+    for name, value in fields.items():
         if not isinstance(value, str):
             raise call.fail(f"{name} of problem {shown(found.id)} is {shown(value)}, not text")
+    if wrong := _unfit_prompt(found.prompt):
+        raise call.fail(f"the prompt of problem {shown(found.id)} {wrong}")
+
+
+def _unfit_prompt(prompt: Any) -> str:
+    """Why nothing can be asked with a prompt, or ""."""
+    texts: list[Any] = [prompt]
+    if isinstance(prompt, list):
+        if not all(isinstance(message, Mapping) and "role" in message for message in prompt):
+            return f"is {shown(prompt)}; a message is a dict with role and content"
+        texts = [message.get("content") for message in prompt]
+    for text in texts:
+        if not isinstance(text, str):
+            return f"is {shown(text)}, not text"
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return f"has a lone surrogate ({shown(text)}), which no tokenizer takes"
+    if not any(texts):
+        return "is empty"
+    size = sum(map(len, texts))
+    return f"has {size:,} characters; at most {LONGEST_PROMPT:,} are read" if size > LONGEST_PROMPT else ""
 
 
 def problems(call: Call, found: Any, *arguments: Any) -> None:
@@ -58,14 +84,21 @@ def completions(call: Call, found: Any, requests: Sequence[Request], sampling: A
                 )
 
 
-def _unstorable(value: Any) -> str:
+def _unstorable(value: Any, depth: int = 0) -> str:
     """The first thing in a state that a checkpoint cannot hold, or ""."""
-    if value is None or isinstance(value, bool | int | float | str) or hasattr(type(value), "untyped_storage"):
+    if depth > _DEEPEST:
+        return f"a value nested more than {_DEEPEST} deep, or in itself"
+    if isinstance(value, int) and value.bit_length() > _LARGEST:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool | int | float | str):
         return ""
+    if hasattr(type(value), "untyped_storage"):
+        plain = not (value.is_meta or value.is_quantized or str(value.layout) != "torch.strided")
+        return "" if plain else "a tensor that holds no plain numbers"
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return next(filter(None, map(_unstorable, value.values())), "")
+        value = [*value.values()]
     if isinstance(value, list | tuple):
-        return next(filter(None, map(_unstorable, value)), "")
+        return next(filter(None, (_unstorable(one, depth + 1) for one in value)), "")
     return shown(value)
 
 
@@ -113,6 +146,17 @@ def misread(whole: type[Any], protocol: type[Any]) -> str:
     return ""
 
 
+def _columns(arguments: Sequence[Any]) -> dict[str, Any]:
+    """The tensors that a verb is called with: of batches, and of plain dicts, such as weights."""
+    found = dict[str, Any]()
+    for one in arguments:
+        if isinstance(one, Batch):
+            found |= {**vars(one), **one.extra}
+        elif type(one) is dict:
+            found |= one
+    return found
+
+
 def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str, ResultCheck]) -> type[Any]:
     """The class with those of these verbs guarded that it writes itself, and with its `__init__`."""
 
@@ -120,7 +164,7 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
         real = getattr(base, verb)
 
         def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
-            with call():
+            with call(_columns(arguments)):
                 found = real(self, *arguments, **keywords)
                 check(call, found, *arguments)
             return found

@@ -6,9 +6,10 @@ import gzip
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Discriminator, Tag, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
@@ -28,6 +29,8 @@ _MOST = 500
 """Characters of what is wrong with a row, whatever its fields are called."""
 _LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
 """What a number too large for a float has in it."""
+_FIELD = re.compile(rb'"\s*:')
+"""What stands behind the name of every field, and at times in text."""
 _EXPECTED = {
     "bool": "true or false",
     "dict": "an object with named fields",
@@ -139,9 +142,20 @@ def jsonl_rows(path: str | Path) -> Rows:
 def _parsed(line: bytes, number: int) -> Any:
     """A line's value, or the BadRow that it is; only the first line may begin with a byte order mark."""
     try:
-        return parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, finite=True)
+        row = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, finite=True)
+        # Only a row with more colons than fields can have a field twice: most are not read a second time.
+        if not isinstance(row, dict) or len(_FIELD.findall(line)) > len(cast(dict[str, Any], row)):
+            json.loads(line.decode("utf-8-sig"), object_pairs_hook=_unique)
     except BadRow as reason:
         return reason
+    return row
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    """Raise BadRow if an object of JSON has two fields of one name, of which readers would take one or the other."""
+    names = Counter(name for name, _ in pairs)
+    if len(names) < len(pairs):
+        raise BadRow(f'two fields are called "{names.most_common(1)[0][0]}"')
 
 
 def parquet_rows(path: str | Path) -> Rows:

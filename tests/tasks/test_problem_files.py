@@ -46,6 +46,8 @@ BAD = {
     b'{"prompt": [{"role": "user", "content": 1}], "answer": "a"}\n': "prompt[0].content: expected text, got int",
     b'{"prompt": "q", "answer": "a", "id": 1.5}\n': "id: expected text, got float",
     b'{"prompt": "q", "answer": "a", "id": true}\n': "id: expected text, got bool",
+    b'{"prompt": "q", "answer": "a", "answer": "b"}\n': 'two fields are called "answer"',
+    b'{"prompt": "q", "answer": "a", "x": [{"y": 1, "z": 2, "y": 1}]}\n': 'two fields are called "y"',
     b'{"prompt": "q", "answer": "a", "x": NaN}\n': "not JSON: expected value at column 37",
     b'{"prompt": "q", "answer": "a", "x": [-1e400]}\n': "not JSON: Out of range float values",
     b'{"prompt": "\\ud800", "answer": "a"}\n': "not JSON: unexpected end of hex escape",
@@ -54,6 +56,11 @@ BAD = {
     b"[" * 100_000 + b"\n": "not JSON",
     b'{"prompt": "q", "answer": "a", "n": ' + b"1" * 5000 + b"}\n": "not JSON",
 }
+
+
+def test_a_row_may_quote_the_name_of_a_field(tmp_path):
+    row = b'{"prompt": "is {\\"answer\\": 1} JSON?", "answer": "a", "x": {"answer": "b"}}\n'
+    assert len(Jsonl(0, path=str(write(tmp_path / "data.jsonl", [row] * 3)), heldout_fraction=0.0).train) == 3
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD.items(), ids=list(range(len(BAD))))

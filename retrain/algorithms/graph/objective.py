@@ -86,8 +86,9 @@ class Objective:
         mask = (batch.response_mask & _rows(term, batch)[:, None]).to(batch.advantages.dtype)
         reduction = self._sft_reduction if source_of(term) == "expert" else self.reduction
         call = Call("reduction", reduction.name)
-        with call():
-            weights = reduction(*(mask if name == "mask" else batch.column(name) for name in reduction.reads))
+        read = {name: mask if name == "mask" else batch.column(name) for name in reduction.reads}
+        with call(read):
+            weights = reduction(*read.values())
         if not bool(call.tensor(weights, mask.shape, mask).isfinite().all()):
             raise call.fail("returned a NaN or infinite weight")
         return weights
@@ -106,8 +107,9 @@ class Objective:
         metrics: dict[str, Any] = {}
         for correction in self.corrections:
             call = Call("transform", correction.name)
-            with call():
-                advantages = correction(*(columns[name] for name in correction.reads))
+            read = {name: columns[name] for name in correction.reads}
+            with call(read):
+                advantages = correction(*read.values())
             wanted = columns["advantages"]
             columns = {**columns, "advantages": call.tensor(advantages, wanted.shape, wanted)}
         for term in self.terms:
@@ -139,8 +141,9 @@ def _vanishes(term: Bound) -> bool:
 def _called(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """A term's values [N, T], with a gradient where there is one to have, and its metrics [N, T]."""
     call = Call("loss", term.name)
-    with call():
-        result = term(*(columns[name] for name in term.reads))
+    read = {name: columns[name] for name in term.reads}
+    with call(read):
+        result = term(*read.values())
     values, extra = call.split(result)
     values = call.tensor(values, weight.shape, weight)
     if columns["logprobs"].requires_grad and not values.requires_grad:

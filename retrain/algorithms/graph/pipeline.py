@@ -94,8 +94,13 @@ class Pipeline:
     def _reports(self, batch: Batch, ask: Callable[[StatefulComponent, Batch], Metrics]) -> Metrics:
         _, rollouts = _rollouts(batch)
         parts = self._built.items() if len(rollouts.rewards) else ()
-        found = (Call(*place).metrics(ask(part, rollouts)) for place, part in parts)
-        return {name: value for metrics in found for name, value in metrics.items()}
+        metrics: Metrics = {}
+        for place, part in parts:
+            call = Call(*place)
+            with call({**vars(rollouts), **rollouts.extra}):
+                found = ask(part, rollouts)
+            metrics |= call.metrics(found)
+        return metrics
 
     def credit(self, batch: Batch) -> tuple[Batch, Metrics]:
         """The batch with advantages and the signals' columns, and the metrics of every stage; changes no state.
@@ -182,8 +187,9 @@ class Pipeline:
     def _called(self, stage: Stage, columns: Mapping[str, Any]) -> tuple[Any, Metrics]:
         call = Call(stage.kind, stage.name)
         target: Any = self._built.get((stage.kind, stage.name), stage.bound)
-        with call():
-            result = target(*(columns[name] for name in stage.reads))
+        read = {name: columns[name] for name in stage.reads}
+        with call(read):
+            result = target(*read.values())
         value, metrics = call.split(result)
         return value, call.metrics(metrics)
 

@@ -40,7 +40,9 @@ class Campaign(Section):
     """Name of the campaign's directory. Unset: the name of the TOML file."""
     base: Annotated[str, Field(min_length=1)] | None = None
     """The TOML file of a run that this file extends, relative to this file. Unset: this file alone."""
-    seeds: Annotated[Count, Field(le=1000)] | Annotated[tuple[Seed, ...], Array, Field(min_length=1, max_length=1000)] = 8
+    seeds: (
+        Annotated[Count, Field(le=1000)] | Annotated[tuple[Seed, ...], Array, Field(min_length=1, max_length=1000)]
+    ) = 8
     """How many seeds, counted from 0, or a list of them."""
     tasks: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Array] = ()
     """Tasks, by registered name or dotted path: every condition is run on each of them. Unset: on that of the base."""

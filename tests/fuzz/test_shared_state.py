@@ -1,0 +1,181 @@
+"""Plug-ins that write into what they are given, or change what the whole process shares."""
+
+import io
+import os
+import sys
+
+import pytest
+import torch
+
+from retrain.errors import ComponentError, UserCodeError
+from retrain.registry import Component
+from retrain.registry.call import Call
+from retrain.types import Problem
+from tests.fuzz.test_plugins import ask, part, refused, refused_verb, use
+
+WRITES = {
+    "zero_": lambda column: column.zero_(),
+    "a slice": lambda column: column[0].fill_(0),
+    "a view": lambda column: column.view(-1).masked_fill_(torch.ones(column.numel(), dtype=torch.bool), 0),
+    "an assignment": lambda column: column.__setitem__(0, 0),
+    "out": lambda column: torch.logical_not(column, out=column),
+    "without grad": torch.no_grad()(lambda column: column.copy_(torch.zeros_like(column))),
+}
+RESULTS = {
+    "advantage": ("rewards", lambda rewards: rewards - 0.5),
+    "transform": ("response_mask", lambda mask: mask * 1.0),
+    "algorithm": ("sampler_logprobs", lambda logprobs: logprobs * 0),
+    "uncertainty": ("sampler_logprobs", lambda logprobs: -logprobs),
+    "signal": ("response_mask", lambda mask: mask * 1.0),
+    "filter": ("advantages", lambda advantages: torch.ones(len(advantages), dtype=torch.bool)),
+    "loss": ("advantages, logprobs", lambda advantages: advantages),
+    "reduction": ("mask", lambda mask: mask / mask.sum()),
+}
+
+
+def writing(kind, write):
+    """A sound component of the kind that also writes into its first column."""
+    columns, result = RESULTS[kind]
+    first = columns.partition(",")[0]
+    scope = {"write": write, "result": result}
+    more = " * logprobs" if kind == "loss" else ""
+    exec(f"def mine({columns}):\n    found = result({first}){more}\n    write({first})\n    return found\n", scope)
+    return scope["mine"], first
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", RESULTS)
+def test_writing_into_a_column_is_refused_by_name(kind, write):
+    mine, column = writing(kind, WRITES[write])
+    assert f"writes into {column}, which other components and the trainer read" in refused(kind, mine)
+    use(kind, writing(kind, lambda column: None)[0])
+
+
+@pytest.mark.parametrize("verb", ["before", "after"])
+def test_writing_into_the_batch_is_refused(verb):
+    def write(self, batch):
+        batch.rewards.zero_()
+        return {}
+
+    assert "writes into rewards" in refused("transform", part(**{verb: write}))
+
+
+def test_an_engine_that_writes_into_the_weights_is_refused():
+    weights = {"w": torch.ones(3)}
+    verbs = {"sample": lambda self, requests, sampling: [], "load_weights": lambda self, given, version: scale(given)}
+
+    def scale(given):
+        given["w"].mul_(2)
+
+    built = Component("engine", "mine", type("Mine", (), verbs), "mine", source="dotted path").bind().build({})
+    with pytest.raises(UserCodeError, match='engine "mine": writes into w'):
+        built.load_weights(weights, 1)
+
+
+def close_output():
+    sys.stdout.close()
+
+
+CHANGES = {
+    "grad mode": lambda: torch.set_grad_enabled(False),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "working directory": lambda: os.chdir("/"),
+    "replaced stream": lambda: setattr(sys, "stdout", io.StringIO()),
+}
+
+
+def shared():
+    return torch.is_grad_enabled(), torch.get_default_dtype(), torch.empty(0).device, os.getcwd(), sys.stdout
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_process_shares_is_restored(change):
+    before = shared()
+    for kind in ("advantage", "transform", "loss"):
+        mine, _ = writing(kind, lambda column: CHANGES[change]())
+        use(kind, mine)
+        assert shared() == before
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_process_shares_is_restored_after_an_error(change):
+    def fail():
+        CHANGES[change]()
+        raise ValueError("no such luck")
+
+    before = shared()
+    with pytest.raises(UserCodeError, match="no such luck"), Call("loss", "mine")():
+        fail()
+    assert shared() == before
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+def test_a_closed_stream_is_refused_by_name(monkeypatch, stream):
+    monkeypatch.setattr(sys, stream, io.StringIO())
+    mine, _ = writing("transform", lambda column: getattr(sys, stream).close())
+    assert f"closed sys.{stream}" in refused("transform", mine)
+    assert not getattr(sys, stream).closed
+
+
+DEEP: dict[str, object] = {}
+DEEP["itself"] = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [
+        ({"n": 10**5000}, "an integer of 16610 bits"),
+        ({"x": [{"y": -(10**5000)}]}, "an integer of"),
+        (DEEP, "nested more than 100 deep"),
+        ({"t": torch.zeros(2, device="meta")}, "a tensor that holds no plain numbers"),
+        ({"t": torch.zeros(2).to_sparse()}, "a tensor that holds no plain numbers"),
+    ],
+    ids=["a long number", "a long number inside", "itself", "meta", "sparse"],
+)
+def test_a_state_that_no_checkpoint_can_hold_is_found_when_it_is_taken(state, match):
+    assert match in refused("transform", part(state_dict=lambda self: state))
+
+
+PROMPTS = {
+    "is empty": ["", [], [{"role": "user", "content": ""}]],
+    "has a lone surrogate": ["1+\ud800?", [{"role": "user", "content": "\udfff"}]],
+    "has 1,000,001 characters": ["x" * 1_000_001, [{"role": "user", "content": "x" * 1_000_001}]],
+    "a message is a dict": [["1+1?"], [{"content": "1+1?"}]],
+    "not text": [[{"role": "user", "content": None}], [{"role": "user"}], 3],
+}
+
+
+@pytest.mark.parametrize(("match", "prompt"), [(match, one) for match, several in PROMPTS.items() for one in several])
+def test_a_prompt_that_cannot_be_asked_is_refused(match, prompt):
+    assert match in refused_verb("task", "problem", lambda: Problem("a", prompt, "2"))
+    assert match in refused_verb("task", "heldout", lambda: [Problem("a", prompt, "2")])
+
+
+def test_a_prompt_that_can_be_asked_is_taken():
+    for prompt in ("1+1?", "🦀", [{"role": "system", "content": ""}, {"role": "user", "content": "1+1?"}]):
+        assert ask("task", "problem", lambda: Problem("a", prompt, "2")).prompt == prompt  # noqa: B023
+
+
+def later(rewards, *, after: "Callable[[float], float]" = abs, rate: float = 1.0):  # noqa: F821
+    return rewards
+
+
+later.__globals__["Callable"] = __import__("collections.abc").abc.Callable
+
+
+class Opaque:
+    """A class that pydantic knows nothing of."""
+
+
+def opaque(rewards, *, first: Opaque, second: list[Opaque], third: type = int, fourth: int = 1):
+    return rewards
+
+
+@pytest.mark.parametrize(("target", "names"), [(later, ["after"]), (opaque, ["first", "second", "third"])])
+def test_a_parameter_that_nothing_in_toml_fits_is_named(target, names):
+    with pytest.raises(ComponentError, match="nothing in TOML is a value of parameter") as caught:
+        Component("advantage", "mine", target, "mine", source="dotted path").bind()
+    assert all(f"{name}: " in str(caught.value) for name in names)
+    assert not any(f"{name}: " in str(caught.value) for name in ("rate", "fourth"))
+    assert "pydantic" not in str(caught.value)
