@@ -118,7 +118,7 @@ def launch(config: Config, resolved: Resolved) -> Launch:
     sandboxed = environment.workers > 0 and pool.sandbox != "off" and not missing()
     return Launch(
         hellos,
-        Containment(pool.memory_mb, sandboxed, (*pool.readable, *paths)),
+        Containment(pool.memory_mb, sandboxed, (*pool.readable, *paths), runs_code=True),
         pool.env,
         environment.python,
         environment.workers > 0,

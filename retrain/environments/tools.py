@@ -7,24 +7,16 @@ import asyncio
 import importlib
 import inspect
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from retrain import Say, environment
-from retrain.environments import code_process
 from retrain.environments.contract import Game, Limits, Reply
 from retrain.errors import ComponentError, did_you_mean
-from retrain.system import sandbox
+from retrain.system import model_code
 
 ToolCall = tuple[str, Mapping[str, Any] | str]
 """Name and arguments of a tool; or an empty name, and why the text is no call."""
@@ -32,7 +24,6 @@ ToolCall = tuple[str, Mapping[str, Any] | str]
 _PYTHON_S, _LONGEST = 5.0, 1 << 15
 """Of the tool `python`: seconds for a call, and bytes of what it prints that are read."""
 
-_ALONE = threading.Lock()
 _TYPES: dict[tuple[type, ...], str] = {
     (bool,): "boolean",
     (int,): "integer",
@@ -67,12 +58,27 @@ def check_paths(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]
             for place, path in enumerate(paths):
                 try:
                     _check_path(key, path, key == "functions" and params["describe"], config.plugins.search_paths)
+                    if path.replace(":", ".") == f"{__name__}.python" and (why := _unprotected(config)):
+                        raise ComponentError(f"the tool python runs code of the model, and {why[0]}", why[1])
                     if _name(path) in map(_name, paths[:place]):
                         raise ComponentError(f'two tools are called "{_name(path)}"', "rename one of the functions")
                 except ComponentError as error:
                     yield Finding((key,) if paths is not params[key] else (key, place), error.problem, error.fix)
 
     return check
+
+
+def _unprotected(config: Any) -> tuple[str, str] | None:
+    """Why there would be no sandbox around an environment, and what to do; None if there is one."""
+    if config.environment.workers == 0:
+        return "[environment] workers = 0 runs it in the trainer itself", "set [environment] workers = 1"
+    if config.reward_pool.sandbox == "off":
+        return '[reward_pool] sandbox = "off" leaves it without protection', 'set [reward_pool] sandbox = "auto"'
+    from retrain.system.sandbox import missing
+
+    if why := missing():
+        return f"this machine has no sandbox ({why})", "allow unprivileged user namespaces, or leave the tool out"
+    return None
 
 
 def _check_path(key: str, path: str, shown: bool, search_paths: Sequence[str]) -> None:
@@ -141,29 +147,9 @@ def called(
 
 def python(code: str) -> str:
     """Run Python code and see what it prints."""
-    # One call at a time in a worker: what it leaves behind, files and processes, ends with it.
-    if sandbox.INSIDE not in os.environ:
+    if not model_code.available():
         raise SystemExit("the tool python runs code of the model, and there is no sandbox around it")
-    with _ALONE, tempfile.TemporaryFile() as printed:
-        before = {place: set(os.listdir(place)) for place in sandbox.private()}
-        command: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": subprocess.STDOUT}
-        command |= {"cwd": tempfile.gettempdir(), "start_new_session": True}
-        run = [sys.executable, "-I", code_process.__file__, str(_PYTHON_S), code]
-        ended = subprocess.run(run, check=False, **command).returncode  # noqa: S603 - what the sandbox is for
-        if ended not in (0, code_process.LATE):
-            os._exit(1)  # what the code has started ends with the sandbox, and the episode too
-        for place, kept in before.items():
-            for name in set(os.listdir(place)) - kept:
-                _remove(os.path.join(place, name))
-        if ended:
-            raise TimeoutError(f"it took more than {_PYTHON_S:g} s")
-        printed.seek(0)
-        return printed.read(_LONGEST).decode(errors="replace")
-
-
-def _remove(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path) if os.path.islink(path) or not os.path.isdir(path) else shutil.rmtree(path, ignore_errors=True)
+    return model_code.run(code, _PYTHON_S, _LONGEST)
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from retrain.environments.contract import Answer
-from retrain.environments.world_worker import Hello, Worlds
+from retrain.environments.world_worker import Hello, Worlds, shown
 from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
 
 _CHUNK = 1 << 15
@@ -77,7 +77,9 @@ class WorldPool:
         self._spent, self._began, self._steps, self._replayed = 0.0, 0.0, 0, 0
         self._local = None if launch.apart else Worlds(launch.hellos)
         self._worker: _Worker | None = None
-        self.traits: Mapping[str, Mapping[str, bool]] = self._local.traits if self._local else self._ready().traits
+        known = self._local or self._ready()
+        self.traits: Mapping[str, Mapping[str, bool]] = known.traits
+        self._reads: Mapping[str, Sequence[str]] = known.reads
 
     def step(self, calls: Mapping[int, Body]) -> dict[int, Answer]:
         """Do one step of each of these episodes, by their numbers; one that fails changes none of the others."""
@@ -91,6 +93,7 @@ class WorldPool:
     def give(self, calls: Mapping[int, Body]) -> None:
         """Begin a step of each of these episodes; `look` has the answers."""
         self._began, self._steps = self._began or time.perf_counter(), self._steps + len(calls)
+        calls = {key: self._shown(body) if body[0] == "open" else body for key, body in calls.items()}
         with self._whole():
             if self._local is not None:
                 self._answers |= {key: _answer(self._local.call(body)) for key, body in calls.items()}
@@ -115,6 +118,11 @@ class WorldPool:
             self._spent, self._began = self._spent + time.perf_counter() - self._began, 0.0
         answers, self._answers = self._answers, {}
         return answers
+
+    def _shown(self, opening: Body) -> Body:
+        """An opening with what the environment reads of the problem, and nothing else."""
+        kind, key, problem, seed = opening
+        return kind, key, shown(problem, self._reads[problem.get("environment", "")]), seed
 
     @property
     def busy(self) -> bool:
@@ -252,7 +260,7 @@ class _Worker(TimedWorker):
         queue: steps to send.
         suspects: episodes whose steps are done alone.
         last: the episode of the last answer.
-        traits: see `WorldPool`.
+        traits, reads: see `Worlds`.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -263,7 +271,7 @@ class _Worker(TimedWorker):
         module, seconds = "retrain.environments.world_worker", next(iter(launch.hellos.values())).timeout_s
         self.at_once = launch.threads
         super().__init__("the environment", module, hellos, containment, launch.variables, seconds, launch.python)
-        self.last, self.traits = -1, dict[str, dict[str, bool]]()
+        self.last, self.traits, self.reads = -1, dict[str, dict[str, bool]](), dict[str, list[str]]()
         self.queue: deque[_Task] = deque()
         self.suspects: set[int] = set()
 
@@ -307,7 +315,7 @@ class _Worker(TimedWorker):
     def started(self, answer: Any, hint: str = "") -> None:
         """Take the answer to the first call."""
         super().started(answer, hint)
-        self.traits = answer[1]
+        self.traits, self.reads = answer[1:]
 
 
 def _digest(raw: Any) -> bytes:

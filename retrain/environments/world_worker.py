@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from random import Random
@@ -52,15 +52,17 @@ class Worlds:
 
     Attributes:
         traits: what each environment's decorator states: `replay` and `rewards`, both True unless it says otherwise.
+        reads: what each environment reads of an episode, by its parameters (see `FIELDS`).
     """
 
     def __init__(self, hellos: Mapping[str, Hello]) -> None:
         self._games: dict[str, Callable[[Mapping[str, Any]], Generator[Any, Any, Any]]] = {}
         self._live: dict[int, Generator[Any, Any, Any]] = {}
         self.traits: dict[str, dict[str, bool]] = {}
+        self.reads: dict[str, tuple[str, ...]] = {}
         for label, hello in hellos.items():
             target = load(hello)
-            self._games[label] = _game(hello, target)
+            self._games[label], self.reads[label] = _game(hello, target)
             self.traits[label] = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
 
     def call(self, body: tuple[Any, ...]) -> Answer:
@@ -76,7 +78,7 @@ class Worlds:
     def _open(self, key: int, problem: Mapping[str, Any], seed: int) -> Generator[Any, Any, Any]:
         problem = copy.deepcopy(problem)  # what an episode changes in it is its own
         known = {"problem": problem, "rng": Random(seed), "seed": seed}
-        known |= {name: problem[name] for name in ("answer", "prompt", "extra")}
+        known |= {name: problem[name] for name in ("answer", "prompt", "extra") if name in problem}
         self._live[key] = self._games[problem.get("environment", "")](known)
         return self._live[key]
 
@@ -117,12 +119,18 @@ def load(hello: Hello) -> Any:
     return target
 
 
-def _game(hello: Hello, target: Any) -> Callable[[Mapping[str, Any]], Generator[Any, Any, Any]]:
-    """Begins an episode of an environment from what is known of it."""
+def shown(problem: Mapping[str, Any], reads: Sequence[str]) -> dict[str, Any]:
+    """The facts of a problem for an environment that reads these fields: what it does not read cannot leave it."""
+    named = (*reads, "environment")
+    return {name: value for name, value in problem.items() if "problem" in reads or name in named}
+
+
+def _game(hello: Hello, target: Any) -> tuple[Callable[[Mapping[str, Any]], Generator[Any, Any, Any]], tuple[str, ...]]:
+    """What begins an episode of an environment from what is known of it, and the fields that it reads."""
     built: Any = target(**hello.params) if inspect.isclass(target) else target
     params = {} if built is not target else hello.params
     reads, limits = fields_read(hello.name, built), Limits(*hello.limits)
-    return lambda known: built(**{name: {**known, "limits": limits}[name] for name in reads}, **params)
+    return lambda known: built(**{name: {**known, "limits": limits}[name] for name in reads}, **params), reads
 
 
 def _stand_in(name: str, **traits: Any) -> Callable[[Any], Any]:
@@ -165,7 +173,7 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
         limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * timeout_s) + 10)
         return worlds.call(body)
 
-    return ["ready", worlds.traits], call
+    return ["ready", worlds.traits, worlds.reads], call
 
 
 def _close(game: Generator[Any, Any, Any]) -> None:

@@ -34,12 +34,9 @@ from retrain.system.process import end, follower
 
 _START_TIMEOUT_S = 120.0
 _LONGEST_ANSWER = 1 << 20
+_PR_SET_DUMPABLE = 4
 _ALLOWED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
-
-
-_LIBRARIES = 8 << 30
-"""Bytes of address space for files that a worker maps: to import torch takes 3 GB when it is built with CUDA."""
 
 
 class Containment(NamedTuple):
@@ -49,11 +46,13 @@ class Containment(NamedTuple):
         memory_mb: what each of its processes may allocate; 0 for no limit.
         sandboxed: it runs in a `sandbox`.
         readable: what it can still read where the sandbox hides files, besides its modules.
+        runs_code: it may run code of the model (see `model_code`).
     """
 
     memory_mb: int
     sandboxed: bool
     readable: tuple[str, ...] = ()
+    runs_code: bool = False
 
 
 class WorkerLost(Exception):  # noqa: N818 - not always an error
@@ -324,11 +323,22 @@ def limit(kind: int, value: int) -> None:
 def _contain(containment: Containment) -> None:
     limit(resource.RLIMIT_CORE, 0)
     if containment.sandboxed:
-        sandbox.enter([*containment.readable, *filter(None, sys.path), sys.prefix, sys.base_prefix])
+        readable = [*containment.readable, *filter(None, sys.path), sys.prefix, sys.base_prefix]
+        sandbox.enter(readable, partial(_before_dropping, containment))
+        # No other process may look into its memory, which holds reference answers.
+        sandbox.call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     if containment.memory_mb:
         limit(resource.RLIMIT_DATA, containment.memory_mb << 20)
         # Memory shared between processes is not counted there. Libraries are not either, as it should be.
-        limit(resource.RLIMIT_AS, (containment.memory_mb << 20) + _LIBRARIES)
+        limit(resource.RLIMIT_AS, (containment.memory_mb << 20) + sandbox.LIBRARIES)
+
+
+def _before_dropping(containment: Containment) -> None:
+    """What needs the privileges that a process in a sandbox gives up."""
+    if containment.runs_code:
+        from retrain.system.model_code import start_launcher  # of no use to the workers of rewards
+
+        start_launcher(containment.memory_mb)
 
 
 def _command(module: str, python: str | None) -> list[str]:

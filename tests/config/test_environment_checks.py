@@ -6,6 +6,7 @@ import pytest
 
 from retrain.config.load import load
 from retrain.errors import ConfigError, UserCodeError
+from retrain.system.sandbox import missing
 
 HEAD = '[task]\nname = "sums"\n[environment]\nname = "{}"\n'
 MINE = """
@@ -77,6 +78,26 @@ def test_every_path_and_every_entry_is_looked_at(loaded):
     with pytest.raises(ConfigError, match=r"run\.toml:") as caught:
         loaded("tools", mix)
     assert [one.line for one in caught.value.problems if "no module" in one.problem] == [9, 19]
+
+
+@pytest.mark.parametrize(
+    ("override", "problem", "fix"),
+    [
+        ("environment.workers=0", "runs it in the trainer itself", "set [environment] workers = 1"),
+        ('reward_pool.sandbox="off"', "leaves it without protection", 'set [reward_pool] sandbox = "auto"'),
+    ],
+)
+@pytest.mark.parametrize("path", ["retrain.environments.tools.python", "retrain.environments.tools:python"])
+def test_code_of_the_model_is_not_run_without_a_sandbox(loaded, path, override, problem, fix):
+    tool = f'[tools]\nfunctions = ["{path}"]\n'
+    with pytest.raises(ConfigError, match="the tool python runs code of the model") as caught:
+        loaded("tools", tool, override)
+    (found,) = caught.value.problems
+    assert found.key == "[tools] functions[0]"
+    assert problem in found.problem
+    assert found.fix == fix
+    if not missing():
+        loaded("tools", tool)
 
 
 def test_paths_for_another_interpreter_are_not_imported_here(loaded):

@@ -225,7 +225,7 @@ def test_the_python_tool_runs_code_in_the_sandbox_and_nowhere_else(tmp_path):
     functions = ["misbehaving_worlds.patient_python", "retrain.environments.tools.python"]
     params, path = {"functions": functions, "describe": False}, (str(Path(__file__).parent),)
     hello = Hello("tools", "retrain.environments.tools.tools", params, path, 600.0, Limits(9, 9, 9, 9))
-    worlds = WorldPool(Launch({"": hello}, Containment(2048, True)))
+    worlds = WorldPool(Launch({"": hello}, Containment(2048, True, runs_code=True)))
     worlds.step({0: ("open", 0, {"id": "0", "prompt": "p", "answer": "a", "extra": {}}, 0)})
 
     def called(code, name="patient_python"):
@@ -249,6 +249,5 @@ def test_the_python_tool_runs_code_in_the_sandbox_and_nowhere_else(tmp_path):
     assert answer(f"import os; print(os.path.exists({str(tmp_path)!r}))") == "False\n"
     assert "Error" in answer("import socket; socket.create_connection(('1.1.1.1', 53), 1)")
     assert len(answer("print('x' * 10**6)")) == 1 << 15
-    lost = called("import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
-    assert (lost.kind, lost.detail) == ("error", "ended its process (exit code 1)")
+    assert answer("import os, signal; os.kill(os.getppid(), signal.SIGKILL); print(1)") == "1\n"  # process 1
     worlds.close()
