@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from math import inf
@@ -303,6 +303,10 @@ class Task(Protocol):
     @abstractmethod
     def heldout(self, count: int) -> list[Problem]:
         """The first `count` held-out problems, the same for every seed; fewer if the data has fewer."""
+
+    def finite(self) -> Iterable[Problem]:
+        """All problems of a task whose problems are in memory; () of one that draws them without end."""
+        return ()
 
     def pose(self, text: str) -> Any:
         """The prompt that a question becomes which somebody types: text, or messages."""

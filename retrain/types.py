@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
+_FLOAT32_MAX = 3.4028234663852886e38
 BUILTIN = "builtin:"
 """Prefix of `[model] path` for a model that ships with the package and starts from random weights."""
 
@@ -21,6 +22,11 @@ Metrics = dict[str, float]
 
 State = dict[str, Any]
 """State of a component: nested dicts of JSON values and tensors. The checkpoint stores it as it is."""
+
+
+def fits_float32(value: float) -> bool:
+    """Whether a number is finite in float32, in which rewards and advantages are trained on; False of NaN."""
+    return abs(value) <= _FLOAT32_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path as FilePath
 from types import MappingProxyType
 
@@ -23,6 +24,8 @@ from retrain.system.files import NO_FILE_FIX, no_file
 from retrain.types import BUILTIN, POLICY_COLUMNS, Problem
 
 _OVERLAP = ("rollout", "overlap")
+_SHOWN = 10
+"""Rows that a mistake names."""
 _HELDOUT, _DEMONSTRATIONS = 64, 1000
 """Problems that are looked at before training, however many the file asks for; those that are left out may still be
 refused when they are reached."""
@@ -251,6 +254,7 @@ def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measu
         problem = f"{config.eval.problems} held-out problems were asked for, and the task has none"
         fix = "let the task hold out more of its data; for training alone, [eval] problems = 0"
         document.refuse(only_measured or ("eval", "problems"), problem, fix, DataError.exit_code)
+    _check_answers(loaded, lambda: chain(heldout, task.finite()), document, only_measured)
     for problem in [*heldout[:1], *([] if only_measured else [task.problem(0)])]:
         _check_columns(loaded, problem, document)
         is_chat = config.model.chat == "on" or not isinstance(problem.prompt, str)
@@ -258,6 +262,25 @@ def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measu
             text = f"the prompts are chats, and {config.model.path} has no chat template to render them"
             fix = 'use an instruct model, or text prompts without a system_prompt, and chat = "auto"'
             document.refuse(("model", "path"), text, fix, DataError.exit_code)
+
+
+def _check_answers(
+    loaded: LoadedConfig, problems: Callable[[], Iterable[Problem]], document: Document, at: Path
+) -> None:
+    """Refuse reference answers that a reward cannot compare with, as its trait `answers` says.
+
+    Where an environment answers the model, nothing tells before training which episodes the rewards score.
+    """
+    if labels(loaded.config):
+        return
+    for index, reward in enumerate(loaded.components.all("reward")):
+        check = reward.component.traits.get("answers")
+        wrong = {one.id: text for one in problems() if (text := check(one.answer))} if check else {}
+        if wrong:
+            listed = "; ".join(f"{name}: {text}" for name, text in [*wrong.items()][:_SHOWN])
+            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            fix = f'correct these rows, or compare with another reward than "{reward.name}"'
+            document.refuse(at or ("rewards", index, "name"), f"{listed}{more}", fix, DataError.exit_code)
 
 
 def _check_demonstrations(config: Config, task: Task, document: Document) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -70,6 +70,10 @@ class Band(Task):
     def heldout(self, count: int) -> list[Problem]:
         """Those of the task."""
         return self._task.heldout(count)
+
+    def finite(self) -> Iterable[Problem]:
+        """All problems of the run's task, if they are in memory."""
+        return self._task.finite()
 
     def pose(self, text: str) -> Any:
         """As the task does."""

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -136,6 +136,10 @@ class RowTask(RowFormat, Task):
     def heldout(self, count: int) -> list[Problem]:
         """The first `count` held-out problems, in the order of a hash of their prompts."""
         return list(self.held[:count])
+
+    def finite(self) -> Iterator[Problem]:
+        """All problems, those for training first."""
+        return chain(self.train, self.held)
 
     def fingerprint(self) -> str:
         """Hash of everything that decides what the problems are, the seed aside."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, SupportsFloat
 
 from retrain.errors import ComponentError
+from retrain.types import fits_float32
 
 FIELDS: tuple[str, ...] = ("answer", "prompt", "problem", "extra", "rng", "seed", "limits")
 """What an environment may read by naming it: `answer`, `prompt` and `extra` are the problem's and `problem` a dict of
@@ -154,6 +155,6 @@ def _message(value: Any) -> tuple[str, str]:
 
 def _number(value: Any, what: str) -> float:
     number = float(value) if isinstance(value, SupportsFloat) else math.nan  # numpy's bool is no Real
-    if not math.isfinite(number):
+    if not fits_float32(number):
         raise ValueError(f"{what} is not a finite number: {type(value).__name__}")
     return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import NamedTuple
@@ -55,6 +55,10 @@ class Mixture(Task):
             for place, (label, part) in enumerate(self._parts.items())
             for problem in part.task.heldout(share + (place < rest))
         ]
+
+    def finite(self) -> Iterator[Problem]:
+        """All problems of the parts whose problems are in memory."""
+        return (_labelled(label, one) for label, part in self._parts.items() for one in part.task.finite())
 
     def fingerprint(self) -> str | None:
         """Hash of the parts' data and weights; None if a part does not know its own."""

@@ -9,13 +9,12 @@ import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import RetrainError, UserCodeError
-from retrain.types import Metrics
+from retrain.types import Metrics, fits_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,8 +122,8 @@ class Call:
                 raise self.fail(f"{len(values)} {what} for {expected}; return one for each")
             found = [self.number(value, f"{what}[{index}]") for index, value in enumerate(values)]
         for index, value in enumerate(found):
-            if not isfinite(value):
-                raise self.fail(f"{what}[{index}] is {value}, not a finite number")
+            if not fits_float32(value):
+                raise self.fail(f"{what}[{index}] is {value}, not a finite number of float32")
         return found
 
     def tensor(self, value: Any, shape: Sequence[int], like: Tensor) -> Tensor:

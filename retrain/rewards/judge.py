@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -32,6 +33,12 @@ Answer to grade:
 {completion}
 
 Give a score from 0 (wrong) to 10 (right and complete). Explain briefly, then end with a line "Score: N"."""
+_SCORE = (
+    r"(?i)[*_#\s]*(?:final\s+)?score\s*(?:\([^()]*\))?[*_:=\s]*"
+    r"(-?\d+(?:[.,]\d+)?)(?:\s*(?:/|out\s+of)\s*\d+)?[*_.\s]*\Z"
+)
+"""A line that is a score and nothing else: "Score: 7", "**Final score (0-10): 7.5/10**"."""
+_KEY = re.compile(r"[\x21-\x7e]*")
 _PLACES = re.compile(r"\{(prompt|answer|completion)\}")
 _TRY_AGAIN = (408, 409, 425, 429)
 _THREADS = 64
@@ -50,6 +57,9 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(
             ("api_key_env",), f"the environment variable {name} is not set", f"export {name}=...", fatal=False
         )
+    elif name and not _KEY.fullmatch(os.environ[name].strip()):
+        problem = f"the value of the environment variable {name} has a character that no HTTP header takes"
+        yield Finding(("api_key_env",), problem, "set it to the key alone")
 
 
 @reward("judge", network=True, timeout_s=180.0, check=_check)
@@ -65,8 +75,9 @@ class Judge:
         base_url: "https://.../v1"; no proxy of the environment is used.
         model: its name there.
         prompt: the question, with {prompt}, {answer} and {completion} filled in.
-        pattern: regular expression whose first group is the score; the last match counts.
-        json_field: read the score from this field of the last JSON object in the answer instead.
+        pattern: regular expression whose first group is the score. It must match the last line of the answer, from its
+            beginning, and only once: what the judge quotes before that is not read.
+        json_field: read the score from this field of the JSON object that ends the answer instead.
         lowest, highest: ends of the judge's scale.
         api_key_env: name of the environment variable with the key; "" sends none.
         max_tokens, temperature: of its answer.
@@ -81,7 +92,7 @@ class Judge:
         base_url: str,
         model: str,
         prompt: str = _TEMPLATE,
-        pattern: Capturing = r"(?i)score\W*(-?\d+(?:\.\d+)?)",
+        pattern: Capturing = _SCORE,
         json_field: str | None = None,
         lowest: float = 0.0,
         highest: float = 10.0,
@@ -96,8 +107,9 @@ class Judge:
         self._settings = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
         self._template, self._pattern, self._json_field = prompt, re.compile(pattern), json_field
         self._lowest, self._highest = lowest, highest
-        key = os.environ.get(api_key_env, "") if api_key_env else ""
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = os.environ.get(api_key_env, "").strip() if api_key_env else ""
+        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._reading = [pattern, json_field, lowest, highest]
         self._retries, self._gap_s, self._next = retries, 60.0 / per_minute if per_minute else 0.0, 0.0
         self._folder = Path(cache).expanduser() if cache else None
         self._known: dict[str, asyncio.Future[float]] = {}
@@ -107,7 +119,7 @@ class Judge:
         said = {"completion": completion, "answer": answer, "prompt": _as_text(problem["prompt"])}
         text = _PLACES.sub(lambda place: said[place[1]], self._template)
         body = {**self._settings, "messages": [{"role": "user", "content": text}]}
-        digest = hashlib.sha256(json.dumps([self._url, body], sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([self._url, body, *self._reading], sort_keys=True).encode()).hexdigest()
         if digest not in self._known:
             self._known[digest] = asyncio.ensure_future(self._judged(digest, body))
         try:
@@ -120,7 +132,8 @@ class Judge:
         """The score of the answer in the cache, or of a new one."""
         file = self._folder / f"{digest}.json" if self._folder else None
         if file and file.exists():
-            return self._score(json.loads(file.read_text(encoding="utf-8"))["answer"])
+            with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: it is asked again
+                return self._score(json.loads(file.read_text(encoding="utf-8"))["answer"])
         answer = await self._answer(body)
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -149,18 +162,26 @@ class Judge:
         await asyncio.sleep(self._next - time.monotonic())
 
     def _ask(self, body: Mapping[str, Any]) -> str:
-        reply = self._calls(self._url, body, headers=self._headers)
-        return str(reply["choices"][0]["message"]["content"])
+        try:
+            reply = self._calls(self._url, body, headers=self._headers)
+            return self._without_key(str(reply["choices"][0]["message"]["content"]))
+        except FAILURES as error:  # a proxy may repeat the header
+            error.args = tuple(self._without_key(one) if isinstance(one, str) else one for one in error.args)
+            raise
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "(hidden)") if self._key else text
 
     def _score(self, answer: str) -> float:
         """What the answer says, on [0, 1]; ValueError if it says nothing that can be read."""
         if self._json_field:
-            value = _last_object(answer, self._json_field)
+            value = _final_object(answer, self._json_field)
         else:
-            found = self._pattern.findall(answer)
-            value = found[-1][0] if found and isinstance(found[-1], tuple) else found[-1] if found else None
+            line = answer.strip().rpartition("\n")[2].strip()
+            found = [*self._pattern.finditer(line)]
+            value = found[0][1] if len(found) == 1 and found[0].start() == 0 else None
         try:
-            number = float(value)  # pyright: ignore[reportArgumentType] - None and objects raise TypeError
+            number = float(value.replace(",", ".") if isinstance(value, str) else value)  # pyright: ignore[reportArgumentType] - None and objects raise TypeError
         except (TypeError, ValueError):
             raise ValueError(f"the judge's answer holds no score: {answer[-200:]!r}") from None
         if not self._lowest <= number <= self._highest:
@@ -168,16 +189,16 @@ class Judge:
         return (number - self._lowest) / (self._highest - self._lowest)
 
 
-def _last_object(text: str, key: str) -> Any:
-    """The value of `key` in the last JSON object that has it; None without one."""
-    decoder = json.JSONDecoder()
-    for start in sorted((found.start() for found in re.finditer(r"\{", text)), reverse=True):
+def _final_object(text: str, key: str) -> Any:
+    """The value of `key` in the JSON object that ends a text, in a fenced block or not; None without one."""
+    text, decoder = text.rstrip("` \n\t\r"), json.JSONDecoder()
+    for start in (found.start() for found in re.finditer(r"\{", text)):
         try:
-            value = decoder.raw_decode(text, start)[0]
-        except ValueError:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
             continue
-        if key in value:
-            return value[key]
+        if end == len(text):
+            return value.get(key)
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,7 +16,7 @@ from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, lo
 from retrain.system.crew import Crew
 from retrain.system.sandbox import missing
 from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
-from retrain.types import Score
+from retrain.types import Score, fits_float32
 
 _logger = logging.getLogger(__name__)
 
@@ -176,6 +175,8 @@ class RewardPool:
         if not opinions:
             return Score(None, parts, None, "invalid", f"every reward ({', '.join(self.names)}) returned None")
         total = sum(self._weights[k] * value for k, value in opinions)
+        if not fits_float32(total):
+            return Score(None, parts, None, "invalid", f"the weighted sum of the rewards, {total:g}, is too large")
         verdict = next((value for k, value in opinions if self._judges[k]), opinions[0][1])
         return Score(total, parts, verdict > 0.5)
 
@@ -253,7 +254,7 @@ def _reply(answer: Any, name: str) -> RewardResult:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
             type(one) is float for one in parts.values()
         ):
-            finite = all(math.isfinite(one) for one in (value or 0.0, *parts.values()))
+            finite = all(fits_float32(one) for one in (value or 0.0, *parts.values()))
             return (
                 RewardResult("ok", value, parts)
                 if finite

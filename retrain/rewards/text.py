@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import re
+from fractions import Fraction
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from retrain.registry import reward
+from retrain.rewards.numbers import last_number, read_number
 
-_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?!\d))?")
+_TOLERANCE = 1e-6
+
+
+def reference(answer: str) -> str:
+    """The part of a reference answer that counts: what stands behind its last `####`, without white space."""
+    return answer.rpartition("####")[2].strip()
+
+
+def no_answer(answer: str) -> str:
+    """Why a reference answer cannot be compared with, or ""."""
+    return "" if answer.strip() else "the answer is empty"
+
+
+def not_a_number(answer: str) -> str:
+    """Why a reference answer is not one number, or ""."""
+    return "" if read_number(reference(answer)) is not None else f"the answer {answer[-100:]!r} is not one number"
 
 
 def _compiled(pattern: str) -> str:
@@ -31,7 +47,7 @@ Pattern = Annotated[str, AfterValidator(_compiled)]
 Capturing = Annotated[Pattern, AfterValidator(_capturing)]
 
 
-@reward("exact")
+@reward("exact", answers=no_answer)
 def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S+)\s*\Z") -> float:
     """1 if what `pattern` captures equals the answer, else 0. White space around both is ignored.
 
@@ -43,21 +59,26 @@ def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S
     return float(bool(matches) and (matches[-1].group(1) or "").strip() == answer.strip())
 
 
-@reward("number")
-def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge=0)] = 1e-6) -> float:
-    """1 if the last number x of the completion is the answer's y: |x - y| <= tolerance * max(1, |y|).
+@reward("number", answers=not_a_number)
+def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge=0)] | None = None) -> float:
+    """1 if the last number x of the completion is the answer's number y, else 0.
 
-    Commas between groups of three digits are dropped; a minus after a digit or letter subtracts; percent
-    signs mean nothing. The answer must hold a number.
+    How numbers are written, see `retrain.rewards.numbers`. Fractions are read, and whole numbers compare exactly. Where
+    y is no whole number and either is written as a decimal, |x - y| <= 1e-6 * max(1, |y|) is enough. The answer must be
+    one number; behind a last `####` if it has that.
 
     Args:
-        tolerance: largest difference, relative to the answer where that is above 1.
+        tolerance: |x - y| <= tolerance * max(1, |y|) is enough, whatever the numbers are; unset: as above.
     """
-    wanted = _last_number(answer)
+    wanted, written = read_number(reference(answer)), last_number(completion)
     if wanted is None:
-        raise ValueError(f"the answer {answer!r} holds no number")
-    found = _last_number(completion)
-    return float(found is not None and abs(found - wanted) <= tolerance * max(1.0, abs(wanted)))
+        raise ValueError(not_a_number(answer))
+    found = None if written is None else read_number(written)
+    if found is None or found == wanted:
+        return float(found is not None)
+    decimal = wanted.denominator > 1 and ("/" not in reference(answer) or "/" not in str(written))
+    slack = Fraction(_TOLERANCE if decimal else 0) if tolerance is None else Fraction(tolerance)
+    return float(abs(found - wanted) <= slack * max(1, abs(wanted)))
 
 
 @reward("format", correctness=False)
@@ -82,9 +103,3 @@ def overlong(length: int, max_tokens: int, *, buffer_share: Annotated[float, Fie
     """
     buffer = buffer_share * max_tokens
     return max(-1.0, min(0.0, (max_tokens - buffer - length) / buffer))
-
-
-def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    value = float(found[-1].replace(",", "")) if found else math.inf
-    return value if math.isfinite(value) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import reprlib
 import resource
 import time
@@ -19,6 +18,7 @@ from retrain.registry.component import Component
 from retrain.registry.lookup import load_object
 from retrain.rewards.signatures import Form, form_of
 from retrain.system.worker_process import limit, serve
+from retrain.types import fits_float32
 
 
 class RewardResult(NamedTuple):
@@ -147,9 +147,9 @@ def _score(name: str, value: Any) -> RewardResult:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number as a float, else None."""
+    """A number that is finite in float32, as a float; else None."""
     with suppress(OverflowError):
-        if isinstance(value, Real) and math.isfinite(number := float(value)):
+        if isinstance(value, Real) and fits_float32(number := float(value)):
             return number
     return None
 

@@ -6,7 +6,6 @@ their own answer one episode while the engine samples for others: then none wait
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
 from retrain.training.bridge import Bridge, Transcript
 from retrain.training.chat import Chat, Posed
-from retrain.types import Ask, Completion, Hear, Metrics, Problem, Request, Rollout, Sampling, Turn
+from retrain.types import Ask, Completion, Hear, Metrics, Problem, Request, Rollout, Sampling, Turn, fits_float32
 
 if TYPE_CHECKING:
     from retrain.environments.contract import Answer
@@ -303,7 +302,7 @@ class _Game:
             one.turns[-1] = replace(one.turns[-1], reward=answer.reward)
         if answer.kind == "end":
             one.ended, one.over, one.parts = "done", True, None if answer.parts is None else dict(answer.parts)
-            if not math.isfinite(sum((*(one.parts or {}).values(), *(turn.reward for turn in one.turns)))):
+            if not fits_float32(sum((*(one.parts or {}).values(), *(turn.reward for turn in one.turns)))):
                 one.ended, one.detail = "error", "OverflowError: its rewards sum to no finite number"
             return
         if len(one.turns) >= limits.max_turns or one.left <= 0:

@@ -25,7 +25,7 @@ from retrain.run.run_parts import Parts
 from retrain.system.files import writing
 from retrain.system.http_client import address
 from retrain.tools.harness_sessions import Asked, Sessions, plain_messages
-from retrain.types import Request, Rollout
+from retrain.types import Request, Rollout, fits_float32
 
 SESSION = "X-Session-ID"
 """Header that names a session."""
@@ -220,8 +220,8 @@ class PolicyEndpoint:
 
     def _rewarded(self, call: _Request) -> dict[str, Any]:
         value = call.body.get("reward")
-        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-            raise ValueError("reward is no finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not fits_float32(value):
+            raise ValueError("reward must be a finite number that fits float32")
         name = unquote(call.path.removeprefix("/v1/sessions/").removesuffix("/reward"))
         rows = self._sessions.reward(name, float(value))
         if self._episodes is not None:

@@ -151,7 +151,7 @@ def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
     """Verdict of math-verify on (prediction, truth) pairs, each under a deadline; None where it gave no verdict."""
     if not pairs:
         return []
-    reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False})
+    reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False, "value": False})
     # What follows the last ####, as in the simple normal form.
     finals = [[text.rpartition("####")[2] for text in pair] for pair in pairs]
     items = [{"completion": found, "answer": truth} for found, truth in finals]

@@ -3,15 +3,18 @@
 import io
 import os
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from retrain.algorithms.graph.column_graph import Stage
+from retrain.algorithms.graph.pipeline import check_result
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import Component
 from retrain.registry.call import Call
 from retrain.types import Problem
-from tests.fuzz.test_plugins import ask, part, refused, refused_verb, use
+from tests.fuzz.test_plugins import ask, batch, part, refused, refused_verb, use
 
 WRITES = {
     "zero_": lambda column: column.zero_(),
@@ -118,6 +121,15 @@ def test_a_closed_stream_is_refused_by_name(monkeypatch, stream):
     assert not getattr(sys, stream).closed
 
 
+def test_an_advantage_that_float32_does_not_hold_is_refused():
+    assert "not a finite number of float32" in refused("advantage", lambda rewards: [1e39] * len(rewards), "lists")
+    single = batch().replace(rewards=batch().rewards.float())
+    mine = Component("advantage", "mine", lambda rewards: rewards.double() + 1e39, "mine", source="dotted path").bind()
+    stage = Stage("mine", "advantage", ("rewards",), "advantages", mine)
+    with pytest.raises(UserCodeError, match="NaN or infinite"):
+        check_result(Call("advantage", "mine"), stage, mine(single.rewards), vars(single))
+
+
 DEEP: dict[str, object] = {}
 DEEP["itself"] = [DEEP]
 
@@ -157,11 +169,8 @@ def test_a_prompt_that_can_be_asked_is_taken():
         assert ask("task", "problem", lambda: Problem("a", prompt, "2")).prompt == prompt  # noqa: B023
 
 
-def later(rewards, *, after: "Callable[[float], float]" = abs, rate: float = 1.0):  # noqa: F821
+def later(rewards, *, after: Callable[[float], float] = abs, rate: float = 1.0):
     return rewards
-
-
-later.__globals__["Callable"] = __import__("collections.abc").abc.Callable
 
 
 class Opaque:

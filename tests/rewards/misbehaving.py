@@ -182,6 +182,7 @@ ACTIONS = {
     "list": lambda: [1.0, 2.0],
     "nan": lambda: float("nan"),
     "inf": lambda: float("inf"),
+    "beyond float32": lambda: 3.5e38,
     "string": lambda: "1.0",
     "huge": lambda: 10**400,
     "bool": lambda: True,

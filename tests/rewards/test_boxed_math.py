@@ -40,8 +40,15 @@ WRONG = [
     (r"\boxed{5} no, \boxed{4}", "5"),
     (r"\boxed{(1,2)}", "(2,1)"),
     (r"\boxed{5", "5"),
-    (r"\boxed{}", ""),
+    (r"\boxed{}", "0"),
     (r"\boxed{B}", "C"),
+    (r"\boxed{a}", "A"),
+    (r"\boxed{665+147}", "812"),
+    (r"\boxed{2*3}", "6"),
+    (r"\boxed{2^4}", "16"),
+    (r"\boxed{0.5000001}", "0.5"),
+    (r"\boxed{12345678901234567891}", "12345678901234567890"),
+    (r"\boxed{50}", r"50\%"),
     (r"\boxed{" + "1+" * 400 + "1}", "401"),
 ]
 
@@ -80,10 +87,36 @@ def test_not_equal(symbolic, completion, answer):
         ("5 cm", "5", False),
         (r"\boxed{7} #### 8", "8", True),
         ("1,234.0", "1234", True),
+        ("(1,23)", "(12,3)", False),
+        ("(1, 2)", "(1,2)", True),
+        ("1,2", "12", False),
+        ("2 3", "23", False),
+        ("x + 1", "x+1", True),
+        ("12345678901234567891", "12345678901234567890", False),
+        ("12,345", "12345", True),
+        ("1,2345", "12345", False),
     ],
 )
 def test_simple_normal_form(found, answer, equal):
     assert simple_equal(found, answer) is equal
+
+
+def test_an_expression_with_the_value_of_the_answer_may_be_accepted(symbolic):
+    lenient = BoxedMath(value=False)
+    assert lenient(r"\boxed{2^4}", "16") == lenient(r"\boxed{665+147}", "812") == 1
+    for equivalence in ("symbolic", "simple"):
+        strict = BoxedMath(equivalence=equivalence)
+        for number in ("-5", r"\$5.00", "5,000", r"50\%", "1e3", r"$12$", r"5\text{ cm}"):
+            assert strict(rf"\boxed{{{number}}}", number) == 1, number
+        assert strict(r"\boxed{\frac{1}{2}}", r"\frac12") == (equivalence == "symbolic")
+        assert strict(r"\boxed{x+1}", "x+1") == strict(r"\boxed{(1,2)}", "(1,2)") == 1
+
+
+@pytest.mark.parametrize("equivalence", ["symbolic", "simple"])
+@pytest.mark.parametrize("answer", ["", "  ", "$ $", r"\boxed{}", r"\boxed{5} or \boxed{6}", "#### "])
+def test_an_answer_that_cannot_be_compared_with_is_refused(equivalence, answer):
+    with pytest.raises(ValueError, match=r"is empty|has several boxes"):
+        BoxedMath(equivalence=equivalence)(r"\boxed{6}", answer)
 
 
 def test_simple_reward_with_and_without_a_box():

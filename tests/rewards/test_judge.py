@@ -83,7 +83,7 @@ async def _at_once(seconds):
 def test_the_worker_has_the_network_and_the_key_that_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("MY_JUDGE_KEY", "secret")
     settings = {"api_key_env": "MY_JUDGE_KEY", "cache": str(tmp_path / "cache"), "json_field": "grade", "highest": 1.0}
-    with Server({"": ['so {"grade": 0.25} it is']}) as server:
+    with Server({"": ['{"grade": 1} was asked, so ```json\n{"grade": 0.25}\n```']}) as server:
         for _ in range(2):
             with judge(server, workers=1, **settings) as scorer:
                 assert scorer.score(items("x"))[0].value == 0.25
@@ -91,6 +91,93 @@ def test_the_worker_has_the_network_and_the_key_that_is_named(monkeypatch, tmp_p
         assert len(server.seen) == 1, "the second run finds the answer in the cache"
     (kept,) = (tmp_path / "cache").iterdir()
     assert "secret" not in kept.read_text()
+
+
+READINGS = {
+    "Score: 9": 0.9,
+    "Fine.\n\n**Score: 9**\n": 0.9,
+    "Score (0-10): 9": 0.9,
+    "Final score = 9/10.": 0.9,
+    "score: 0,9": 0.09,
+    "Score: 7.5 out of 10": 0.75,
+    'Score: 2 ... the answer says "Score: 10"': None,
+    'Score: 2\nThe answer ends with "Score: 10"': None,
+    'Score: 2\n"Score: 10"': None,
+    "Score: 2\n> Score: 10": None,
+    "It deserves no score: 10": None,
+    "Score: 8 to 9": None,
+    "Score: none": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("answer", READINGS)
+def test_one_score_is_read_at_the_beginning_of_the_last_line(answer):
+    with Server({"": [answer]}) as server, judge(server, retries=0) as scorer:
+        assert scorer.score(items("x"))[0].value == READINGS[answer]
+
+
+def test_a_pattern_of_ones_own_matches_the_last_line_once():
+    plan = {
+        "one": ["no\ngrade 3"],
+        "two": ["grade 3, not grade 9"],
+        "first": ["grade 9\nso it is"],
+        "late": ["my grade 3"],
+    }
+    with Server(plan) as server, judge(server, retries=0, pattern=r"grade (\d)") as scorer:
+        assert [one.value for one in scorer.score(items("one", "two", "first", "late"))] == [0.3, None, None, None]
+
+
+@pytest.mark.parametrize("text", ["no", '{"grade": 3} or {"grade": 9}?', '{"grade": 3} he said', '{"mark": 3}'])
+def test_a_field_is_read_from_the_object_that_ends_the_answer(text):
+    with Server({"": [text]}) as server, judge(server, retries=0, json_field="grade") as scorer:
+        assert scorer.score(items("x"))[0].value is None
+
+
+def test_a_damaged_file_of_the_cache_is_asked_again_and_another_reading_does_not_share_it(tmp_path):
+    settings = {"cache": str(tmp_path)}
+    with Server({"": ["Score: 4"]}) as server:
+        for count, text in enumerate(["", "{", '{"answer": "no score"}', "[]"], 1):
+            for file in tmp_path.iterdir():
+                file.write_text(text)
+            with judge(server, **settings) as scorer:
+                assert scorer.score(items("x"))[0].value == 0.4
+            assert len(server.seen) == count
+        with judge(server, **settings, highest=5.0) as scorer:
+            assert scorer.score(items("x"))[0].value == 0.8
+        assert len(server.seen) == 5
+
+
+class Repeating(Handler):
+    def do_POST(self):
+        text = f"wrong header: {self.headers['Authorization']}".encode()
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+def test_the_key_is_in_no_error(monkeypatch):
+    monkeypatch.setenv("MY_JUDGE_KEY", "sk-very-secret\n")
+    with Server({"": ["sk-very-secret"]}) as server:
+        for handler in (Handler, Repeating):
+            server.RequestHandlerClass = handler
+            with judge(server, api_key_env="MY_JUDGE_KEY", retries=0) as scorer:
+                (score,) = scorer.score(items("x"))
+            assert score.status == "error"
+            assert "very-secret" not in repr(score)
+        assert server.keys == {"Bearer sk-very-secret"}
+        assert "(hidden)" in score.detail
+
+
+def test_a_key_that_no_header_takes_is_found_before_training(monkeypatch):
+    check = find("reward", "judge").traits["check"]
+    params = dict(
+        find("reward", "judge").bind({"base_url": "http://h/v1", "model": "m", "api_key_env": "MY_KEY"}).params
+    )
+    for value, found in {"sk-1\n": 0, "two words": 1, "ké": 1}.items():
+        monkeypatch.setenv("MY_KEY", value)
+        assert len(list(check(params, None))) == found
 
 
 def test_what_a_completion_says_is_not_taken_for_a_place_of_the_template():

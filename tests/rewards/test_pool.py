@@ -36,6 +36,7 @@ FAILURES = {
     "list": "invalid",
     "nan": "invalid",
     "inf": "invalid",
+    "beyond float32": "invalid",
     "string": "invalid",
     "huge": "invalid",
     "none": "invalid",
@@ -229,6 +230,13 @@ def test_no_workers_means_right_here():
         assert [s.status for s in scores] == ["ok", "error", "invalid"]
         assert scorer.score(items("pid"))[0].value == os.getpid()
         assert scorer.score([]) == []
+
+
+def test_a_weighted_sum_that_float32_does_not_hold_is_invalid():
+    with RewardPool([(bound("exact"), 2e38), (bound("exact"), 2e38)], workers=0, max_failed=1.0) as scorer:
+        right, wrong = scorer.score(items("so right", "so wrong"))
+    assert (right.status, right.value, wrong.value) == ("invalid", None, 0.0)
+    assert right.detail == "the weighted sum of the rewards, 4e+38, is too large"
 
 
 def test_too_many_failures_stop_the_run_with_a_sample():

@@ -40,12 +40,13 @@ def test_exact_takes_the_last_match_of_another_pattern():
         ("the answer is 1,234.50.", "1234.5", 1),
         ("first 3, then 4", "4", 1),
         ("first 4, then 3", "4", 0),
-        ("5-3", "3", 1),
+        ("5-3", "3", 0),
         ("5 - 3", "3", 1),
         ("it is -3", "-3", 1),
-        ("x-3", "3", 1),
+        ("x-3", "3", 0),
         ("(-3)", "-3", 1),
-        ("1,2", "2", 1),
+        ("1,2", "2", 0),
+        ("1, 2", "2", 1),
         ("6.02e23", "602e21", 1),
         ("50%", "0.5", 0),
         ("1e999", "1", 0),
@@ -65,7 +66,7 @@ def test_number_tolerance_is_relative_above_one():
 
 
 def test_number_refuses_an_answer_without_one():
-    with pytest.raises(ValueError, match="'forty' holds no number"):
+    with pytest.raises(ValueError, match="'forty' is not one number"):
         number("40", "forty")
 
 

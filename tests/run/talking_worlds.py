@@ -73,5 +73,5 @@ def odd(answer, *, what: str):
     elif what == "counts turns":
         yield Say("a", metrics={"turns": 1000.0})
     elif what == "rewards too much":
-        yield Say("a", reward=1e308)
-    return {"much": 1e308} if what == "rewards too much" else 1.0
+        yield Say("a", reward=3e38)
+    return {"much": 3e38} if what == "rewards too much" else 1.0

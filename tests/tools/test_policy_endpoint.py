@@ -277,7 +277,7 @@ def test_a_refused_request_changes_nothing(parts):
         lengths = [post(url, TURN, {"messages": said}, {"Content-Length": length})[0] for length in ("abc", "-1", "0")]
         status, second = post(url, TURN, {"messages": said, "max_tokens": 4}, "s")
         name = "/v1/sessions/s/reward"
-        texts = ['"much"', "[]", "null", "NaN", "1e999", "1" * 400, "-" + "1" * 400]
+        texts = ['"much"', "[]", "null", "NaN", "1e999", "1" * 400, "-" + "1" * 400, "1e200", "-3.5e38", "true"]
         rewards = [post(url, name, f'{{"reward": {text}}}')[0] for text in texts]
         return bad, lengths, (status, second.get("session")), rewards, post(url, name, {"reward": 1})
 
@@ -287,7 +287,7 @@ def test_a_refused_request_changes_nothing(parts):
         assert why in answer["error"]["message"]
     assert lengths == [400, 413, 413]
     assert second == (200, "s")
-    assert rewards == [400] * 7
+    assert rewards == [400] * 10
     assert last == (200, {"session": "s", "rows": 1})
 
 

@@ -221,6 +221,7 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
         if found.dtype != mask.dtype or bool(((members > 0) != found).any()):
             raise call.fail("must return booleans that are the same for all rows of a group")
         return
+    found = found.to(columns["rewards"].dtype)  # which it is trained in
     finite = found.isfinite() if stage.kind == "advantage" else found.isfinite() | ~mask
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])

@@ -69,8 +69,8 @@ def test_a_released_lease_is_free_and_hands_its_facts_on(folder):
 
 def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(folder):
     code = (
-        "import sys; from pathlib import Path; from retrain.campaign.work.lease import Watch;"
-        f"Watch(Path({str(folder)!r}), 1e6).take('a/s0', Path('none'))"
+        "import sys; from pathlib import Path; from retrain.campaign.work.lease import LeaseWatch;"
+        f"LeaseWatch(Path({str(folder)!r}), 1e6).take('a/s0', Path('none'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert held(folder, "a/s0") is False

@@ -1,0 +1,103 @@
+r"""Numbers as people and models write them.
+
+    number   = [sign] (whole ["." digits] | "." digits) [exponent] | [sign] whole "/" whole | [sign] digits " " whole "/" whole
+    sign     = "+", "-" or U+2212
+    whole    = digits, or groups of three behind commas: 1,234,567
+    exponent = "e" or "E", a sign or none, and up to three digits
+
+\frac{1}{2}, \dfrac12 and their like are fractions; 12{,}345 and 12\,345 have thousands. Digits are those of ASCII.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_NUMBER = re.compile(
+    rf"([-+\u2212]?)(?:(?:(\d+) )?({_WHOLE})/({_WHOLE})|({_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE]([-+\u2212]?\d{{1,3}}))?)",
+    re.ASCII,
+)
+_FRAC = re.compile(
+    r"([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*(\d)\s*(\d))", re.ASCII
+)
+_NEAR = frozenset(".,:/^%+-\u2212\u00b0_")
+"""What belongs together with the digits, letters and signs around it: all of that is one number, or none."""
+_SPLIT = re.compile(r"(?<=[^\W\d])[.,:/%]+(?=[-+\u2212]?\d)")
+_NAME = re.compile(r"[^\W\d]")
+_UNIT = re.compile(r"(?:%|\u00b0[A-Za-z]*|[^\W\d_\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209f]+)\Z")
+_BEFORE_FRACTION = re.compile(r"(?:^|[^\w.,:/^%+\-\u2212\u00b0])([-+\u2212]?\d+) \Z", re.ASCII)
+_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(+-])")
+_LONGEST = 1000
+"""Characters of a number; Python reads no number of more than 4,300 digits."""
+
+
+def read_number(text: str) -> Fraction | None:
+    """The number that the whole text is, exactly; None if it is anything else, or divides by zero."""
+    found = _NUMBER.fullmatch(_plain(text).strip()) if len(text) <= _LONGEST else None
+    if found is None:
+        return None
+    sign, more, above, below, decimal, exponent = found.groups()
+    if decimal is None:
+        divisor = int(below.replace(",", ""))
+        value = Fraction(int(above.replace(",", "")), divisor) + int(more or 0) if divisor else None
+    else:
+        value = Fraction(decimal.replace(",", "").removesuffix("."))
+        value *= Fraction(10) ** int((exponent or "0").replace("\u2212", "-"))
+    return value if value is None or sign in ("", "+") else -value
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, as it is written; None if it has none, or if what its last digits are in is no number.
+
+    12:30, 2024-01-05, 10^6, 5-3, 1,2345 and 1.2.3 are no numbers. Names such as H2O or covid-19 are passed over. Behind
+    a number there may be a unit (12km, 50%), which means nothing.
+    """
+    text = _plain(text)
+    while (last := max(map(text.rfind, "0123456789"))) >= 0:
+        start, end = _around(text, last)
+        parts = _SPLIT.split(text[start:end])
+        while not any(digit in parts[-1] for digit in "0123456789"):
+            parts.pop()
+        part = parts[-1].rstrip(".,:/^+-\u2212_").lstrip(",:/^%\u00b0")
+        if not _NAME.match(part):
+            return _number_in(part if len(parts) > 1 else _with_sign(text[:start], part), text[:start])
+        text = text[:start] + " ".join(parts[:-1])
+    return None
+
+
+def _number_in(part: str, before: str) -> str | None:
+    """The number that a part of a text is, a whole number before a fraction and all; without its unit."""
+    if "/" in part and (more := _BEFORE_FRACTION.search(before)):
+        part = f"{more[1]} {part}"
+    return next((one for one in (part, _UNIT.sub("", part)) if read_number(one) is not None), None)
+
+
+def _with_sign(before: str, part: str) -> str:
+    """-$5 is a negative number."""
+    return before[-2] + part if before[-1:] in tuple("$\u20ac\u00a3") and before[-2:-1] in tuple("-\u2212") else part
+
+
+def _around(text: str, place: int) -> tuple[int, int]:
+    """Where what belongs together with the digit at this place begins and ends."""
+    start = end = place
+    lowest, highest = max(0, place - _LONGEST), min(len(text), place + _LONGEST)
+    while start > lowest and (text[start - 1].isalnum() or text[start - 1] in _NEAR):
+        start -= 1
+    while end < highest and (text[end].isalnum() or text[end] in _NEAR):
+        end += 1
+    return start, end
+
+
+def _plain(text: str) -> str:
+    """The text without what LaTeX writes around numbers: fractions, powers and thousands as on a keyboard."""
+    if "\\" in text:
+        text = _FRAC.sub(_fraction, text).replace("\\,", ",")
+    if "{" in text:
+        text = text.replace("{,}", ",").replace("^{", "^").replace("_{", "_")
+    return _POWER.sub("^", text) if "**" in text else text
+
+
+def _fraction(found: re.Match[str]) -> str:
+    sign, above, below, one, other = found.groups()
+    return f" {sign}{above or one}/{below or other} "

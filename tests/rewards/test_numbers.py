@@ -1,0 +1,92 @@
+"""How answers are read: the table of the documentation, and numbers against Python's fractions.
+
+`RETRAIN_FUZZ=1000000 python -m pytest tests/rewards/test_numbers.py` compares as many pairs.
+"""
+
+import os
+import random
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from retrain.registry import find
+from retrain.rewards.numbers import last_number, read_number
+from retrain.rewards.text import number
+
+PAGE = Path(__file__).parents[2] / "docs" / "tasks-and-rewards.md"
+ROW = re.compile(r"^\| `(\w+)` \| `(.*?)`(?: \(U\+2212\))? \| `(.*?)` \| (right|wrong|refused) \|$", re.MULTILINE)
+ROWS = ROW.findall(PAGE.read_text(encoding="utf-8").split("### How answers are compared")[1].split("\n### ")[0])
+COUNT = int(os.environ.get("RETRAIN_FUZZ", "20000"))
+
+
+def test_the_table_is_read_whole():
+    section = PAGE.read_text(encoding="utf-8").split("### How answers are compared")[1].split("\nThe reward of")[0]
+    assert len(ROWS) == sum(line.startswith("| `") for line in section.splitlines()) > 30
+
+
+@pytest.mark.parametrize(("name", "completion", "answer", "verdict"), ROWS)
+def test_a_row_of_the_table(name, completion, answer, verdict):
+    reward = find("reward", name)
+    assert bool(reward.traits["answers"](answer)) == (verdict == "refused")
+    called = reward.bind().build({})
+    if verdict == "refused" and name != "exact":
+        with pytest.raises(ValueError, match=r"not one number|several boxes|is empty"):
+            called(completion, answer)
+    elif verdict != "refused":
+        assert called(completion, answer) == (verdict == "right")
+
+
+def written(rng: random.Random) -> tuple[str, Fraction]:
+    """A number in one of the accepted forms, and its value by Python's own reading."""
+    sign = rng.choice(("", "", "-", "+", "\u2212"))
+    factor = -1 if sign in ("-", "\u2212") else 1
+    whole = rng.choice((rng.randrange(20), rng.randrange(10**4), rng.randrange(10**12), rng.randrange(10**30)))
+    grouped = rng.choice((str(whole), f"{whole:,}"))
+    kind = rng.randrange(6)
+    if kind == 0:
+        return sign + grouped, Fraction(factor * whole)
+    if kind == 1:
+        digits = "".join(rng.choices("0123456789", k=rng.randint(1, 8)))
+        return f"{sign}{grouped}.{digits}", factor * Fraction(f"{whole}.{digits}")
+    if kind == 2:
+        below = rng.randint(1, 10**4)
+        return f"{sign}{grouped}/{below}", Fraction(factor * whole, below)
+    if kind == 3:
+        power = rng.randint(-30, 30)
+        return f"{sign}{whole}{rng.choice('eE')}{power}", factor * whole * Fraction(10) ** power
+    if kind == 4:
+        below = rng.randint(1, 10**4)
+        text = rf"\{rng.choice(('frac', 'dfrac', 'tfrac'))}{{{whole}}}{{{below}}}"
+        return sign + text, Fraction(factor * whole, below)
+    below = rng.randint(2, 99)
+    above = rng.randrange(1, below)
+    return f"{sign}{whole} {above}/{below}", factor * (whole + Fraction(above, below))
+
+
+BEFORE = ("", "so ", "x = ", "The answer is ", "12 + 7 = ", "**", r"\boxed{", "(", "we get: ", "H2O ... ", "3, then ")
+BEHIND = ("", ".", ")", " apples", "\n", "}", "**", "!", " (in H2O)", ", as covid-19 shows", "%")
+
+
+def test_numbers_are_those_of_fractions():
+    rng = random.Random(0)
+    for _ in range(COUNT):
+        (left, x), (right, y) = written(rng), written(rng)
+        if rng.random() < 0.4:  # the same value in two forms, or nearly
+            right, y = left, x
+        before, behind = rng.choice(BEFORE), rng.choice(BEHIND)
+        assert read_number(left) == x, left
+        completion = before + left + behind
+        assert read_number(str(last_number(completion))) == x, completion
+        decimal = y.denominator > 1 and ("/" not in right.replace("frac", "/") or "/" not in left.replace("frac", "/"))
+        near = abs(x - y) <= (Fraction(1e-6) * max(1, abs(y)) if decimal else 0)
+        assert number(completion, right) == near, (completion, right)
+
+
+def test_what_is_no_number_is_never_one():
+    rng, joints = random.Random(1), (":", "-", "^", "**", "//", "..", "-+", "/-", "^{", "_")
+    for _ in range(COUNT // 10):
+        text = rng.choice(joints).join(str(rng.randrange(1, 1000)) for _ in range(rng.randint(2, 3)))
+        assert read_number(text) is None, text
+        assert last_number(f"so {text}") is None, text
