@@ -70,7 +70,7 @@ class RunDirectory:
     Raises:
         ConfigError: an existing run and no permission to touch it, nothing to resume, or another
             process owns it.
-        StorageError: the directory cannot be written.
+        StorageError: the directory cannot be written, or an entry of it is a link.
     """
 
     ranks: Ranks = ALONE
@@ -114,11 +114,18 @@ class RunDirectory:
             self._write_status(status)
             self._lock.release()
 
+    def _refuse_links(self) -> None:
+        """StorageError if an entry is a link: what the run writes and deletes there would be another directory's."""
+        for entry in sorted(self.path.iterdir()):
+            if entry.is_symlink():
+                raise StorageError(f"{entry} is a link, and a run writes in its own directory alone; remove the link")
+
     def _admit(self) -> None:
         """Refuse or clear what is there, according to the mode."""
         if self.mode == "fresh":
             for name in (*_FILES, *_FOLDERS):
                 remove(self.path / name)
+        self._refuse_links()
         existing = self._existing()
         if existing and self.mode == "new":
             state = "a finished" if self._stored_status().get("outcome") == "finished" else "an unfinished"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from retrain.errors import ConfigError, ConfigProblem
+from retrain.errors import ConfigError, ConfigProblem, StorageError
 
 _GREATEST_PID = 1 << 22
 """That of Linux; `os.kill` raises OverflowError far above."""
@@ -25,9 +27,12 @@ def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Generato
         waiting: called once if another process holds the lock, before waiting for it. None does not wait.
     Raises:
         BlockingIOError: another process holds it, and `waiting` is None.
-        OSError: the file cannot be opened; a symbolic link is not followed.
+        OSError: the file cannot be opened, is not a regular file, or has a second name: a link is never followed.
     """
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+", encoding="utf-8") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # the owner rewrites what it locks
+            raise OSError(errno.EMLINK, f"{path.name} is a link or a special file", str(path))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -49,7 +54,19 @@ class Lock:
         self.path = path
 
     def acquire(self) -> None:
-        """Take the lock, or raise ConfigError naming the owner; OSError where it cannot be written."""
+        """Take the lock, or raise ConfigError naming the owner; OSError where it cannot be written.
+
+        Raises:
+            StorageError: the file is a link, so that the owner would be written into another file.
+        """
+        try:
+            self._acquire()
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EMLINK):
+                raise
+            raise StorageError(f"{self.path} is a link or a special file; remove it") from error
+
+    def _acquire(self) -> None:
         # Held only while reading and writing the owner, so that two starting processes take turns.
         with exclusive(self.path, waiting=lambda: None) as file:
             owner = self.owner()
@@ -65,7 +82,8 @@ class Lock:
         """Free the lock if this process holds it."""
         owner = self.owner()
         if owner is not None and (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid()):
-            self.path.write_text("", encoding="utf-8")
+            with exclusive(self.path, waiting=lambda: None) as file:
+                file.truncate(0)
 
     def owner(self) -> dict[str, Any] | None:
         """Host, process id and process group written in the lock; None if it is free.

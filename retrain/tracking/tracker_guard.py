@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from retrain.protocols import Tracker
@@ -19,6 +18,7 @@ _WAITING = 1000
 class Guard(Tracker):
     """Runs a tracker in another thread and drops it at the first failure, with one warning.
 
+    Its attributes are read in that thread as well: one may be a property that raises.
     Every verb returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish within
     `patience_s` seconds of `close` is left alone; metrics.jsonl has every row in any case.
     """
@@ -33,11 +33,12 @@ class Guard(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand the metrics over."""
-        self._put(partial(self._tracker.log, step, dict(metrics)))
+        copied = dict(metrics)
+        self._put(lambda: self._tracker.log(step, copied))
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Hand the completions over."""
-        self._put(partial(self._tracker.completions, step, rows))
+        self._put(lambda: self._tracker.completions(step, rows))
 
     def close(self) -> None:
         """Let the tracker finish, for as long as it is worth waiting."""

@@ -223,14 +223,34 @@ def test_the_lock_of_a_process_that_cannot_exist_is_taken_over(tmp_path, pid):
         assert lock.owner()["pid"] == os.getpid()
 
 
-def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path):
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("mode", ["new", "auto", "fresh"])
+def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path, link, mode):
     target = tmp_path / "precious"
     target.write_text("mine")
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "lock").symlink_to(target)
-    with pytest.raises(StorageError, match="cannot be written"), opened(tmp_path / "a"):
+    link(target, tmp_path / "a" / "lock")
+    with pytest.raises(StorageError, match="lock is a link or a special file; remove it"), opened(tmp_path / "a", mode):
         pass
     assert target.read_text() == "mine"
+
+
+def test_a_lock_that_became_a_hard_link_is_not_emptied(tmp_path):
+    with pytest.raises(StorageError, match="lock is a link"), opened(tmp_path / "a"):
+        os.link(tmp_path / "a" / "lock", tmp_path / "second")
+    assert json.loads((tmp_path / "second").read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "best", "rollouts", "model"])
+def test_a_folder_that_is_a_link_is_refused_and_nothing_changes_where_it_leads(tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    for staged in ("step-000009", ".tmp-step-000001"):
+        (elsewhere / staged).mkdir(parents=True)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=f"{name} is a link"), opened(tmp_path / "a", "auto"):
+        pass
+    assert sorted(entry.name for entry in elsewhere.iterdir()) == [".tmp-step-000001", "step-000009"]
 
 
 def test_a_directory_that_cannot_be_written_is_a_storage_error_at_once(tmp_path):
