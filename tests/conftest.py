@@ -34,6 +34,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def signing_key(tmp_path_factory):
+    """The key that signs the runs of the tests, apart from the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def forgotten_plugins(tmp_path_factory):
     """No test finds the plug-ins of another one's folder: imported, registered, or where modules are looked for."""

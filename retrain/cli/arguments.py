@@ -12,6 +12,10 @@ from retrain.system.terminal import say
 
 File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Of a run that you have not trained here: run the code that its configuration names."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

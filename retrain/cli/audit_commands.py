@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retrain.cli.arguments import Json, Overrides
+from retrain.cli.arguments import Json, Overrides, Trust
 from retrain.cli.trained_commands import Run, only_warnings
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.storage.checkpoint import is_one, step_of
@@ -32,6 +32,7 @@ def audit(  # noqa: PLR0913 - the options of the command
     continuations: Annotated[int, typer.Option(min=2, help="Of every beginning of a completion.")] = 8,
     html: Annotated[Path | None, typer.Option(help="Write a page with the credit of tokens.")] = None,
     overrides: Overrides = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Judge credit assignment by the true advantages, before anyone trains with it.
@@ -43,7 +44,7 @@ def audit(  # noqa: PLR0913 - the options of the command
 
     found: list[Audit] = []
     for place, trained in _places(run, step, every):
-        parts = reopen(place, overrides or (), only_warnings, trained=trained)
+        parts = reopen(place, overrides or (), only_warnings, trust=trust, trained=trained, credit=True)
         from retrain.tools.audit.credit_audit import audit as judge
 
         try:

@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from retrain.cli.arguments import File, Json, Overrides, warn
+from retrain.cli.arguments import File, Json, Overrides, Trust, warn
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.terminal import say
 from retrain.training.ranks import launched
@@ -119,6 +119,7 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
     ] = 3600.0,
     resume: _Resumed = None,
     fresh: _Fresh = False,
+    trust: Trust = False,
 ) -> None:
     """Start a vLLM server for the model of a TOML file, with what engine = "vllm-server" needs.
 
@@ -145,7 +146,7 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
     elif policy is not None and trains:
         _train_by_talk(policy, overrides or (), (host, port or 8000, patience), (resume, fresh))
     elif policy is not None:
-        _answer_for(policy, overrides or (), (host, port or 8000, episodes))
+        _answer_for(policy, overrides or (), (host, port or 8000, episodes), trust)
 
 
 def _serve_engine(file: Path, overrides: Sequence[str], how: tuple[str, int | None]) -> None:
@@ -163,7 +164,7 @@ def _serve_engine(file: Path, overrides: Sequence[str], how: tuple[str, int | No
     run_server(loaded, *how, ready)
 
 
-def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path | None]) -> None:
+def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path | None], trust: bool) -> None:
     """Answer programs with a trained model, until a signal."""
     from retrain.cli.run_display import Lines
     from retrain.run.reopen import reopen
@@ -171,7 +172,7 @@ def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path |
     from retrain.tools.policy_endpoint import PolicyEndpoint
 
     with Leave() as leave:
-        parts = reopen(run, overrides, Lines())
+        parts = reopen(run, overrides, Lines(), trust=trust)
         try:
             endpoint = PolicyEndpoint(parts, *how)
             print(f"the policy answers at {endpoint.url}/v1", flush=True)

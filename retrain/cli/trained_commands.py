@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retrain.cli.arguments import Json, Overrides
+from retrain.cli.arguments import Json, Overrides, Trust
 from retrain.system.terminal import say
 
 Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
@@ -21,6 +21,7 @@ def evaluate(
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Each checkpoint of the run, the oldest first, on a line.")
     ] = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate a trained model on its task's held-out problems.
@@ -32,13 +33,13 @@ def evaluate(
     if all_checkpoints:
         from retrain.cli.run_display import evaluation
 
-        for parts in each_checkpoint(run, overrides or (), only_warnings):
+        for parts in each_checkpoint(run, overrides or (), only_warnings, trust=trust):
             from retrain.run.evaluate import evaluate as measure
 
             row = measure(parts, parts.steps)
             print(json.dumps(row) if as_json else evaluation(row), flush=True)
         return
-    parts = reopen(run, overrides or (), only_warnings)
+    parts = reopen(run, overrides or (), only_warnings, trust=trust)
     from retrain.run.evaluate import evaluate as measure
 
     try:
@@ -60,15 +61,16 @@ def sample(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Completions per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     overrides: Overrides = None,
+    trust: Trust = False,
 ) -> None:
     """Talk to a trained model: print its completions of prompts, one after the other.
 
     A prompt is put into the task's template and behind its system prompt: \\n in it is a line end. A JSON list of
     messages is taken as it is.
     """
-    from retrain.run.reopen import reopen
+    from retrain.run.reopen import reopen_sampler
 
-    parts = reopen(run, overrides or (), only_warnings)
+    parts = reopen_sampler(run, overrides or (), only_warnings, trust=trust)
     from retrain.tools.conversation import completions
 
     try:
@@ -83,6 +85,7 @@ def play(
     game: Annotated[Path, typer.Argument(help="A TOML file, to answer yourself; or a run, whose model answers.")],
     problem: Annotated[int, typer.Option(min=0, help="Number of the training problem.")] = 0,
     overrides: Overrides = None,
+    trust: Trust = False,
 ) -> None:
     """Play one episode of an environment in the terminal, or watch a trained model play it.
 
@@ -99,7 +102,7 @@ def play(
     from retrain.run.play import by_model
     from retrain.run.reopen import reopen
 
-    parts = reopen(game, overrides or (), only_warnings)
+    parts = reopen(game, overrides or (), only_warnings, trust=trust)
     try:
         for text in by_model(parts, problem):
             say(text)
@@ -126,6 +129,7 @@ def export(
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Of the weights: exact, or rounded once to half the size.")
     ] = "float32",
+    trust: Trust = False,
 ) -> None:
     """Write the model of a run or checkpoint in transformers format, with tokenizer and model card.
 
@@ -133,7 +137,7 @@ def export(
     """
     from retrain.run.reopen import reopen_trained
 
-    trained = reopen_trained(run, only_warnings)
+    trained = reopen_trained(run, only_warnings, trust=trust)
     from retrain.run.export import export as write
     from retrain.run.export import push
 

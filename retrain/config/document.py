@@ -105,8 +105,8 @@ class Document:
             for path in [path for path in self.places if path[:2] == alias]:
                 self.places.setdefault((*key, *path[2:]), self.places[path])
 
-    def override(self, text: str) -> None:
-        """Apply one `--set key=value`. The value is TOML, or a string where it is not."""
+    def override(self, text: str) -> Path:
+        """Apply one `--set key=value`; returns the key. The value is TOML, or a string where it is not."""
         name, equals, typed = text.partition("=")
         path: Path = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
         value = _value(typed.strip())
@@ -122,13 +122,14 @@ class Document:
         if problem:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
-            return
+            return path
         self._forget(path)
         for other in _excluded(path):
             self.data[str(other[0])].pop(other[1], None)
             self._forget(other)
         for depth in range(1, len(path) + 1):
             self.places.setdefault(path[:depth], Place(flag, 0, 0, path[:depth]))
+        return path
 
     def _forget(self, path: Path) -> None:
         """Drop the places of `path` and of what is below it."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from retrain import Say, environment
 from retrain.environments.contract import Game, Limits
-from retrain.environments.tools import called, check_paths, load_object
+from retrain.environments.tools import called, dotted_paths, load_object
 
 _OF_TRL = ("reset", "get_reward")
 
 
-@environment("trl", check_code=check_paths("factory", "parser"))
+@environment("trl", **dotted_paths("factory", "parser"))
 def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with its name
     prompt: Any,
     answer: str,
@@ -42,7 +42,7 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     return float(world.get_reward()) if "get_reward" in methods else None
 
 
-@environment("skyrl", check_code=check_paths("env_class"))
+@environment("skyrl", **dotted_paths("env_class"))
 def skyrl(
     prompt: Any,
     answer: str,
@@ -76,7 +76,7 @@ def skyrl(
     return float(found["reward"])
 
 
-@environment("openenv", check_code=check_paths("env_class", "action", "show"))
+@environment("openenv", **dotted_paths("env_class", "action", "show"))
 def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str") -> Game:
     """An `Environment` of OpenEnv in the worker's process: `reset(seed=)`, and `step(action)` until it is done.
 

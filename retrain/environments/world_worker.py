@@ -110,13 +110,23 @@ class Worlds:
 
 def load(hello: Hello) -> Any:
     """Import what an environment is; ComponentError if its parameters do not fit."""
-    before, places = list(sys.path), [os.getcwd(), *hello.search_paths]
+    before, places = list(sys.path), [os.getcwd(), *hello.search_paths] if _is_users(hello) else []
     sys.path[:0] = places
     path, _, name = hello.target.replace(":", ".").rpartition(".")
     target: Any = attrgetter(name)(importlib.import_module(path))
     sys.path[:] = before + [place for place in places if place not in before]
     _check_table(hello, target)
     return target
+
+
+def _is_users(hello: Hello) -> bool:
+    """Whether the environment, or a parameter of it, names code outside of this package.
+
+    Only then is the current directory searched: it may be a run of somebody else.
+    """
+    values = (value if isinstance(value, list | tuple) else [value] for value in hello.params.values())
+    names = [hello.target, *(one for several in values for one in several if isinstance(one, str))]
+    return any(("." in name or ":" in name) and not name.startswith("retrain.") for name in names)
 
 
 def shown(problem: Mapping[str, Any], reads: Sequence[str]) -> dict[str, Any]:

@@ -292,6 +292,9 @@ class Kind:
                 configuration (`config.training.max_tokens`) say that cannot work; it must not import torch.
                 `check_files=` is the same for the files that it reads, and is called if the run uses the component.
                 `check_code=` is the same for what runs code of the user's, and is called last.
+                `imports=` names the parameters that are dotted paths to code of the user's, and `reaches=` maps others
+                to what they reach beyond the model and the problems, such as a server: a run that somebody else trained
+                may set neither unless its user trusts it.
                 Of a task, `remote=True` says that its problems may have to be fetched, which `validate` does not do.
 
         Raises:

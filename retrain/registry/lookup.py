@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -166,7 +166,9 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise ComponentError(f'"{path}" is not a dotted path', "write it as package.module.function")
-    with _search(search_paths), _importing(module_name, search_paths):
+    # Modules of the package do not look into the current directory: it may be a run of somebody else.
+    search = nullcontext() if module_name.startswith(f"{_PACKAGE.name}.") else _search(search_paths)
+    with search, _importing(module_name, search_paths):
         module = importlib.import_module(module_name)
         found = hasattr(module, attribute)
     if not found:

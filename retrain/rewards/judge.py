@@ -62,7 +62,13 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         yield Finding(("api_key_env",), problem, "set it to the key alone")
 
 
-@reward("judge", network=True, timeout_s=180.0, check=_check)
+@reward(
+    "judge",
+    network=True,
+    timeout_s=180.0,
+    check=_check,
+    reaches={"base_url": "sends prompts, completions and the key of api_key_env to a server"},
+)
 class Judge:
     """Score in [0, 1] by another language model: (s - lowest) / (highest - lowest), s the number in its answer.
 

@@ -27,7 +27,7 @@ from retrain.registry.call import described
 from retrain.rewards.pool import RewardPool
 from retrain.run.continuations import Continuations
 from retrain.run.rank_edges import Pool, SharedPool, build_sampler
-from retrain.run.run_parts import Experts, Parts, Trained
+from retrain.run.run_parts import Experts, Parts, SamplingParts, Trained
 from retrain.storage.run_directory import RunDirectory
 from retrain.system.process import cpu_threads, keep_freed_memory
 from retrain.tracking.tracker_guard import Guard
@@ -66,28 +66,23 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
         from retrain.data.expert_file import read_experts
 
         said = read_experts(str(config.expert.path))
-    trained = build_trained(loaded, directory, observe)
-    model = trained.loaded
+    sampling = build_sampling(loaded, directory, task, observe)
+    model = sampling.loaded
     experts = _experts(config, model, said, expert_rows, observe) if said else None
     ranks = directory.ranks
-    sampler = build_sampler(trained.engine, trained.resources, ranks)
-    observe("message", {"text": sampler.describe(), "level": "info"})
     if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
     max_tokens = config.training.max_tokens
     parts = Parts(
-        **vars(trained),
-        sampler=sampler,
-        task=task,
+        **vars(sampling),
         pool=_pool(loaded, ranks),
-        chat=model.chat,
-        layout=Layout(model.pad_id, trained.policy.device, max_tokens, config.rollout.mask_truncated),
+        layout=Layout(model.pad_id, sampling.policy.device, max_tokens, config.rollout.mask_truncated),
         prompts=prompts,
         world=build_world(loaded, model, ranks),
         experts=experts,
-        trackers=_trackers(() if ranks.rank else components.all("tracker"), trained.resources, observe),
+        trackers=_trackers(() if ranks.rank else components.all("tracker"), sampling.resources, observe),
     )
-    trained.resources["continue_from"].parts = ref(parts)
+    sampling.resources["continue_from"].parts = ref(parts)
     parts.sets = {name: _measured(parts, one, loaded, tasks[name]) for name, one in loaded.sets.items()}
     return parts
 
@@ -96,6 +91,14 @@ def _measured(parts: Parts, one: LoadedConfig, loaded: LoadedConfig, task: Task)
     """The parts as one of `[[eval.sets]]` needs them: its settings and task, and its rewards if it has its own."""
     pool = parts.pool if one.config.rewards == loaded.config.rewards else _pool(one, parts.ranks)
     return replace(parts, config=one.config, task=task, pool=pool)
+
+
+def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> SamplingParts:
+    """Build the model and what samples from it."""
+    trained = build_trained(loaded, directory, observe)
+    sampler = build_sampler(trained.engine, trained.resources, directory.ranks)
+    observe("message", {"text": sampler.describe(), "level": "info"})
+    return SamplingParts(**vars(trained), sampler=sampler, task=task, chat=trained.loaded.chat)
 
 
 def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:

@@ -12,7 +12,7 @@ from retrain.errors import DataError, EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, Sampler, Task
-from retrain.run.run_parts import Parts
+from retrain.run.run_parts import Parts, SamplingParts
 from retrain.training.chat import Chat, Posed, TokenizedPrompt
 from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State, Turn
 
@@ -241,7 +241,7 @@ def draw(task: Task, chat: Chat, room: float, cursor: int, count: int) -> tuple[
     return found, cursor
 
 
-def train_sampling(parts: Parts, seed: int) -> Sampling:
+def train_sampling(parts: SamplingParts, seed: int) -> Sampling:
     """Sampling for training: the trainer takes its log-probs at the same temperature, over the same support."""
     rollout = parts.config.rollout
     return Sampling(parts.config.training.temperature, rollout.top_p, rollout.top_k, parts.loaded.stop_ids, seed)

@@ -103,36 +103,20 @@ class Trained:
 
 
 @dataclass(kw_only=True)
-class Parts(Trained):
-    """The built run. The loop knows these roles and no component's name.
+class SamplingParts(Trained):
+    """What answers a prompt with the trained weights: no rewards, no environment, no trackers.
 
     Attributes:
         sampler: where completions come from.
-        task: where problems come from.
-        pool: scores completions in killable processes.
+        task: where problems come from; it poses what somebody types.
         chat: renders prompts.
-        layout: makes batches of rollouts.
-        prompts: sampled per step.
-        world: the environment that answers the model, if there is one.
-        experts: where expert rows come from, if a loss term trains on them.
-        trackers: sinks of metrics besides the run directory.
-        source: gives the episodes of every step instead of the task and the environment.
         has_base: a sampler that takes adapters has the base that they belong to.
-        sets: the parts as each of `[[eval.sets]]` needs them, by its name.
     """
 
     sampler: Sampler
     task: Task
-    pool: Pool
     chat: Chat
-    layout: Layout
-    prompts: int
-    world: World | None = None
-    experts: Experts | None = None
-    trackers: Sequence[Tracker] = ()
-    source: EpisodeSource | None = None
     has_base: bool = False
-    sets: Mapping[str, Parts] = field(default_factory=dict[str, "Parts"])
 
     def sync(self, version: int) -> None:
         """Give the sampler the policy's weights after `version` steps.
@@ -155,6 +139,35 @@ class Parts(Trained):
         folder = self.directory.path / "adapter"
         self.ranks.first(lambda: self.policy.save_adapter(folder))
         self.sampler.load_adapter(folder, version)
+
+    def close(self) -> None:
+        """End the sampler."""
+        self.sampler.close()
+
+
+@dataclass(kw_only=True)
+class Parts(SamplingParts):
+    """The built run. The loop knows these roles and no component's name.
+
+    Attributes:
+        pool: scores completions in killable processes.
+        layout: makes batches of rollouts.
+        prompts: sampled per step.
+        world: the environment that answers the model, if there is one.
+        experts: where expert rows come from, if a loss term trains on them.
+        trackers: sinks of metrics besides the run directory.
+        source: gives the episodes of every step instead of the task and the environment.
+        sets: the parts as each of `[[eval.sets]]` needs them, by its name.
+    """
+
+    pool: Pool
+    layout: Layout
+    prompts: int
+    world: World | None = None
+    experts: Experts | None = None
+    trackers: Sequence[Tracker] = ()
+    source: EpisodeSource | None = None
+    sets: Mapping[str, Parts] = field(default_factory=dict[str, "Parts"])
 
     def hurry(self) -> None:
         """The run is to stop after this step. From a signal handler."""
@@ -198,4 +211,4 @@ class Parts(Trained):
             self.world.close()
         for tracker in self.trackers:
             tracker.close()
-        self.sampler.close()
+        super().close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -88,7 +89,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         plugins = source_hashes(every)
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
         if previous:  # refused before torch is imported, though the checkpoint decides
-            _changes(_with_new_keys(previous), masked(resolved), resume)
+            _changes(_with_new_keys(previous, resolved), masked(resolved), resume)
         from retrain.run.loop import train
 
         with understood(path):
@@ -144,13 +145,26 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume) -> 
     return config_changes(old, new, [canonical(key) for key in resume.allow_change])
 
 
-def _with_new_keys(old: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an earlier run by dotted key, without secrets; keys that it did not know have their defaults."""
+def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an earlier run by dotted key, without secrets; keys that it did not know have their defaults.
+
+    The earlier run may be somebody else's: where it names code that this run, `new`, does not, nothing is imported,
+    and only its own keys are known.
+    """
+    from retrain.storage.trust import powers
+
     known = dict(flatten(masked(old)))
-    document = Document("config.resolved.json", data={key: old[key] for key in old if key != "components"})
+    document, current = (_document({**one, "plugins": new["plugins"]}) for one in (old, new))
+    if not {*powers(document)} <= {*powers(current)}:
+        return known
     with suppress(RetrainError):  # a configuration that is refused today has no defaults; its own keys are compared
         return dict(flatten(masked(validate(document).resolved()))) | known
     return known
+
+
+def _document(config: Mapping[str, Any]) -> Document:
+    data = {key: copy.deepcopy(config[key]) for key in config if key != "components"}
+    return Document("config.resolved.json", data=data)
 
 
 def _accept(
@@ -169,7 +183,7 @@ def _accept(
             "config.resolved.json cannot be read, and the checkpoint does not say what its run was started with; "
             "restore the file from a copy, or start again with --fresh"
         )
-    changes = _changes(_with_new_keys(known["config"]), masked(started["config"]), resume)
+    changes = _changes(_with_new_keys(known["config"], started["config"]), masked(started["config"]), resume)
     if "plugins" in known:
         old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
         changes += _changes(old, new, resume)

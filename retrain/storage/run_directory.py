@@ -2,6 +2,7 @@
 
 runs/NAME/
     config.toml  config.resolved.json  environment.json   what was asked for, what that meant, and where
+    signature.json                                        proves to the user who trained it that the run is theirs
     metrics.jsonl  eval.jsonl                             one row per step, one per evaluation
     rollouts/step-000010.jsonl.gz                         completions of a step with their credit
     checkpoints/step-000100/                              see retrain.storage.checkpoint
@@ -24,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
 from retrain.protocols import ALONE, Ranks
 from retrain.storage import checkpoint
+from retrain.storage.own_runs import CONFIG, SIGNATURE, sign
 from retrain.storage.run_files import parse_row, read_rows
-from retrain.system.files import remove, sync, write_bytes, write_text, writing
+from retrain.system.files import plain_files, remove, sync, write_bytes, write_text, writing
 from retrain.system.lock import Lock
 from retrain.system.records import read_json
 from retrain.system.secret_names import masked
@@ -39,7 +41,8 @@ ExistingRun = Literal["new", "resume", "auto", "fresh"]
 
 _FILES = (
     "config.toml",
-    "config.resolved.json",
+    CONFIG,
+    SIGNATURE,
     "environment.json",
     "metrics.jsonl",
     "eval.jsonl",
@@ -114,18 +117,12 @@ class RunDirectory:
             self._write_status(status)
             self._lock.release()
 
-    def _refuse_links(self) -> None:
-        """StorageError if an entry is a link: what the run writes and deletes there would be another directory's."""
-        for entry in sorted(self.path.iterdir()):
-            if entry.is_symlink():
-                raise StorageError(f"{entry} is a link, and a run writes in its own directory alone; remove the link")
-
     def _admit(self) -> None:
         """Refuse or clear what is there, according to the mode."""
         if self.mode == "fresh":
             for name in (*_FILES, *_FOLDERS):
                 remove(self.path / name)
-        self._refuse_links()
+        plain_files(self.path, deep=False)  # what is written and deleted behind a link would be another directory's
         existing = self._existing()
         if existing and self.mode == "new":
             state = "a finished" if self._stored_status().get("outcome") == "finished" else "an unfinished"
@@ -134,7 +131,7 @@ class RunDirectory:
             raise ConfigError([self._problem("holds no run to resume", "leave out --resume, or check the name")])
 
     def _existing(self) -> bool:
-        return any((self.path / name).exists() for name in ("config.resolved.json", "metrics.jsonl", "checkpoints"))
+        return any((self.path / name).exists() for name in (CONFIG, "metrics.jsonl", "checkpoints"))
 
     def _problem(self, problem: str, fix: str) -> ConfigProblem:
         return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
@@ -160,7 +157,8 @@ class RunDirectory:
         self._started = {"started_with": {**started, "config": masked(started["config"])}}
         with writing(self.path):
             write_text(self.path / "config.toml", source)
-            write_text(self.path / "config.resolved.json", json.dumps(started["config"], indent=2) + "\n")
+            write_text(self.path / CONFIG, json.dumps(started["config"], indent=2) + "\n")
+            sign(self.path)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write where it runs."""
@@ -182,7 +180,7 @@ class RunDirectory:
             problem, fix = f"holds a run of its own, and {path} is of another", "another name for the new run"
             raise ConfigError([self._problem(problem, fix)])
         with suppress(StorageError):
-            return read_json(run / "config.resolved.json")
+            return read_json(run / CONFIG)
         return {}
 
     def restore(self, path: Path | None = None, accept: Callable[[State], None] = lambda _: None) -> State | None:

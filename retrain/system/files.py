@@ -122,6 +122,20 @@ def no_model(path: str) -> str:
     return "" if named else f'there is no directory "{path}"'
 
 
+def plain_files(folder: Path, *, deep: bool = True) -> None:
+    """StorageError if something in a folder is neither a regular file nor a directory; links are not followed.
+
+    Args:
+        deep: look into its directories as well.
+    """
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+            kind = "a link, and may lead to what no run wrote" if entry.is_symlink() else "not a regular file"
+            raise StorageError(f"{entry.path} is {kind}; remove it, or put a copy of the file there")
+        if deep and entry.is_dir():
+            plain_files(Path(entry.path))
+
+
 def remove(path: Path) -> None:
     """Delete a file or a folder. Whoever else deletes it at the same time does no harm, nor does one that stays."""
     if path.is_dir() and not path.is_symlink():

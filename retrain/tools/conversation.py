@@ -9,14 +9,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.run.run_parts import Parts
+from retrain.run.run_parts import SamplingParts
 from retrain.system.records import Message
 from retrain.types import Request, Sampling
 
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
-def completions(parts: Parts, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
+def completions(parts: SamplingParts, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
     """`count` completions of each prompt in turn by a run's sampler, without special tokens.
 
     Args:

@@ -84,20 +84,22 @@ def test_a_plugin_that_returns_the_wrong_length_is_named(folder, cli):
 
 
 def test_eval_measures_the_saved_model_and_its_checkpoints(run, cli):
-    final = json.loads(cli("eval", str(run), "--json").stdout)
+    final = json.loads(cli("eval", "--trust", str(run), "--json").stdout)
     last = json.loads((run / "eval.jsonl").read_text().splitlines()[-1])
     assert final["accuracy"] == last["accuracy"]
     assert final["avg_tokens"] == last["avg_tokens"], "the same weights sample the same completions"
-    several = cli("eval", str(run), "--set", "eval.samples=4", "--set", "eval.pass_at=[1,4]", "--json")
+    several = cli("eval", "--trust", str(run), "--set", "eval.samples=4", "--set", "eval.pass_at=[1,4]", "--json")
     assert {"pass@1", "pass@4", "avg@4"} <= set(json.loads(several.stdout))
-    checkpoint = json.loads(cli("eval", str(run / "checkpoints" / "step-000002"), "--json").stdout)
+    checkpoint = json.loads(cli("eval", "--trust", str(run / "checkpoints" / "step-000002"), "--json").stdout)
     middle = [json.loads(line) for line in (run / "eval.jsonl").read_text().splitlines()][1]
     assert checkpoint["step"] == middle["step"] == 2
     assert checkpoint["avg_tokens"] == middle["avg_tokens"]
-    assert "accuracy" in cli("eval", str(run)).stdout
-    every = [json.loads(line) for line in cli("eval", str(run), "--all-checkpoints", "--json").stdout.splitlines()]
+    assert "accuracy" in cli("eval", "--trust", str(run)).stdout
+    every = [
+        json.loads(line) for line in cli("eval", "--trust", str(run), "--all-checkpoints", "--json").stdout.splitlines()
+    ]
     assert [(row["step"], row["accuracy"]) for row in every] == [(2, middle["accuracy"]), (4, last["accuracy"])]
-    assert "after 4 steps" in cli("eval", str(run), "--all-checkpoints").stdout.splitlines()[-1]
+    assert "after 4 steps" in cli("eval", "--trust", str(run), "--all-checkpoints").stdout.splitlines()[-1]
 
 
 def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
@@ -133,7 +135,7 @@ def test_an_export_to_a_full_disk_ends_with_6_and_leaves_the_export_that_is_ther
 
 
 def test_eval_without_problems_is_a_data_error(run, cli):
-    result = cli("eval", str(run), "--set", "eval.problems=0")
+    result = cli("eval", "--trust", str(run), "--set", "eval.problems=0")
     assert result.exit_code == 3
     assert "[eval] problems" in result.stderr
 

@@ -64,6 +64,8 @@ def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     table="planning",
     check=_check,
     check_code=_check_code,
+    imports=("detector",),
+    reaches={"embedder": "loads a sentence-transformer, whose files may name modules to import"},
     aliases={
         "logging": ("strategic_grams",),
         "hicra": (*_GRAM_KEYS, "log_semantic_entropy", "log_planning_token_ratio"),

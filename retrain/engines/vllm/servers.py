@@ -54,6 +54,7 @@ _SERVE = ("gpu_memory_utilization", "kv_cache_mb", "max_model_len", "tensor_para
     also=(*_SERVE, "quantization"),
     check=options.check_table,
     adapters=options.ADAPTERS,
+    reaches={"urls": "replaces the weights of servers"},
 )
 class VllmServerEngine(Sampler):
     """Samples from vLLM servers, which take new weights from a file or from the trainer's GPU.

@@ -151,7 +151,7 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     before = {file: file.stat().st_mtime_ns for file in trained.rglob("*") if file.name != "lock"}
     methods = "mine.doubled,mine.doubled+gtpo,grpo+mine.halved,mine.late_half,hicra,oracle"
     words = ["audit", str(trained), "--methods", methods, "--batches", "4", "--continuations", "2"]
-    done = CliRunner().invoke(app, [*words, "--all-checkpoints", "--json", "--html", "audit.html"])
+    done = CliRunner().invoke(app, [*words, "--all-checkpoints", "--json", "--html", "audit.html", "--trust"])
     assert done.exit_code == 0, done.output
     start, end = map(json.loads, done.stdout.splitlines())
     assert list(end) == ["run", "step", "reliability", "methods"]
