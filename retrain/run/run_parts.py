@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from retrain.errors import ComponentError
@@ -190,9 +191,16 @@ class Parts(SamplingParts):
         """Hash of each section's data; None for a task that has no `fingerprint`."""
         found: dict[str, dict[str, Any]] = {"task": {"data": self.task.fingerprint()}}
         found |= {"expert": {"data": self.experts.data}} if self.experts is not None else {}
-        return found | (
-            {"eval": {name: one.task.fingerprint() for name, one in self.sets.items()}} if self.sets else {}
-        )
+        found |= {"eval": {name: one.task.fingerprint() for name, one in self.sets.items()}} if self.sets else {}
+        return found | {"model": self._model}
+
+    @cached_property
+    def _model(self) -> dict[str, Any]:
+        """Hashes of what a start reads of the model again: with an adapter the weights of its base, too."""
+        from retrain.training.reference import sample_digest
+
+        base = {} if self.policy.adapter is None else {"weights": sample_digest(self.policy.reference_weights())}
+        return {**self.loaded.digests(), **base}
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
         """Restore the parts; returns (step, cursor)."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SAMPLE = 1 << 16
+
+
 @signal("ref_logprobs", models=("frozen",), judges=False)
 class ReferenceLogprobs(StatefulComponent):
     """log p of each response token under the weights training started from, [N, T] nats, 0 elsewhere.
@@ -57,6 +60,22 @@ def unjudged(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, s
     return Batch(
         input_ids, attention_mask, response_mask, sampler_logprobs, zeros, off, rows, rows, off, sampler_logprobs
     )
+
+
+def sample_digest(weights: Mapping[str, Tensor]) -> str:
+    """sha256 over names, shapes and an evenly spaced sample of each weight, at most 65,536 values: fast at any size.
+
+    It notices another model and any change of all weights, and not that of a single value.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        flat = weights[name].detach().flatten()
+        sample = flat[:: max(1, len(flat) // _SAMPLE)].cpu().contiguous()
+        digest.update(f"{name} {tuple(weights[name].shape)}".encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:

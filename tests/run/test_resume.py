@@ -149,10 +149,12 @@ def test_other_problems_under_the_same_path_are_refused_unless_allowed(train, da
     said = []
     train(
         *more,
-        resume=Resume("auto", allow_change=["training.max_steps", "task.data"]),
+        # The built-in model makes its tokenizer from the task's texts.
+        resume=Resume("auto", allow_change=["training.max_steps", "task.data", "model.tokenizer"]),
         observe=lambda event, details: said.append(str(details)),
     )
     assert any("resuming with task.data" in text for text in said)
+    assert any("resuming with model.tokenizer" in text for text in said)
     assert len(rows(run / "metrics.jsonl")) == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, StorageError
+from retrain.functional.seeds import digest_of
 from retrain.protocols import Gathering
 from retrain.system.files import NO_MODEL_FIX, check_sums, no_model, writing
 from retrain.training.chat import Chat, TemplateMode, plain_text
@@ -29,6 +31,8 @@ from retrain.types import BUILTIN, Adapted, Problem
 ParameterReader = Callable[[str], Tensor]
 """Gives the full tensor of a parameter by its name; where weights are sharded, every rank must ask for the same."""
 
+_CIRCUMSTANCES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
+"""Keys of a configuration that do not change what the model computes."""
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 # Progress bars would tear the live display and fill logs; a run reports its phases as events.
@@ -72,6 +76,21 @@ class Loaded:
         """The id that ends a worked solution: the tokenizer's own end of sequence, else the first stop id."""
         own: Any = self.tokenizer.eos_token_id
         return self.stop_ids[0] if own is None else int(own)
+
+    def digests(self) -> dict[str, str]:
+        """sha256 of the tokenizer, its chat template and special tokens included, and of the model's configuration."""
+        tokenizer: Any = self.tokenizer
+        core = getattr(tokenizer, "backend_tokenizer", None)
+        rules: dict[str, Any] = json.loads(core.to_str()) if core is not None else {"vocabulary": tokenizer.get_vocab()}
+        # These two are set by every call that pads or cuts.
+        words = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        config: dict[str, Any] = json.loads(self.model.config.to_json_string(use_diff=True))
+        settings = {key: value for key, value in config.items() if key not in _CIRCUMSTANCES}
+        return {
+            "tokenizer": digest_of(words, special, tokenizer.chat_template),
+            "configuration": digest_of(settings, self.stop_ids),
+        }
 
     @cached_property
     def chat(self) -> Chat:
