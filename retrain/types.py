@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FLOAT32_MAX = 3.4028234663852886e38
-BUILTIN = "builtin:"
-"""Prefix of `[model] path` for a model that ships with the package and starts from random weights."""
 
 Metrics = dict[str, float]
 """Flat, `area/name_unit`; reported, never used for control."""

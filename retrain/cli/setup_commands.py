@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "lora": ("peft",),
     "math": ("math-verify",),
     "parquet": ("pyarrow",),
+    "smollm2": ("gguf",),
     "tensorboard": ("tensorboard",),
     "trackio": ("trackio",),
     "ray": ("ray",),

@@ -12,12 +12,10 @@ from retrain.config.resolve import mixed_labels
 from retrain.config.schema import Config
 from retrain.config.sections.heldout import Eval
 from retrain.errors import did_you_mean, install
-from retrain.system.files import NO_MODEL_FIX, no_model
+from retrain.system.model_paths import RANDOM_MODEL, problem_with
 from retrain.system.sandbox import missing
 from retrain.system.secret_names import literal_secrets
-from retrain.types import BUILTIN
 
-_BUILTIN_MODELS = ("builtin:tiny",)
 _LARGE_LR = 5e-5
 """Full training of a pretrained model at this rate or above usually ruins it."""
 
@@ -164,16 +162,10 @@ def check_measured(config: Config, document: Document, sets: Mapping[str, Eval])
 
 def _check_model(config: Config, document: Document) -> None:
     model, lr = config.model, config.optimizer.lr
-    if model.path.startswith(BUILTIN):
-        if model.path not in _BUILTIN_MODELS:
-            document.refuse(
-                ("model", "path"), f'no builtin model is called "{model.path}"', f"use {' or '.join(_BUILTIN_MODELS)}"
-            )
-        return
-    if model.lora is None and lr >= _LARGE_LR:
+    if problem := problem_with(model.path):
+        document.refuse(("model", "path"), *problem)
+    elif model.path != RANDOM_MODEL and model.lora is None and lr >= _LARGE_LR:
         document.warn(("optimizer", "lr"), f"{lr:g} is large for training all weights of a real model", "try 1e-6")
-    if problem := no_model(model.path):
-        document.refuse(("model", "path"), problem, NO_MODEL_FIX)
 
 
 def _check_extras(config: Config, document: Document) -> None:

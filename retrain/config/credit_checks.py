@@ -21,7 +21,8 @@ from retrain.protocols import Task
 from retrain.registry import Bound, Component
 from retrain.rewards.signatures import form_of
 from retrain.system.files import NO_FILE_FIX, no_file
-from retrain.types import BUILTIN, POLICY_COLUMNS, Problem
+from retrain.system.model_paths import RANDOM_MODEL, model_location
+from retrain.types import POLICY_COLUMNS, Problem
 
 _OVERLAP = ("rollout", "overlap")
 _SHOWN = 10
@@ -309,9 +310,9 @@ def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -
 
 def _has_chat_template(config: Config) -> bool | None:
     """Whether the model at this path has one; None where only loading it tells."""
-    if config.model.path.startswith(BUILTIN) or config.model.chat == "off":
+    if config.model.path == RANDOM_MODEL or config.model.chat == "off":
         return False
-    folder = FilePath(config.model.path).expanduser()
+    folder = FilePath(model_location(config.model.path))
     if not folder.is_dir():
         return None
     known = "chat_template" in _text(folder / "tokenizer_config.json")

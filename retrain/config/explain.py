@@ -18,13 +18,13 @@ from retrain.config.resolve import AUTO, LoadedConfig, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
+from retrain.system.model_paths import RANDOM_MODEL, model_location
 from retrain.system.secret_names import masked
 from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory, frozen_base, layers_that_fit
 from retrain.training.settings import LoraSettings, PolicySettings
-from retrain.types import BUILTIN
 
 TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, head_width=32, tied=True, gated=True)
-"""The builtin model."""
+"""The model of `builtin:tiny`."""
 
 _GPUS = (24, 40, 80, 141)
 """Memory of usual GPUs, in GB."""
@@ -209,8 +209,8 @@ def _forwards(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, besi
 def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str, Any]:
     """Parameters and memory, as far as they are known without loading the model."""
     model = loaded.config.model
-    file = Path(model.path).expanduser() / "config.json"
-    if model.path.startswith(BUILTIN):
+    file = Path(model_location(model.path)) / "config.json"
+    if model.path == RANDOM_MODEL:
         shape = TINY
     elif file.is_file():
         try:

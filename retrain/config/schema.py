@@ -14,12 +14,12 @@ from pydantic import Field, model_validator
 from retrain.config.sections.heldout import Eval, StopWhen
 from retrain.config.sections.problems import Environment, Mixed, MixedTask, Reward, RewardPoolSettings, TaskSettings
 from retrain.config.sections.section import Array, Count, Decay, Natural, Params, Positive, Problems, Section, Seed
-from retrain.types import BUILTIN
+from retrain.system.model_paths import RANDOM_MODEL
 
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
 REAL_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {"optimizer": {"lr": 1e-6}, "warmup": {"steps": 0}}
-"""What the defaults are when `[model] path` is not a builtin: its weights are trained already."""
+"""What the defaults are for every model but "builtin:tiny": its weights are trained already."""
 
 
 class Lora(Section):
@@ -38,8 +38,8 @@ class Lora(Section):
 class Model(Section):
     """`[model]`: what is trained."""
 
-    path: Annotated[str, Field(min_length=1)] = "builtin:tiny"
-    """A directory, a name on the model hub, or a builtin: "builtin:tiny"."""
+    path: Annotated[str, Field(min_length=1)] = RANDOM_MODEL
+    """A directory, a name on the model hub, "builtin:tiny" (random weights) or "builtin:smollm2" (fetched before)."""
     revision: str | None = None
     """Commit or tag of a hub model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -138,7 +138,7 @@ class OptimizerSettings(Section):
     name: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     """adamw8bit keeps a byte for each moment. Muon takes the weight matrices; the rest is left to AdamW."""
     lr: Positive = 2e-4
-    """Learning rate at its peak. Default 2e-4 for a builtin model and 1e-6 for any other."""
+    """Learning rate at its peak. Default 2e-4 for builtin:tiny and 1e-6 for any other model."""
     betas: Annotated[tuple[Decay, Decay], Array] = (0.9, 0.95)
     """Decay of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -202,7 +202,7 @@ class Warmup(Section):
     """`[warmup]`: supervised steps on the task's worked solutions before RL."""
 
     steps: Natural = 1000
-    """Optimizer steps; 0 for none. Default 1000 for a builtin model and 0 for any other."""
+    """Optimizer steps; 0 for none. Default 1000 for builtin:tiny and 0 for any other model."""
     batch_size: Count = 16
     """Solutions per step."""
     lr: Positive = 1.5e-3
@@ -288,7 +288,7 @@ class Config(Section):
     def _real_model_defaults(cls, data: Any) -> Any:
         """Defaults that depend on whether the model starts from random weights."""
         match data:
-            case {"model": {"path": str(path)}} if not path.startswith(BUILTIN):
+            case {"model": {"path": str(path)}} if path != RANDOM_MODEL:
                 given = [name for name in REAL_MODEL_DEFAULTS if isinstance(data.get(name, {}), Mapping)]
                 return {**data, **{name: REAL_MODEL_DEFAULTS[name] | dict(data.get(name, {})) for name in given}}
             case _:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from retrain.errors import EngineError
 from retrain.protocols import shapes_of
-from retrain.types import BUILTIN, Request
+from retrain.system.model_paths import RANDOM_MODEL, model_location
+from retrain.types import Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,21 +41,21 @@ def choose_engine(model: Any) -> tuple[str, str]:
 
 def engines_at(path: str) -> tuple[str, ...]:
     """Every engine that `engine = "auto"` may choose for a model, judged by its path alone."""
-    return ("torch",) if path.startswith(BUILTIN) else ("torch", "transformers")
+    return ("torch",) if path == RANDOM_MODEL else ("torch", "transformers")
 
 
 def choose_engine_at(path: str) -> tuple[str, str] | None:
-    """`choose_engine` of a builtin model, or of one in a directory or in the hub's local cache, without its weights.
+    """`choose_engine` of `builtin:tiny`, or of a model in a directory or in the hub's local cache, without its weights.
 
     Runs no code that the model brings along and asks no network. None: it is not known.
     """
-    if path.startswith(BUILTIN):
-        return "torch", "the embedded engine serves the builtin models"
+    if path == RANDOM_MODEL:
+        return "torch", "the embedded engine serves builtin:tiny"
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(model_location(path), local_files_only=True)
         with torch.device("meta"):
             return choose_engine(AutoModelForCausalLM.from_config(config))
     except Exception:  # loading the model reports what is wrong with it

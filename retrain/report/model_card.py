@@ -11,7 +11,7 @@ from retrain import __version__
 from retrain.report.page import Table, fill
 from retrain.report.run_summary import recipe, task_of
 from retrain.report.shown_settings import settings
-from retrain.types import BUILTIN
+from retrain.system.model_paths import RANDOM_MODEL, packaged
 
 _CURVE = ("step", "accuracy", "ci_low", "ci_high", "greedy_accuracy", "avg_tokens")
 _POINTS = 12
@@ -53,7 +53,19 @@ class CardFacts:
     @property
     def builtin(self) -> bool:
         """The weights were initialized at random and trained here: no other license applies."""
-        return self.base.startswith(BUILTIN)
+        return self.base == RANDOM_MODEL
+
+    @property
+    def origin(self) -> str:
+        """What the weights derive from, as the hub names it: `[model] path`, or the original of a packaged model."""
+        model = packaged(self.base)
+        return self.base if model is None else model.hub_name
+
+    @property
+    def license(self) -> str:
+        """License of the weights, as the hub names it."""
+        model = packaged(self.base)
+        return "apache-2.0" if self.builtin else "other" if model is None else model.license
 
     @property
     def made_here(self) -> bool:
@@ -66,7 +78,9 @@ class CardFacts:
         ways = [f"{self.warmup_steps} supervised steps"] if self.warmup_steps else []
         ways += [f"{self.steps} steps of reinforcement learning"] if self.steps else []
         made = "trained with " + " and ".join(ways) if ways else "not trained further"
-        return f"`{self.base}`, {made} on the task `{self.task}` by retrain {__version__}."
+        model = packaged(self.base)
+        lost = "" if model is None else f" ({model.precision})"
+        return f"`{self.origin}`{lost}, {made} on the task `{self.task}` by retrain {__version__}."
 
 
 def write_card(directory: Path, card: CardFacts) -> Path:
@@ -79,8 +93,8 @@ def write_card(directory: Path, card: CardFacts) -> Path:
 def render_card(card: CardFacts) -> str:
     """The card as Markdown with YAML front matter. Values that look secret are masked in its configuration."""
     data = {
-        "license": "apache-2.0" if card.builtin else "other",
-        "base_model": None if card.builtin else card.base,
+        "license": card.license,
+        "base_model": None if card.builtin else card.origin,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["retrain", *(["reinforcement-learning"] if card.steps else []), card.task],
@@ -100,7 +114,8 @@ def render_card(card: CardFacts) -> str:
 def render_adapter_card(card: CardFacts, base: str) -> str:
     """The card of the adapter alone, as Markdown. `base` is what it was trained on; "../base" is relative to it."""
     shipped = base.startswith("..")
-    data = {"library_name": "peft", "base_model": None if shipped else base, "tags": ["retrain", "lora"]}
+    origin = None if shipped else card.origin if packaged(card.base) else base
+    data = {"library_name": "peft", "base_model": origin, "tags": ["retrain", "lora"]}
     return fill("adapter_card.md", front_matter=_yaml(data), card=card, base=base, shipped=shipped)
 
 

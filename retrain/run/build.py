@@ -29,6 +29,7 @@ from retrain.run.continuations import Continuations
 from retrain.run.rank_edges import Pool, SharedPool, build_sampler
 from retrain.run.run_parts import Experts, Parts, SamplingParts, Trained
 from retrain.storage.run_directory import RunDirectory
+from retrain.system.model_paths import model_location
 from retrain.system.process import cpu_threads, keep_freed_memory
 from retrain.tracking.tracker_guard import Guard
 from retrain.training.layout import Layout
@@ -121,7 +122,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
     resources = {
         "policy": policy,
         "model": policy.adapter or policy.model,  # with adapters its own weights are not what is sampled
-        "model_path": config.model.path,
+        "model_path": model_location(config.model.path),
         "tokenizer": model.tokenizer,
         "device": policy.device,
         "run_dir": directory.path,

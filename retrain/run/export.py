@@ -11,6 +11,7 @@ from retrain.report.model_card import CardFacts, render_adapter_card, write_card
 from retrain.run.run_parts import Trained
 from retrain.storage.run_files import read_rows
 from retrain.system.files import published
+from retrain.system.model_paths import model_location
 from retrain.system.records import read_json
 from retrain.training.model.loading import save_model
 
@@ -50,7 +51,7 @@ def _save_adapter(trained: Trained, folder: Path, card: CardFacts) -> None:
         save_model(folder / "base", policy.model, trained.loaded.tokenizer, policy.reference_weights())
         base = "../base"
     else:
-        local = Path(path).expanduser()
+        local = Path(model_location(path))
         base = str(local.resolve()) if local.is_dir() else path
     policy.save_adapter(folder / "adapter", base, render_adapter_card(card, base))
 

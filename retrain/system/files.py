@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Generator
@@ -17,10 +16,6 @@ SUMS = "SHA256SUMS"
 """File of a folder with the hash of every other file, as `sha256sum --check` reads it."""
 
 NO_FILE_FIX = "check the path: it starts from the directory that the command is run in"
-NO_MODEL_FIX = "give a directory written by save_pretrained, or a name on the hub such as Qwen/Qwen3-0.6B"
-
-_HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
-"""A name, or an owner and a name."""
 
 
 @contextmanager
@@ -113,15 +108,6 @@ def no_file(path: str) -> str:
     return "" if os.access(path, os.R_OK) else f'the file "{path}" may not be read'
 
 
-def no_model(path: str) -> str:
-    """Why no model can be read from a directory or the hub, in words; "" if it may be there: only the hub knows."""
-    local = os.path.expanduser(path)
-    if os.path.isdir(local):
-        return "" if os.path.isfile(os.path.join(local, "config.json")) else f'"{path}" has no config.json'
-    named = _HUB_NAME.fullmatch(path) and not os.path.exists(local)
-    return "" if named else f'there is no directory "{path}"'
-
-
 def plain_files(folder: Path, *, deep: bool = True) -> None:
     """StorageError if something in a folder is neither a regular file nor a directory; links are not followed.
 
@@ -169,13 +155,15 @@ def _sums(folder: Path) -> list[str]:
     return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
 
 
-def check_sums(folder: Path) -> None:
+def check_sums(folder: Path, fix: str) -> None:
     """Compare a folder's files with its hashes; a folder without any is taken as it is.
 
+    Args:
+        fix: how to get the files again, for the error.
     Raises:
         StorageError: a file is missing or differs; it names the file.
     """
-    fix = f"export the model again, or delete {folder / SUMS} if the change is yours"
+    fix = f"{fix}, or delete {folder / SUMS} if the change is yours"
     try:
         for line in _sums(folder):
             digest, _, name = line.partition("  ")

@@ -19,7 +19,7 @@ from retrain.engines.vllm.vllm_options import by_itself
 from retrain.errors import EngineError
 from retrain.system.http_client import address
 from retrain.system.lock import exclusive
-from retrain.types import BUILTIN
+from retrain.system.model_paths import RANDOM_MODEL, model_location
 
 _PORT = 8000
 _PROBE_S = 5.0
@@ -62,10 +62,10 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
 
 
 def _model(loaded: LoadedConfig, folder: Path) -> str:
-    """What a server can read the model from; a built-in is written out, untrained."""
+    """What a server can read the model from; builtin:tiny is written out, untrained."""
     path = loaded.config.model.path
-    if not path.startswith(BUILTIN):
-        return str(Path(path).expanduser()) if path.startswith("~") else path
+    if path != RANDOM_MODEL:
+        return model_location(path)
     from retrain.run.build import untrained_model
 
     untrained_model(loaded)[0].model.save_pretrained(folder)

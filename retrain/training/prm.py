@@ -16,9 +16,9 @@ from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, StatefulComponent
 from retrain.registry import Component, Finding, find, signal
-from retrain.system.files import NO_MODEL_FIX, no_model
+from retrain.system.model_paths import RANDOM_MODEL, problem_with
 from retrain.training.reference import check_start, fingerprint, unjudged
-from retrain.types import BUILTIN, Batch, Metrics, State
+from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,10 +45,10 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     elif config.model.lora is not None:
         problem = "with [model.lora] the process reward model is an adapter on the policy's base"
         yield Finding(("path",), problem, "remove it, or train without LoRA")
-    elif path.startswith(BUILTIN):
+    elif path == RANDOM_MODEL:
         yield Finding(("path",), f'"{path}" is made, not trained: it knows no more than the policy', "remove it")
-    elif problem := no_model(path):
-        yield Finding(("path",), problem, NO_MODEL_FIX)
+    elif problem := problem_with(path):
+        yield Finding(("path",), *problem)
 
 
 @signal(

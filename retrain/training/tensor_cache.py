@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -17,14 +15,10 @@ from torch import Tensor
 from retrain.errors import StorageError
 from retrain.system.files import SUMS, check_sums, published
 from retrain.system.lock import exclusive
+from retrain.system.model_paths import cache_root
 
 Tensors = dict[str, Tensor]
 _DATA, _FACTS = "tensors.safetensors", "facts.json"
-
-
-def cache_root() -> Path:
-    """`$RETRAIN_CACHE`, or `~/.cache/retrain`."""
-    return Path(os.environ.get("RETRAIN_CACHE") or "~/.cache/retrain").expanduser()
 
 
 def content_key(facts: Mapping[str, Any]) -> str:
@@ -58,7 +52,7 @@ def cached(
     with exclusive(lock, waiting):
         with suppress(OSError, StorageError, SafetensorError):  # missing, incomplete or altered
             if (entry / SUMS).is_file():
-                check_sums(entry)
+                check_sums(entry, "build it again")
                 return load((entry / _DATA).read_bytes()), True
         tensors = build()
         # A disk that is full must not end a run that has its weights.

@@ -23,10 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import digest_of
 from retrain.protocols import Gathering
-from retrain.system.files import NO_MODEL_FIX, check_sums, no_model, writing
+from retrain.system.files import check_sums, writing
+from retrain.system.model_paths import RANDOM_MODEL, model_location, packaged, problem_with
 from retrain.training.chat import Chat, TemplateMode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
-from retrain.types import BUILTIN, Adapted, Problem
+from retrain.types import Adapted, Problem
 
 ParameterReader = Callable[[str], Tensor]
 """Gives the full tensor of a parameter by its name; where weights are sharded, every rank must ask for the same."""
@@ -107,12 +108,12 @@ def load_model(
     problems: Iterable[Problem] = (),
     empty: bool = False,
 ) -> Loaded:
-    """Load `builtin:tiny`, a directory in transformers format, or a model of the hub.
+    """Make `builtin:tiny`, or load a packaged model, a directory in transformers format or a model of the hub.
 
     The model's generation_config names stop ids and decides nothing else.
 
     Args:
-        path: `builtin:tiny`, a directory, or a hub id such as `Qwen/Qwen3-0.6B`.
+        path: `builtin:tiny`, `builtin:smollm2`, a directory, or a hub id such as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit of a hub model.
         dtype: "float32" or "bfloat16": what the weights are held in.
         trust_remote_code: run Python that the model brings along.
@@ -123,16 +124,13 @@ def load_model(
         ComponentError: no such model, or it is not a causal language model that can be loaded (exit 2).
         StorageError: files are missing or broken, or the hub cannot be reached (exit 6).
     """
-    if path.startswith(BUILTIN):
-        return _builtin(path, problems, dtype)
+    if path == RANDOM_MODEL:
+        return _random(problems, dtype)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    if problem := no_model(path):
-        raise ComponentError(problem, NO_MODEL_FIX)
-    place = Path(path).expanduser() if path.startswith("~") else path
-    check_sums(Path(place))
+    place = _checked(path)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
-        if empty and (found := _empty(str(place), dtype, options)) is not None:
+        if empty and (found := _empty(place, dtype, options)) is not None:
             return replace(_ready(found[0], tokenizer, path), source=found[1])
         loading: Any = AutoModelForCausalLM.from_pretrained
         model, report = loading(place, dtype=getattr(torch, dtype), output_loading_info=True, **options)
@@ -147,6 +145,15 @@ def load_model(
         # transformers puts random numbers in their place, and warns.
         raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
     return _ready(model, tokenizer, path)
+
+
+def _checked(path: str) -> str:
+    """The model's location, after the files there were compared with their hashes, if they have any."""
+    if problem := problem_with(path):
+        raise ComponentError(*problem)
+    location, model = model_location(path), packaged(path)
+    check_sums(Path(location), "export the model again" if model is None else f"run `retrain model fetch {model.name}`")
+    return location
 
 
 def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, ParameterReader] | None:
@@ -192,13 +199,12 @@ def _without_values() -> Generator[None]:
         nn.Module.register_parameter = register
 
 
-def _builtin(path: str, problems: Iterable[Problem], dtype: str) -> Loaded:
-    if path != "builtin:tiny":
-        raise ComponentError(f"no built-in model is called {path!r}", 'the built-in is "builtin:tiny"')
+def _random(problems: Iterable[Problem], dtype: str) -> Loaded:
+    path = RANDOM_MODEL
     said = [(plain_text(one.prompt), *one.replies, one.solution or one.answer) for one in problems]
     texts = [text for texts in said for text in texts]
     if not texts:
-        raise ComponentError("builtin:tiny makes its tokenizer from the task's texts and got none", "name a [task]")
+        raise ComponentError(f"{path} makes its tokenizer from the task's texts and got none", "name a [task]")
     tokenizer = build_tokenizer(texts)
     return _ready(cast_weights(build_model(tokenizer), getattr(torch, dtype)), tokenizer, path)
 
@@ -292,7 +298,7 @@ def save_model(
 
 def is_here(path: str, revision: str | None) -> bool:
     """Whether a model is in this directory, or in the hub's local cache; asks no network."""
-    if (Path(path).expanduser() / "config.json").is_file():
+    if (Path(model_location(path)) / "config.json").is_file():
         return True
     with suppress(ValueError):  # a directory that has gone need not look like a name of the hub
         return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)

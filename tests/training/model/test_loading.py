@@ -59,7 +59,9 @@ def test_builtin_needs_texts_and_has_a_name():
     assert loaded.tokenizer.decode(loaded.chat.prompt("7+8?\n").ids) == "7+8?\n"
     with pytest.raises(ComponentError, match="got none"):
         load_model("builtin:tiny")
-    with pytest.raises(ComponentError, match=re.escape('the built-in is "builtin:tiny"')):
+    with pytest.raises(
+        ComponentError, match=re.escape('no builtin model is called "builtin:small"; use builtin:tiny or')
+    ):
         load_model("builtin:small", problems=PROBLEMS)
 
 
