@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -174,12 +175,13 @@ def test_a_run_starts_from_it_is_resumed_and_exported(model, tmp_path, monkeypat
     assert more.exit_code == 0, more.output
     done = retrain("export", "runs/run", "out")
     assert done.exit_code == 0, done.output
-    card = ModelCard.load(tmp_path / "out" / "README.md")
+    card: Any = ModelCard.load(tmp_path / "out" / "README.md")
     assert (card.data.base_model, card.data.license) == ("org/Small", "apache-2.0")
     assert "`org/Small` (quantized to 4 bits and back), trained with 3 steps" in card.text
     adapter = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == str(model.directory)
-    assert ModelCard.load(tmp_path / "out" / "adapter" / "README.md").data.base_model == "org/Small"
+    adapter_card: Any = ModelCard.load(tmp_path / "out" / "adapter" / "README.md")
+    assert adapter_card.data.base_model == "org/Small"
     assert retrain("eval", "runs/run").exit_code == 0
 
 
