@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, cast, get_args
 
@@ -13,6 +13,7 @@ from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed, digest_of
 from retrain.protocols import Task
 from retrain.registry import reward, task
+from retrain.rewards.numbers import last_number
 from retrain.system.extras import library
 from retrain.types import Problem
 
@@ -33,6 +34,7 @@ HELDOUT_SHARE = 8
 """One question in this many is held out."""
 
 _NUMBERS = 2**31
+_ANSWER_FIX = 'use "tag", "number", or an expression with one group, such as "Answer: (.*)"'
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -94,25 +96,59 @@ class Gym(Task):
 class GymReward:
     """1 if the data set's own scorer gives the answer full marks, else 0.
 
-    The answer is what stands in the last <answer>...</answer> of the completion, or without one its last line.
-
     Args:
         partial: the scorer's own value in [0, 1] instead; many scorers pay for guesses.
+        answer: which part of the completion is scored. "tag": what stands in the last <answer>...</answer>, or without
+            one the last line. "number": the last number, without its commas; nothing where there is none. Anything else
+            is a regular expression with one group: what the group captures in its last match, which may span lines only
+            where the expression says so; nothing where it does not match.
     """
 
-    def __init__(self, *, partial: bool = False) -> None:
+    def __init__(self, *, partial: bool = False, answer: str = "tag") -> None:
         self.partial = partial
+        self._find = _finder(answer)
         library("reasoning_gym", "gym")  # its import takes seconds, more than the deadline of a call may be
 
     def __call__(self, completion: str, problem: Mapping[str, Any]) -> float:
         extra = cast("Mapping[str, Any]", problem["extra"])
         if "entry" not in extra:
             raise ValueError('the reward "gym" scores problems of the task "gym" only')
-        tagged = _ANSWER.findall(completion)
-        lines = completion.strip().splitlines()
-        answer = tagged[-1].strip() if tagged else (lines[-1] if lines else "")
+        answer = self._find(completion)
+        if answer is None:
+            return 0.0
         value = float(_scorer(extra["dataset"]).score_answer(answer, extra["entry"]))
         return value if self.partial else float(value > 0.99)
+
+
+def _finder(answer: str) -> Callable[[str], str | None]:
+    """What finds the answer in a completion."""
+    if answer == "tag":
+        return _tagged
+    if answer == "number":
+        return _number
+    try:
+        pattern = re.compile(answer)
+    except re.error as error:
+        raise ComponentError(f"[gym] answer = {answer!r} is no regular expression: {error}", _ANSWER_FIX) from error
+    if pattern.groups != 1:
+        raise ComponentError(f"[gym] answer = {answer!r} has {pattern.groups} groups", _ANSWER_FIX)
+
+    def captured(completion: str) -> str | None:
+        found = pattern.findall(completion)
+        return found[-1].strip() if found else None
+
+    return captured
+
+
+def _tagged(completion: str) -> str:
+    tagged = _ANSWER.findall(completion)
+    lines = completion.strip().splitlines()
+    return tagged[-1].strip() if tagged else (lines[-1] if lines else "")
+
+
+def _number(completion: str) -> str | None:
+    found = last_number(completion)
+    return None if found is None else found.replace(",", "").replace("\u2212", "-")
 
 
 @cache

@@ -100,6 +100,30 @@ def test_partial_credit_only_on_request():
     assert 0.0 < GymReward(partial=True)(hedged, problem) < 1.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "completion", "value"),
+    [
+        ("number", "{} is the sum of these numbers.", 1.0),
+        ("number", "First 7, then: the answer is **{}**.", 1.0),
+        ("number", "{} or 7", 0.0),
+        ("number", "I do not know.", 0.0),
+        ("Answer: (.*)", "Answer: 7\nAnswer: {}\nbye", 1.0),
+        ("Answer: (.*)", "{}", 0.0),
+        ("tag", "{} is the sum", 0.0),
+    ],
+)
+def test_where_the_answer_is_looked_for(answer, completion, value):
+    problem = as_dict(Gym(0, name="chain_sum").problem(0))
+    assert problem["answer"] != "7"
+    assert GymReward(answer=answer)(completion.format(problem["answer"]), problem) == value
+
+
+@pytest.mark.parametrize("answer", ["(", "no group", "(two)(groups)"])
+def test_an_answer_that_is_no_pattern(answer):
+    with pytest.raises(ComponentError, match="use \"tag\", \"number\", or an expression with one group"):
+        GymReward(answer=answer)
+
+
 def test_problems_of_other_tasks_and_bad_settings():
     with pytest.raises(ValueError, match='problems of the task "gym" only'):
         GymReward()("1", {"extra": {}})

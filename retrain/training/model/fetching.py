@@ -160,15 +160,15 @@ def _convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
     read: Any = AutoModelForCausalLM.from_pretrained
     with redirect_stderr(StringIO()):  # a progress bar that no option of transformers switches off
         found: Any = read(gguf.parent, gguf_file=gguf.name, dtype="float32")
-    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    longest = found.config.max_position_embeddings
+    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=longest)
     # transformers refuses to save a model that says it is quantized; its tensors are plain ones by now.
     del found.config.quantization_config
-    found.hf_quantizer, found.is_quantized, found.quantization_method = None, False, None
+    vars(found).update(hf_quantizer=None, is_quantized=False, quantization_method=None)
     # transformers reads the merges of a GGUF file but not its pre-tokenizer, which keeps every digit apart: spaces
     # before a number would become other tokens than those that the model was trained on.
     splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    tokenizer.model_max_length = found.config.max_position_embeddings
     save_model(folder, found, tokenizer, found.state_dict())
 
 
