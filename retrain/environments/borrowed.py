@@ -8,12 +8,19 @@ from typing import Any
 
 from retrain import Say, environment
 from retrain.environments.contract import Game, Limits
-from retrain.environments.tools import called, dotted_paths, load_object
+from retrain.environments.tools import called, importable, load_object
 
 _OF_TRL = ("reset", "get_reward")
 
 
-@environment("trl", **dotted_paths("factory", "parser"))
+@environment(
+    "trl",
+    check_code=importable("factory", "parser"),
+    imports=(
+        "factory",
+        "parser",
+    ),
+)
 def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with its name
     prompt: Any,
     answer: str,
@@ -42,7 +49,7 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     return float(world.get_reward()) if "get_reward" in methods else None
 
 
-@environment("skyrl", **dotted_paths("env_class"))
+@environment("skyrl", check_code=importable("env_class"), imports=("env_class",))
 def skyrl(
     prompt: Any,
     answer: str,
@@ -76,7 +83,15 @@ def skyrl(
     return float(found["reward"])
 
 
-@environment("openenv", **dotted_paths("env_class", "action", "show"))
+@environment(
+    "openenv",
+    check_code=importable("env_class", "action", "show"),
+    imports=(
+        "env_class",
+        "action",
+        "show",
+    ),
+)
 def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str") -> Game:
     """An `Environment` of OpenEnv in the worker's process: `reset(seed=)`, and `step(action)` until it is done.
 

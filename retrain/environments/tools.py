@@ -45,8 +45,8 @@ _FORMS = {
 }
 
 
-def dotted_paths(*keys: str) -> dict[str, Any]:
-    """The traits of an environment whose parameters of these names are dotted paths."""
+def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
+    """The check of an environment whose parameters of these names are dotted paths to code of the user's."""
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Any]:
         from retrain import Finding
@@ -65,7 +65,7 @@ def dotted_paths(*keys: str) -> dict[str, Any]:
                 except ComponentError as error:
                     yield Finding((key,) if paths is not params[key] else (key, place), error.problem, error.fix)
 
-    return {"check_code": check, "imports": keys}
+    return check
 
 
 def _unprotected(config: Any) -> tuple[str, str] | None:
@@ -97,7 +97,7 @@ def _check_path(key: str, path: str, shown: bool, search_paths: Sequence[str]) -
         raise ComponentError(f'"{path}" cannot be shown to a model: {error}', "wrap it in a function") from error
 
 
-@environment("tools", rewards=False, **dotted_paths("functions", "parser"))
+@environment("tools", rewards=False, check_code=importable("functions", "parser"), imports=("functions", "parser"))
 def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> Game:
     """The model calls tools; its first reply without a call ends the episode, and [[rewards]] score that reply.
 
