@@ -25,8 +25,8 @@ from retrain.config.schema import Config
 from retrain.errors import RetrainError
 from retrain.report.page import duration
 from retrain.storage.run_files import read_rows
+from retrain.system.masking import masked
 from retrain.system.process import Process
-from retrain.system.secret_names import masked
 
 _PROBE_STEPS = 2
 

@@ -12,9 +12,9 @@ from retrain.config.resolve import mixed_labels
 from retrain.config.schema import Config
 from retrain.config.sections.heldout import Eval
 from retrain.errors import did_you_mean, install
+from retrain.system.masking import literal_secrets
 from retrain.system.model_paths import RANDOM_MODEL, problem_with
 from retrain.system.sandbox import missing
-from retrain.system.secret_names import literal_secrets
 
 _LARGE_LR = 5e-5
 """Full training of a pretrained model at this rate or above usually ruins it."""

@@ -14,7 +14,7 @@ import tomli
 from retrain import registry
 from retrain.config.positions import Path, positions
 from retrain.errors import ConfigError, ConfigProblem
-from retrain.system.secret_names import HIDDEN, literal_secrets
+from retrain.system.masking import HIDDEN, literal_secrets
 
 _BEYOND = (ValueError, RecursionError)
 """What Python raises for integers of thousands of digits, and tomli for nesting and keys of hundreds of levels."""

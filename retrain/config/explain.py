@@ -18,8 +18,8 @@ from retrain.config.resolve import AUTO, LoadedConfig, slots
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
+from retrain.system.masking import masked
 from retrain.system.model_paths import RANDOM_MODEL, model_location
-from retrain.system.secret_names import masked
 from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory, frozen_base, layers_that_fit
 from retrain.training.settings import LoraSettings, PolicySettings
 

@@ -33,6 +33,7 @@ from retrain.config.unread import judged, unread_keys
 from retrain.errors import ComponentError, ConfigError, ConfigProblem
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
+from retrain.system.masking import hide_named
 
 CatalogLoader = Callable[[], Catalog]
 """Gives the keys of all tables: they take the import of every component, and a valid file needs none of it."""
@@ -71,6 +72,7 @@ def validate(document: Document) -> LoadedConfig:
     Unread keys are noted, not refused. What sections and components demand of each other is checked even if keys
     have mistakes, as far as it does not depend on those.
     """
+    hide_named(document.data)
     preset = lay_under(document)
     lay_task(document)
     known = cache(_known_keys)
@@ -93,6 +95,7 @@ def validate(document: Document) -> LoadedConfig:
     _stop(document, binder)
     tables = _own_tables(document)
     resolved = _resolved(tables, config, {slot: bound[slot] for slot in binder.slots})
+    hide_named([bound.params for bound in resolved.every()])
     graph = _plan(document, config, resolved)
     sets = _eval_sets(document, binder, config)
     unread = unread_keys(document, config, resolved, {slot: one for slot, one in bound.items() if one}, graph)

@@ -16,8 +16,8 @@ from retrain.report.samples import best_and_worst, completion, step_of, steps
 from retrain.report.shown_settings import settings
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.files import write_text, writing
+from retrain.system.masking import masked
 from retrain.system.records import read_json
-from retrain.system.secret_names import masked
 
 SAMPLES = "samples.html"
 """The page of all samples, beside the report."""

@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 
 from retrain.config.schema import Config
-from retrain.system.secret_names import masked
+from retrain.system.masking import masked
 
 _ELSEWHERE = ("components", "logging")
 """Sections of config.resolved.json that follow from the others, or say where files are and not what was trained."""

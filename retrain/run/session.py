@@ -24,7 +24,7 @@ from retrain.storage import checkpoint
 from retrain.storage.run_directory import ExistingRun, RunDirectory
 from retrain.storage.run_environment import environment
 from retrain.storage.run_files import config_changes, flatten, read_rows, understood
-from retrain.system.secret_names import masked
+from retrain.system.masking import masked
 from retrain.training.ranks import join, launched
 from retrain.types import Observer, State
 

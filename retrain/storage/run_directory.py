@@ -29,8 +29,8 @@ from retrain.storage.own_runs import CONFIG, SIGNATURE, sign
 from retrain.storage.run_files import parse_row, read_rows
 from retrain.system.files import plain_files, remove, sync, write_bytes, write_text, writing
 from retrain.system.lock import Lock
+from retrain.system.masking import masked
 from retrain.system.records import read_json
-from retrain.system.secret_names import masked
 from retrain.types import Observer, State
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class RunDirectory:
         self._observe("message", {"text": text, "level": "warning"})
 
     def _write_status(self, status: Mapping[str, Any]) -> None:
-        write_text(self.path / "status.json", json.dumps(status) + "\n")
+        write_text(self.path / "status.json", json.dumps(masked(status)) + "\n")
 
 
 def _keep_rows(path: Path, steps: range) -> None:

@@ -1,4 +1,4 @@
-"""What is printed: text from outside cannot drive the terminal, and an output that cannot be written ends no run."""
+"""What is printed: no secret and no control character, and an output that cannot be written ends no run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
+from retrain.system.masking import masked
+
 
 def clean(text: str) -> str:
     """Text of models, rewards and exceptions without control: what is not printable, escapes included, is a dot."""
@@ -16,10 +18,10 @@ def clean(text: str) -> str:
 
 
 def say(text: str, error: bool = False) -> None:
-    """Print cleaned text; what the output's encoding lacks becomes a question mark."""
+    """Print text without secrets and controls; what the output's encoding lacks becomes a question mark."""
     stream = sys.stderr if error else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    print(clean(text).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+    print(clean(masked(text)).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
 class CleanHandler(logging.Handler):

@@ -21,7 +21,7 @@ from uuid import uuid4
 from retrain.protocols import Tracker
 from retrain.registry import tracker
 from retrain.system.files import write_text
-from retrain.system.secret_names import masked
+from retrain.system.masking import masked
 
 
 class _Service(Tracker):

@@ -23,8 +23,8 @@ from retrain.campaign.plan.plan_file import read_outcome, read_plan
 from retrain.errors import StorageError
 from retrain.storage.run_files import flatten, read_rows, understood
 from retrain.system.files import staged
+from retrain.system.masking import masked
 from retrain.system.records import read_json
-from retrain.system.secret_names import masked
 
 SPENT = ("rollouts", "tokens", "seconds")
 _SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")

@@ -1,0 +1,187 @@
+"""Names and values that look like secrets, and what is hidden because of them."""
+
+import json
+import time
+
+import pytest
+
+from retrain.config.jsonschema import json_schema
+from retrain.config.schema import Config
+from retrain.system.masking import HIDDEN, hide_named, literal_secrets, looks_secret, masked, secret_from
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("api_key", "API-KEY", "hubToken", "SMTP_PASS", "GH_PAT", "password", "auth", "judge_secret_file", "key_2"),
+        *("passwords", "tokens", "api_keys", "private_key_pem", "signing_key_b64", "token_text", "header", "headers"),
+        *("private_key_passage", "webhook_url", "AWS_ACCESS_KEY_ID", "sshKeyMaterial"),
+    ],
+)
+def test_words_of_secrets(name):
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("max_tokens", "api_key_env", "author", "keyboard", "tokenizer", "monkey", "pass_at", "token_mean", "", "env"),
+        *("stop_tokens", "eos_token", "answer_key", "key_path", "num_key_value_heads", "headerless", "passed"),
+    ],
+)
+def test_names_that_only_look_alike(name):
+    assert not looks_secret(name)
+
+
+def test_values_are_hidden_in_depth_and_switches_stay():
+    config = {
+        "rewards": [{"name": "judge", "params": {"api_key": "C", "api_key_env": "JUDGE_KEY", "tries": 3}}],
+        "credentials": {"user": "C", "ids": ["C", 7], "empty": None, "on": True},
+        "url": "https://me:C@host/x?y=1",
+        "urls": ["http://127.0.0.1:8000"],
+    }
+    shown = masked(config)
+    assert "C" not in json.dumps(shown).replace(HIDDEN, "").replace("JUDGE_KEY", "").split('"')
+    assert shown["rewards"][0]["params"] == {"api_key": HIDDEN, "api_key_env": "JUDGE_KEY", "tries": 3}
+    assert shown["credentials"] == {"user": HIDDEN, "ids": [HIDDEN, HIDDEN], "empty": None, "on": True}
+    assert (shown["url"], shown["urls"]) == (f"https://{HIDDEN}@host/x?y=1", ["http://127.0.0.1:8000"])
+    assert literal_secrets(config) == [("rewards", 0, "params", "api_key"), ("credentials",), ("url",)]
+    assert literal_secrets(shown) == []
+
+
+def test_no_key_of_the_configuration_looks_secret():
+    """A value of ours that a page hides would be a page that does not say what was trained."""
+
+    def names(node):
+        if isinstance(node, dict):
+            for key, value in node.items():
+                yield from value if key == "properties" else ()
+                yield from names(value)
+        elif isinstance(node, list):
+            for item in node:
+                yield from names(item)
+
+    known = set(names(json_schema()))
+    assert {"max_tokens", "advantage_mode", "alpha"} <= known
+    assert [name for name in known if looks_secret(name)] == []
+
+
+def test_values_of_the_configuration_are_shown():
+    """The defaults of every key, and of what is like a key: numbers, switches and paths under doubtful names."""
+    defaults = Config().model_dump(mode="json")
+    assert masked(defaults) == defaults
+    ordinary = {
+        "tokens": 48,
+        "token": True,
+        "key": "/etc/ssl/key.pem",
+        "stop_tokens": ["</s>", "<|im_end|>"],
+        "header": False,
+        "task": "basic arithmetic",
+        "pattern": r"(?i)score\W*(-?\d+(?:\.\d+)?)",
+        "model": "sk-learn-style-names/Qwen3-0.6B",
+        "urls": ["http://127.0.0.1:8000/v1?limit=5"],
+    }
+    assert masked(ordinary) == ordinary
+    assert literal_secrets(ordinary) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "--set: write --set section.key=value, and an index for a list: --set rewards.0.weight=2",
+        "run.toml:3:1: [[rewards.params]] api_key: looks like a secret; set api_key_env to the name of a variable",
+        "max_tokens=48, total_tokens=512.5 and pass@1=0.5: raise [training] max_tokens",
+        "KeyError: 'token': TypeError: sort() got key=lambda",
+        "the token 151643 is not in the vocabulary; basic authentication is not supported",
+        "https://docs.python.org/3/library/re.html#re.escape and git@github.com:me/x.git",
+    ],
+)
+def test_messages_are_shown_in_full(message):
+    assert masked(message) == message
+
+
+CANARY = "Canary4711Zz"
+LONG = f"{CANARY}aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            f"{prefix}{LONG}"
+            for prefix in ("hf_", "sk-", "sk-proj-", "sk-ant-api03-", "ghp_", "gho_", "github_pat_11A_")
+        ),
+        *(
+            f"{prefix}{LONG}"
+            for prefix in ("xoxb-1-2-", "glpat-", "AIza", "npm_", "gsk_", "r8_", "eyJhbGciOi.eyJzdWIi.")
+        ),
+        f"AKIA{CANARY.upper()}3PQR",
+        f"Authorization: Bearer {CANARY}",
+        f"curl -H 'X-Api-Key: {CANARY}'",
+        f"Invalid header value b'Bearer {CANARY}\\n'",
+        f"Proxy-Authorization: Basic {CANARY}==",
+        f"Cookie: session={CANARY}; a={CANARY}",
+        f'HTTP 401: {{"error": "bad", "api_key": "{CANARY}"}}',
+        f"https://h/x?token={CANARY}",
+        f"https://h/x?a=1&key={CANARY}&b=2",
+        f"https://h/x?a=1&amp;X-Amz-Signature={CANARY}",
+        f"https://h/cb#access_token={CANARY}",
+        f"postgresql://me:{CANARY}@db/x",
+        f"https://me:p@{CANARY}@host/x",
+        f"https://hooks.slack.com/services/T0/B0/{CANARY}",
+        f"https://discord.com/api/webhooks/1/{CANARY}",
+        f"https://api.telegram.org/bot123:{CANARY}/sendMessage",
+        f"connect(password={CANARY}, auth_token='{CANARY}')",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{CANARY}\n{CANARY}\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_secrets_in_a_text_are_hidden_under_any_name(text):
+    for value in (text, f"before {text} after", json.dumps({"note": text})):
+        shown = masked({"note": [value]})
+        assert CANARY.lower() not in json.dumps(shown).lower()
+        assert HIDDEN in shown["note"][0]
+        assert masked(shown) == shown
+        assert literal_secrets({"note": value}) == [("note",)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"passwords": {"db": CANARY}},
+        {"tokens": [CANARY, CANARY]},
+        {"params": {"private_key_pem": CANARY}},
+        {"headers": {"X-Mine": CANARY}},
+        {"header": f"X-Mine: {CANARY}"},
+        {"credentials": {"pin": 47114711}},
+    ],
+)
+def test_every_value_under_the_name_of_a_secret_is_hidden(config):
+    assert "4711" not in json.dumps(masked(config))
+    assert len(literal_secrets(config)) == 1
+
+
+def test_values_of_variables_are_hidden_wherever_they_turn_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_API_KEY", f" {CANARY}-1\n")
+    monkeypatch.setenv("JUDGE", f"{CANARY}/2")
+    monkeypatch.setenv("OTHER", f"{CANARY}-3")
+    monkeypatch.setenv("VLLM_API_KEY", "EMPTY")
+    monkeypatch.setenv("TOKEN_FILE_AUTH", str(tmp_path))
+    assert masked(f"x{CANARY}-1x") == f"x{HIDDEN}x"
+    assert masked(f"a {CANARY}/2") == f"a {CANARY}/2"
+    hide_named({"rewards": [{"params": {"judge_env": "JUDGE", "env": ["OTHER"], "other_env": ["UNSET"]}}]})
+    assert masked({"error": f"a {CANARY}/2, Canary4711Zz%2F2"}) == {"error": f"a {HIDDEN}, {HIDDEN}"}
+    assert masked(f"{CANARY}-3") == f"{CANARY}-3"
+    assert secret_from("OTHER") == f"{CANARY}-3"
+    assert masked(f"{CANARY}-3") == HIDDEN
+    assert masked(f"EMPTY {tmp_path}") == f"EMPTY {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a-", "a.", "sk-", "eyJ-", "http://", "https://a/hook", "basic ", "x:", "key=", "&a", "-----BEGIN ", "Bearer \t"],
+)
+def test_no_text_takes_long(piece):
+    text = piece * (400_000 // len(piece))
+    began = time.process_time()
+    masked(text)
+    assert time.process_time() - began < 4
