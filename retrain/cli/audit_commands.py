@@ -51,7 +51,7 @@ def audit(  # noqa: PLR0913 - the options of the command
             found.append(judge(parts, run, methods.split(",") if methods else (), batches, continuations))
         finally:
             parts.close()
-        print(json.dumps(found[-1].facts()) if as_json else _text(found[-1]), flush=True)
+        say(json.dumps(found[-1].facts()) if as_json else _text(found[-1]))
     if html is not None:
         from retrain.tools.audit.audit_page import page
 

@@ -40,14 +40,14 @@ def campaign(  # noqa: PLR0913 - one per option
         from retrain.campaign.preview import preview, render
 
         facts = preview(loaded, not no_probe)
-        print(json.dumps(facts, indent=2) if as_json else render(facts))
+        say(json.dumps(facts, indent=2) if as_json else render(facts))
         return
     if slurm:
         from retrain.campaign.work.campaign_directory import create
         from retrain.campaign.work.slurm import slurm_script
 
         slots = loaded.settings.slots
-        print(slurm_script(create(loaded, fresh), None if slots == "auto" else slots), end="")
+        say(slurm_script(create(loaded, fresh), None if slots == "auto" else slots).rstrip("\n"))
         return
     _run(loaded, fresh, retry_failed, plain)
 

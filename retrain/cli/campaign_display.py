@@ -16,7 +16,7 @@ from rich.text import Text
 
 from retrain.campaign.work.progress import Progress
 from retrain.cli.run_display import clock
-from retrain.system.terminal import clean, forgiving_output, say
+from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 
 _REFRESH_S = 1.0
@@ -67,9 +67,9 @@ class Matrix:
         if event == "campaign":
             self._progress = Progress(Path(details["path"]))
         elif event == "message":
-            self._live.console.print(Text(clean(str(details["text"])), style="dim"))
+            self._live.console.print(Text(shown(str(details["text"])), style="dim"))
         elif event == "job" and details["event"] in ("crashed", "failed", "lost"):
-            text = clean(f"{details['id']} {details['event']}: {details['text']}")
+            text = shown(f"{details['id']} {details['event']}: {details['text']}")
             self._live.console.print(Text(text, style="red" if details["event"] == "failed" else "yellow"))
         if self._progress is not None and (event == "job" or time.monotonic() - self._drawn > _REFRESH_S):
             self._drawn = time.monotonic()
@@ -85,7 +85,7 @@ def picture(facts: Mapping[str, Any]) -> Group:
         table.add_column(f"s{seed}", justify="right", no_wrap=True)
     for condition in dict.fromkeys(row["condition"] for row in facts["runs"]):
         by_seed = {row["seed"]: row for row in facts["runs"] if row["condition"] == condition}
-        table.add_row(clean(condition), *(_cell(by_seed.get(seed)) for seed in seeds))
+        table.add_row(shown(condition), *(_cell(by_seed.get(seed)) for seed in seeds))
     return Group(table, Text(tally(facts), style="dim"))
 
 

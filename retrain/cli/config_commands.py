@@ -16,7 +16,7 @@ from rich.text import Text
 
 from retrain.cli.arguments import File, Json, Overrides, warn
 from retrain.errors import ConfigError
-from retrain.system.terminal import clean
+from retrain.system.terminal import say, shown
 
 _EMPTY = ([], {}, None, "")
 
@@ -44,13 +44,13 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
     except ConfigError as error:
         if not as_json:
             raise
-        print(json.dumps({"valid": False, "problems": [*map(vars, error.problems)], "warnings": []}, indent=2))
+        say(json.dumps({"valid": False, "problems": [*map(vars, error.problems)], "warnings": []}, indent=2))
         raise typer.Exit(error.exit_code) from None
     if as_json:
-        print(json.dumps({"valid": True, "problems": [], "warnings": [*map(vars, warnings)]}, indent=2))
+        say(json.dumps({"valid": True, "problems": [], "warnings": [*map(vars, warnings)]}, indent=2))
         return
     warn(warnings)
-    print(f"{file}: valid{runs}")
+    say(f"{file}: valid{runs}")
 
 
 def schema(
@@ -64,7 +64,7 @@ def schema(
     del as_json
     if file is not None:
         load_campaign(file) if is_campaign(file) else load(file)
-    print(schema_text())
+    say(schema_text())
 
 
 def schema_text() -> str:
@@ -107,7 +107,7 @@ def explain(
         head = f"{render_campaign(facts)}\n\nA run of {campaign.baseline}:\n"
         facts |= {"run": run}
     if as_json:
-        print(json.dumps(facts or run, indent=2))
+        say(json.dumps(facts or run, indent=2))
     else:
         _show(run, head)
         warn(warnings)
@@ -121,7 +121,7 @@ def _show(facts: Mapping[str, Any], head: str) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        print(head + render(facts))
+        say(head + render(facts))
         return
     console.print(Text(head), end="")
     for topic, found in facts.items():
@@ -142,8 +142,8 @@ def _cell(found: Any) -> Table | Text:
                 grid.add_row(Text(key.replace("_", " "), "dim"), _cell(value))
         return grid
     if isinstance(found, list):
-        return _rows(found) if isinstance(found[0], Mapping) else Text(clean("\n".join(map(str, found))))
-    said = clean(text(found))
+        return _rows(found) if isinstance(found[0], Mapping) else Text(shown("\n".join(map(str, found))))
+    said = shown(text(found))
     mark, style = ("✓ ", "green") if said.startswith("ok") else ("✗ ", "red") if said.startswith("failed") else ("", "")
     return Text(mark + said, style)
 
@@ -160,5 +160,5 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     for first, row in zip(firsts, rows, strict=True):
         start = text(row[first]) if shared else f"{first} {text(row[first])}"
         rest = ["" if (value := row.get(key)) in _EMPTY else text(value) for key in others]
-        table.add_row(*(Text(clean(one)) for one in (start, *rest)))
+        table.add_row(*(Text(shown(one)) for one in (start, *rest)))
     return table

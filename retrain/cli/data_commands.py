@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ import typer
 
 from retrain.cli.arguments import Json, Overrides
 from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraError
+from retrain.system.terminal import say
 
 DataSource = Literal["builtin", "jsonl", "parquet", "hub"]
 """Where problems come from: a task that makes them, a file, or a data set of the hub."""
@@ -55,7 +55,7 @@ def data(  # noqa: PLR0913 - one option each
     for split, part, size in (("train", train, train_size), ("val", val, val_size)):
         short = f" of {size:,} asked for: the source has no more" if size and len(part) < size else ""
         written = ", ".join(str(out / file) for file in files if file.startswith(split))
-        print(f"{written}: {len(part):,} rows{short}")
+        say(f"{written}: {len(part):,} rows{short}")
 
 
 def _task(source: DataSource, what: str | None, name: str, seed: int, overrides: list[str]) -> Any:
@@ -79,7 +79,7 @@ def _parquet(parts: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:
     try:
         return {f"{split}.parquet": as_parquet(part) for split, part in parts.items()}
     except MissingExtraError as error:
-        print(f"no parquet files: {error}", file=sys.stderr)
+        say(f"no parquet files: {error}", error=True)
         return {}
     except DataError as error:
         raise DataError(f"{error}; drop it from the source, or write jsonl alone with --no-parquet") from error
@@ -114,9 +114,9 @@ def export(  # noqa: PLR0913 - its options, each with its name
     seed = loaded.config.training.seed if seed is None else seed
     done = export_solutions(loaded, solutions, count, seed=seed, form=form, correct_only=correct_only)
     if as_json:
-        print(json.dumps({"file": str(solutions)} | vars(done)))
+        say(json.dumps({"file": str(solutions)} | vars(done)))
     else:
-        print(f"wrote {done.rows:,} rows to {solutions}, from {done.solutions:,} solutions")
+        say(f"wrote {done.rows:,} rows to {solutions}, from {done.solutions:,} solutions")
 
 
 def extract(  # noqa: PLR0913 - the recipe's keys are its options
@@ -170,7 +170,7 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
     if plot is not None:
         grams.write(plot, grams.plot(found))
     chart = f" and a chart to {plot}" if plot else ""
-    print(written if as_json else f"{grams.report(found, covered)}\nwrote {len(found.grams)} grams to {out}{chart}")
+    say(written if as_json else f"{grams.report(found, covered)}\nwrote {len(found.grams)} grams to {out}{chart}")
 
 
 def _check_grams(files: list[Path] | None, task: str | None, n_min: int, n_max: int) -> None:

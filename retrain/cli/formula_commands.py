@@ -37,9 +37,9 @@ def verify(
         rows.append({**asdict(check), "ok": check.ok})
         if not as_json:
             bound = f"above {check.limit:g}" if check.above else f"at most {check.limit:g}"
-            print(f"{'ok' if check.ok else 'FAILED':<7} {check.name:<74} {check.figure:9.2e}  ({bound})", flush=True)
+            say(f"{'ok' if check.ok else 'FAILED':<7} {check.name:<74} {check.figure:9.2e}  ({bound})")
     if as_json:
-        print(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
     if not all(row["ok"] for row in rows):
         raise typer.Exit(1)
 
@@ -76,11 +76,11 @@ def credit(  # noqa: PLR0913 - one option each
             plot.write_text(page(file.name, completions, found), encoding="utf-8")
     if as_json:
         rows = [{name: value for name, value in asdict(one).items() if name != "place"} for one in completions]
-        print(json.dumps({"completions": rows, "credit": [asdict(one) for one in found]}, indent=2))
+        say(json.dumps({"completions": rows, "credit": [asdict(one) for one in found]}, indent=2))
         return
     _tables(completions, found)
     if plot is not None:
-        print(f"{plot}: written")
+        say(f"{plot}: written")
 
 
 def _tables(completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:

@@ -115,7 +115,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"retrain {__version__}")
+        say(f"retrain {__version__}")
         raise typer.Exit
 
 

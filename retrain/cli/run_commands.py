@@ -17,7 +17,7 @@ from rich.text import Text
 
 from retrain.cli.arguments import File, Json, Overrides, Trust, warn
 from retrain.errors import ConfigError, ConfigProblem, StorageError
-from retrain.system.terminal import say
+from retrain.system.terminal import say, shown
 from retrain.training.ranks import launched
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
 
         if fresh or as_json or resume not in (None, "auto"):
             raise typer.BadParameter("a SLURM job goes on where it was stopped: no --fresh, --json or other --resume")
-        print(slurm_script(loaded.directory, file, overrides or (), allow_change or (), ranks, slurm))
+        say(slurm_script(loaded.directory, file, overrides or (), allow_change or (), ranks, slurm))
         return
     if ranks > 1 and not launched():
         from retrain.run.launch import launch
@@ -159,7 +159,7 @@ def _serve_engine(file: Path, overrides: Sequence[str], how: tuple[str, int | No
     warn(loaded.warnings)
 
     def ready(url: str) -> None:
-        print(f'ready; in {file}:\n\n[rollout]\nengine = "vllm-server"\n\n[vllm]\nurls = ["{url}"]', flush=True)
+        say(f'ready; in {file}:\n\n[rollout]\nengine = "vllm-server"\n\n[vllm]\nurls = ["{url}"]')
 
     run_server(loaded, *how, ready)
 
@@ -175,7 +175,7 @@ def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path |
         parts = reopen(run, overrides, Lines(), trust=trust)
         try:
             endpoint = PolicyEndpoint(parts, *how)
-            print(f"the policy answers at {endpoint.url}/v1", flush=True)
+            say(f"the policy answers at {endpoint.url}/v1")
             endpoint.work()
         finally:
             leave.under_way = True
@@ -217,7 +217,7 @@ def status(
     if as_json or not watch:
         facts = [_facts(path) for path in found]
         if as_json:
-            print(json.dumps(facts, indent=2))
+            say(json.dumps(facts, indent=2))
         else:
             console.print(_picture(facts))
         if runs and any(one.get("state") == "unreadable" for one in facts):
@@ -257,7 +257,10 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
     from retrain.cli.campaign_display import picture
 
     return Group(
-        *(Group(Text(one["path"]), picture(one)) if "runs" in one else Text(_line(one), no_wrap=True) for one in facts)
+        *(
+            Group(Text(shown(one["path"])), picture(one)) if "runs" in one else Text(_line(one), no_wrap=True)
+            for one in facts
+        )
     )
 
 
@@ -269,8 +272,9 @@ def _going_on(facts: dict[str, Any]) -> bool:
 
 def _line(row: dict[str, Any]) -> str:
     if row["state"] == "unreadable":
-        return f"{row['path']}  unreadable: {row['error']}"
+        return shown(f"{row['path']}  unreadable: {row['error']}")
     accuracy = "" if row["accuracy"] is None else f"  accuracy {row['accuracy']:.1%} after {row['eval_step']} steps"
     left = "" if row["eta_s"] is None else f"  {row['eta_s'] / 60:.1f} minutes left"
     error = f"  {row['error']}" if row["error"] else ""
-    return f"{row['path']}  {row['state']}  step {row['steps']}/{row['max_steps']}{accuracy}{left}{error}"
+    total = "" if row["max_steps"] is None else f"/{row['max_steps']}"
+    return shown(f"{row['path']}  {row['state']}  step {row['steps']}{total}{accuracy}{left}{error}")

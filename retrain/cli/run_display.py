@@ -10,7 +10,8 @@ import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,7 +21,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from retrain.system.terminal import clean, forgiving_output, say
+from retrain.system.masking import masked
+from retrain.system.terminal import forgiving_output, say, shown
 from retrain.types import Observer
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -58,7 +60,7 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
         if as_json:
             output = sys.stdout
             with redirect_stdout(sys.stderr):
-                yield lambda event, details: print(json.dumps({"event": event, **details}), file=output, flush=True)
+                yield partial(_json_line, output)
             return
         console = Console(highlight=False)
         if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
@@ -116,6 +118,10 @@ class Lines:
         return str(row["text"])
 
 
+def _json_line(output: TextIO, event: str, details: Mapping[str, Any]) -> None:
+    print(json.dumps(masked({"event": event, **details})), file=output, flush=True)
+
+
 @dataclass
 class Screen:
     """The state of the live screen and its picture.
@@ -144,7 +150,7 @@ class Screen:
         getattr(self, f"_{event}", _nothing)(details)
 
     def _phase(self, row: Mapping[str, Any]) -> None:
-        self.phase, self.left_s = clean(str(row["name"])), None
+        self.phase, self.left_s = shown(str(row["name"])), None
         if self._first is None:
             self.total = 0
 
@@ -185,11 +191,11 @@ class Screen:
 
     def _message(self, row: Mapping[str, Any]) -> None:
         warning = row.get("level") == "warning"
-        self.console.print(Text(clean(str(row["text"])), style="yellow" if warning else "dim"))
+        self.console.print(Text(shown(str(row["text"])), style="yellow" if warning else "dim"))
 
     def _done(self, row: Mapping[str, Any]) -> None:
         self.phase, self.left_s = "done", None
-        self.summary = clean(str(row["text"]))
+        self.summary = shown(str(row["text"]))
 
     def render(self) -> RenderableType:
         """The picture for the console's width of this moment."""
@@ -226,7 +232,7 @@ class Screen:
             lines.append(self._held_out(self.evaluation))
         memory = f", {self.memory_mb:,.0f} MB of memory at most" if self.memory_mb else ""
         for name, place in self.places.items():
-            said = clean(place) + (memory if name == "run" else "")
+            said = shown(place) + (memory if name == "run" else "")
             label = f"{name:<{min(_LABEL + _VALUE + 2, width // 2)}}"
             lines.append(Text.assemble((label, "dim"), said, no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
@@ -243,17 +249,17 @@ class Screen:
         )
 
     def _sample_title(self) -> Text:
-        reward, answer = self.sample["reward"], " ".join(clean(str(self.sample.get("answer") or "")).split())
+        reward, answer = self.sample["reward"], " ".join(shown(str(self.sample.get("answer") or "")).split())
         said = "not scored" if reward is None else f"reward {reward:.3f}"
         return Text(f"sample, {said}" + (f", the answer is {answer}" if answer else ""), style="dim")
 
     def _sample_text(self, width: int) -> list[Text]:
-        prompt = " ".join(clean(str(self.sample["prompt"])).split())
+        prompt = " ".join(shown(str(self.sample["prompt"])).split())
         lines = [Text(f"{prompt[:width]}", style="dim", no_wrap=True, overflow="ellipsis")]
-        text = " ".join(clean(str(self.sample["text"])).split()) or "(empty)"
+        text = " ".join(shown(str(self.sample["text"])).split()) or "(empty)"
         wrapped = Text(text[: width * (_SAMPLE_LINES + 1)]).wrap(self.console, width)
-        shown = list(wrapped[:_SAMPLE_LINES])
-        return lines + shown + [Text() for _ in range(_SAMPLE_LINES - len(shown))]
+        first = list(wrapped[:_SAMPLE_LINES])
+        return lines + first + [Text() for _ in range(_SAMPLE_LINES - len(first))]
 
 
 def _shown(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:

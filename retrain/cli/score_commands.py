@@ -12,6 +12,7 @@ import typer
 
 from retrain.cli.arguments import Json
 from retrain.system.files import writing
+from retrain.system.terminal import say
 
 _MEANING = {
     "pass@1": "first rollout of each problem",
@@ -37,7 +38,7 @@ def score(
         other = score_file(str(base), wanted, equivalence)
         facts |= {"base": summarize(other, wanted), **compare(found, other, wanted)}
     if as_json:
-        print(json.dumps(facts, indent=2))
+        say(json.dumps(facts, indent=2))
         return
     _print_one(facts, str(file))
     if base is not None:
@@ -46,28 +47,26 @@ def score(
 
 
 def _print_one(facts: Mapping[str, Any], name: str) -> None:
-    print(f"{name}: {facts['problems']} problems, {facts['rollouts']} rollouts")
+    say(f"{name}: {facts['problems']} problems, {facts['rollouts']} rollouts")
     for metric, value in facts.items():
         if isinstance(value, dict) and metric in (*_MEANING, *(key for key in facts if key.startswith("pass@"))):
             meaning = _MEANING.get(metric, "at least one right in so many drawn, without bias")
-            print(f"{metric:>12}  {_with_interval(metric, value):<36}{meaning}")
+            say(f"{metric:>12}  {_with_interval(metric, value):<36}{meaning}")
     if facts["failed"]:
-        print(f"{'failed':>12}  {facts['failed']} comparisons took too long or broke; they count as wrong")
+        say(f"{'failed':>12}  {facts['failed']} comparisons took too long or broke; they count as wrong")
 
 
 def _print_comparison(facts: Mapping[str, Any]) -> None:
     for key in ("aes", "aes_avg"):
         row = facts[key]
-        print(f"AES from {row['of']}: {row['value']:+.4f}")
+        say(f"AES from {row['of']}: {row['value']:+.4f}")
         change = f"{row['base_tokens']:.1f} -> {row['tokens']:.1f} tokens"
-        print(f"{row['length_part']:>+12.4f}  length: {change}, relative to the base")
+        say(f"{row['length_part']:>+12.4f}  length: {change}, relative to the base")
         change = f"{row['base_accuracy']:.1%} -> {row['accuracy']:.1%}"
-        print(
-            f"{row['accuracy_part']:>+12.4f}  accuracy: {change}, relative to the base, x 3 for a gain, x 5 for a loss"
-        )
-    print(f"Differences on {facts['pairs']} problems of both files ({facts['unpaired']} rows without a partner)")
+        say(f"{row['accuracy_part']:>+12.4f}  accuracy: {change}, relative to the base, x 3 for a gain, x 5 for a loss")
+    say(f"Differences on {facts['pairs']} problems of both files ({facts['unpaired']} rows without a partner)")
     for metric, value in facts["paired"].items():
-        print(f"{metric:>12}  {_with_interval(metric, value, sign='+')}")
+        say(f"{metric:>12}  {_with_interval(metric, value, sign='+')}")
 
 
 def _with_interval(metric: str, value: Mapping[str, Any], sign: str = "") -> str:
@@ -111,10 +110,10 @@ def score_solutions(  # noqa: PLR0913 - the options of the command
         with writing(out):
             out.write_text("".join(json.dumps(row) + "\n" for row in facts), encoding="utf-8")
     if as_json:
-        print(json.dumps({"rows": facts, "summary": summary(rows)}))
+        say(json.dumps({"rows": facts, "summary": summary(rows)}))
         return
     for row in rows if out is None else ():
-        print(f"line {row.line}  r_phi {row.r_phi:+.4f}  mean {row.mean:+.5f}  tokens {row.length}")
+        say(f"line {row.line}  r_phi {row.r_phi:+.4f}  mean {row.mean:+.5f}  tokens {row.length}")
         for text, value in row.rewards if tokens else ():
-            print(f"  {value:+.5f}  {text!r}")
-    print("  ".join(f"{name} {value:.4g}" for name, value in summary(rows).items()))
+            say(f"  {value:+.5f}  {text!r}")
+    say("  ".join(f"{name} {value:.4g}" for name, value in summary(rows).items()))

@@ -22,6 +22,7 @@ from retrain.cli.config_commands import schema_text
 from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
 from retrain.system.process import usable_cores
 from retrain.system.sandbox import missing
+from retrain.system.terminal import say
 
 SCHEMA = "retrain.schema.json"
 """The file beside a configuration that its `#:schema` line names."""
@@ -54,7 +55,7 @@ def init(
     templates = _templates()
     if listed:
         for name, source in templates.items():
-            print(f"{name:<18} {source.read_text(encoding='utf-8').partition(chr(10))[0].lstrip('# ')}")
+            say(f"{name:<18} {source.read_text(encoding='utf-8').partition(chr(10))[0].lstrip('# ')}")
         return
     if template not in templates:
         fix = did_you_mean(template, [*templates], "retrain init --list shows what there is")
@@ -72,7 +73,7 @@ def init(
         raise StorageError(
             f"{file}: cannot be written ({error.strerror}); name a file in a directory of yours"
         ) from None
-    print(f"wrote {file}, and {SCHEMA} for editors\nnext: retrain train {file}")
+    say(f"wrote {file}, and {SCHEMA} for editors\nnext: retrain train {file}")
 
 
 def _recipes() -> Path:
@@ -106,14 +107,14 @@ def plugins(
     rows += [_described(component) for component in components(kind)]
     rows += [_installed(of, name) for of in KINDS if kind in (None, of) for name in entry_names(of)]
     if as_json:
-        print(json.dumps(rows, indent=2, default=str))
+        say(json.dumps(rows, indent=2, default=str))
         return
     for row in rows:
-        print(f"{row['kind']} {row['name']}  ({row['source']})\n    {row['summary']}")
+        say(f"{row['kind']} {row['name']}  ({row['source']})\n    {row['summary']}")
         if row["reads"]:
-            print(f"    reads: {', '.join(row['reads'])}")
+            say(f"    reads: {', '.join(row['reads'])}")
         for name, default in row["params"].items():
-            print(f"    [{row['table']}] {name} = {default}")
+            say(f"    [{row['table']}] {name} = {default}")
 
 
 def doctor(as_json: Json = False) -> None:
@@ -124,7 +125,7 @@ def doctor(as_json: Json = False) -> None:
         if not as_json:
             _show(console, name, found[name] if isinstance(found[name], dict) else {"": found[name]})
     if as_json:
-        print(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
     if not found["this directory"] == "writable":
         raise StorageError(f"{Path.cwd()} cannot be written; start from a directory of yours, or set [logging] dir")
 
@@ -132,7 +133,7 @@ def doctor(as_json: Json = False) -> None:
 def _show(console: Console, name: str, found: dict[str, Any]) -> None:
     """What a check found: a table with marks in a terminal, a line elsewhere."""
     if not console.is_terminal:
-        print(f"{name}: {_listed(found)}", flush=True)
+        say(f"{name}: {_listed(found)}")
         return
     table = Table.grid(padding=(0, 1))
     for key, value in found.items():

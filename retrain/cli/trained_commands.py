@@ -37,7 +37,7 @@ def evaluate(
             from retrain.run.evaluate import evaluate as measure
 
             row = measure(parts, parts.steps)
-            print(json.dumps(row) if as_json else evaluation(row), flush=True)
+            say(json.dumps(row) if as_json else evaluation(row))
         return
     parts = reopen(run, overrides or (), only_warnings, trust=trust)
     from retrain.run.evaluate import evaluate as measure
@@ -47,10 +47,10 @@ def evaluate(
     finally:
         parts.close()
     if as_json:
-        print(json.dumps(row))
+        say(json.dumps(row))
         return
     for name, value in row.items():
-        print(f"{name:>18}  {value:.4g}" if isinstance(value, float) else f"{name:>18}  {value}")
+        say(f"{name:>18}  {value:.4g}" if isinstance(value, float) else f"{name:>18}  {value}")
 
 
 def sample(
@@ -114,7 +114,7 @@ def _typed() -> Any:
     """Lines from the input, with a prompt sign in a terminal, until it ends."""
     while True:
         if sys.stdin.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)
+            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201 - a prompt sign, without a line end
         line = sys.stdin.readline()
         if not line:
             return
@@ -142,9 +142,9 @@ def export(
     from retrain.run.export import push
 
     write(trained, directory, dtype)
-    print(f"{directory}: written")
+    say(f"{directory}: written")
     if push_to_hub:
-        print(push(directory, push_to_hub, private))
+        say(push(directory, push_to_hub, private))
 
 
 def report(
@@ -167,8 +167,8 @@ def report(
     from retrain.report.run_page import follow, write_report
 
     if live:
-        print(f"open {run / 'report.html'}", flush=True)
-    print(follow(run) if live else write_report(run))
+        say(f"open {run / 'report.html'}")
+    say(str(follow(run) if live else write_report(run)))
 
 
 def only_warnings(event: str, details: Any) -> None:

@@ -1,10 +1,11 @@
-"""Charts as inline SVG: no script, no library, colors from the page's style sheet."""
+"""Charts as inline SVG: no script, no library, colors from the page's style sheet. Texts are escaped."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import accumulate, groupby, pairwise
 
 WIDTH, HEIGHT = 440, 230
@@ -144,7 +145,7 @@ def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:
     edges = [_LEFT, *middles, WIDTH - _RIGHT]
     return "".join(
         f'<rect class="hover" x="{a:.1f}" y="{_TOP}" width="{max(0.0, b - a):.1f}" height="{HEIGHT - _TOP - _BOTTOM}">'
-        f"<title>{text}</title></rect>"
+        f"<title>{escape(text)}</title></rect>"
         for (a, b), (_, text) in zip(pairwise(edges), chosen, strict=True)
     )
 
@@ -182,7 +183,7 @@ def dot(style: str, at: Point, radius: float) -> str:
 
 def label(side: str, at: Point, text: str) -> str:
     """The text of a tick or axis at a position in the drawing, which is its "middle" or "end"."""
-    return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{text}</text>'
+    return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{escape(text)}</text>'
 
 
 def runs(points: Sequence[Point]) -> list[list[Point]]:

@@ -1,11 +1,12 @@
 """One way to write a page: jinja2 templates in `templates/`, one base, one style sheet, and every text escaped.
 
-What a page shows comes from outside (text of models, names, reasons), so autoescape is on for HTML and SVG. In Markdown
-the cells of a table are escaped by the macro that writes them.
+What a page shows comes from outside (text of models, names, reasons), so autoescape is on for HTML and SVG, and in
+Markdown each text goes through the macro `line`. Control characters are dots in both.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tabs and line ends, what turns the direction of writing, and halves of characters."""
 
 
 class Table(NamedTuple):
@@ -41,14 +45,23 @@ def fill(template: str, **content: Any) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8"),
         autoescape=select_autoescape(["html", "svg"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=lambda value: _CONTROLS.sub("·", value) if type(value) is str else value,
     )
+    environment.filters["inline"] = _inline
+    return environment
+
+
+def _inline(text: str) -> str:
+    """A text as one line of Markdown: no HTML, no cell's end, and neither link nor image, which would be fetched."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
+    return " ".join(text.replace("](", "]&#40;").replace("]:", "]&#58;").split("\n"))
 
 
 def plural(count: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from retrain.registry import Finding, reward
 from retrain.rewards.text import Capturing
 from retrain.system.files import write_text
 from retrain.system.http_client import FAILURES, Calls, HttpError
+from retrain.system.masking import secret_from
 
 _TEMPLATE = """Grade an answer to a question.
 
@@ -113,7 +114,7 @@ class Judge:
         self._settings = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
         self._template, self._pattern, self._json_field = prompt, re.compile(pattern), json_field
         self._lowest, self._highest = lowest, highest
-        self._key = os.environ.get(api_key_env, "").strip() if api_key_env else ""
+        self._key = secret_from(api_key_env) if api_key_env else ""
         self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._reading = [pattern, json_field, lowest, highest]
         self._retries, self._gap_s, self._next = retries, 60.0 / per_minute if per_minute else 0.0, 0.0

@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 
 from retrain.errors import StorageError, UserCodeError
 from retrain.protocols import ALONE, CheckpointRows, Ranks
-from retrain.system.files import remove, sha256, staged, sync, writing
+from retrain.system.files import read_plain, remove, sha256, staged, sync, writing
 from retrain.system.records import checked, parse_json
 from retrain.types import State
 
@@ -176,7 +176,7 @@ def read(path: Path) -> State:
     from safetensors import SafetensorError
 
     try:
-        document: dict[str, Any] = parse_json((path / STATE_FILE).read_bytes())
+        document: dict[str, Any] = parse_json(read_plain(path / STATE_FILE))
         files = _manifest(path)["files"]
         return {
             key: _decode(value, _stored(path, [name for name in sorted(files) if _RANK.sub("", name) == _file(key)]))
@@ -233,7 +233,7 @@ def _manifest(path: Path) -> _Manifest:
     file = path / MANIFEST
     if file.is_symlink():
         raise ValueError("not a plain file")
-    return checked(_MANIFEST, parse_json(file.read_bytes()))
+    return checked(_MANIFEST, parse_json(read_plain(file)))
 
 
 def _write(stage: Path, state: State, ranks: Ranks) -> dict[str, _Entry]:

@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from retrain.system.files import write_text
+from retrain.system.files import read_plain, write_text
 
 CONFIG, SIGNATURE = "config.resolved.json", "signature.json"
 _BYTES = 32
@@ -39,13 +39,13 @@ def is_own(run: Path) -> bool:
     """
     key = _key()
     with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads((run / SIGNATURE).read_bytes())["hmac"]
+        known = json.loads(read_plain(run / SIGNATURE))["hmac"]
         return bool(key) and hmac.compare_digest(str(known).encode(), _code(key, run).encode())
     return False
 
 
 def _code(key: bytes, run: Path) -> str:
-    config = hashlib.sha256((run / CONFIG).read_bytes()).hexdigest()
+    config = hashlib.sha256(read_plain(run / CONFIG)).hexdigest()
     return hmac.new(key, json.dumps([os.path.realpath(run), os.getcwd(), config]).encode(), "sha256").hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from retrain.errors import ConfigError, ConfigProblem
+from retrain.system.files import read_plain
 from retrain.system.records import checked, damaged, parse_json
 
 Row = dict[str, Any]
@@ -75,8 +75,7 @@ def read_rows(path: Path) -> list[Row]:
         StorageError: a row is not what a run writes there; it names file and line.
     """
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        data = read_plain(path)
     except FileNotFoundError:
         return []
     except (OSError, EOFError, zlib.error) as error:

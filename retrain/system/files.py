@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from retrain.errors import StorageError
 
 SUMS = "SHA256SUMS"
 """File of a folder with the hash of every other file, as `sha256sum --check` reads it."""
 
+_MOST, _SMALL, _GROWTH, _CHUNK = 2 << 30, 64 << 20, 100, 1 << 20
 NO_FILE_FIX = "check the path: it starts from the directory that the command is run in"
 
 
@@ -142,6 +147,45 @@ def writing(path: Path, fix: str = "free some space, and check that its folder c
             raise
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise StorageError(f"{path} cannot be written: {reason}; {fix}") from error
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file to read it. A link is not followed, and nothing waits for the other end of a pipe.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is a link, a pipe, a device or a directory.
+    """
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, and links are not followed", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a regular file, unpacked if its name ends in .gz.
+
+    Raises:
+        OSError: as `open_plain`; or it holds more than 2 GB; or unpacking makes more than 64 MB of it, and more than a
+            hundred times its size, which no rollouts do.
+        EOFError, zlib.error: it is damaged.
+    """
+    with open_plain(path) as file:
+        size, packed = os.fstat(file.fileno()).st_size, path.suffix == ".gz"
+        most = min(_MOST, max(_SMALL, _GROWTH * size)) if packed else _MOST
+        source: Any = gzip.GzipFile(fileobj=file) if packed else file
+        parts, length = list[bytes](), 0
+        while part := source.read(_CHUNK):
+            parts.append(part)
+            length += len(part)
+            if length > most:
+                raise OSError(errno.EFBIG, f"it holds more than {most >> 20:,} MB", str(path))
+        return b"".join(parts)
 
 
 def sha256(path: Path) -> str:

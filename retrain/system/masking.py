@@ -129,14 +129,14 @@ def literal_secrets(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[
 @lru_cache(4096)
 def _secrecy(name: str) -> int:
     """Return 2 for a name that only a secret has, 1 for one that other things have, too, and 0 for any other."""
-    words = _words(name)
+    words = [*_words(name)]
     if not words or words[-1] == "env":
         return 0
     if any(map(_ANYWHERE.fullmatch, words)) or _COMPOUND.search(" ".join(words)):
         return 2
     while len(words) > 1 and words[-1] in _FORMAT:
-        words = words[:-1]
-    ordinary = len(words) > 1 and _ORDINARY.fullmatch(words[-2])
+        words.pop()
+    ordinary = len(words) > 1 and (words[-1] == "tokens" or _ORDINARY.fullmatch(words[-2]))  # tokens of text
     return 1 if _AT_END.fullmatch(words[-1]) and not ordinary else 0
 
 
@@ -170,19 +170,20 @@ def _without_assigned(text: str) -> str:
     """Hide the values of assignments to secrets; a value may itself hold further assignments."""
     shown, end = list[str](), 0
     for found in _NAME.finditer(text):
-        value = _VALUE.match(text, found.end())
-        if found.start() >= end and value and _is_assigned(found[1], found[2], value[0]):
-            shown += text[end : found.end()], HIDDEN
+        secrecy = _of_assigned(found[1], found[2]) if found.start() >= end else 0
+        value = _VALUE.match(text, found.end()) if secrecy else None
+        if value:
+            number = secrecy == 1 and value[0].replace(".", "", 1).isdecimal()
+            shown += text[end : found.end()], value[0] if number else HIDDEN
             end = value.end()
     return "".join([*shown, text[end:]])
 
 
-def _is_assigned(start: str, name: str, value: str) -> bool:
-    """Return true if the value belongs to a secret: in an address under more names, elsewhere `key=` is no secret."""
+def _of_assigned(start: str, name: str) -> int:
+    """Return `_secrecy` of a name in front of `=`: in an address more names are secret, elsewhere `key=` is not."""
     words, secrecy = _words(name), _secrecy(name)
-    if secrecy < 2 and value.replace(".", "", 1).isdecimal():
-        return False
-    return secrecy == 2 or (secrecy == 1 and words[-1] == "token") or bool(start and words[-1] in _OF_ADDRESS)
+    gives_access = words[-1] in _OF_ADDRESS if start else secrecy == 2 or (secrecy == 1 and words[-1] == "token")
+    return max(secrecy, 1) if gives_access or secrecy == 2 else 0
 
 
 def _in_environment() -> Iterable[str]:

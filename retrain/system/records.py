@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from retrain.errors import DataError, StorageError
 from retrain.system.extras import library
+from retrain.system.files import read_plain
 
 T = TypeVar("T")
 Rows = Iterable[tuple[str, Any]]
@@ -248,7 +249,9 @@ def read_object(path: Path, schema: TypeAdapter[T]) -> T:
         StorageError: it cannot be read, or does not fit.
     """
     try:
-        return checked(schema, parse_json(path.read_bytes()) if path.exists() else {})
+        return checked(schema, parse_json(read_plain(path)))
+    except FileNotFoundError:
+        return checked(schema, {})
     except (OSError, ValueError) as error:
         raise damaged(f"{path}:1", error) from error
 

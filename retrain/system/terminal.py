@@ -17,11 +17,16 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else " " if char == "\t" else "·" for char in text)
 
 
+def shown(text: str) -> str:
+    """Text as it may stand in a terminal: without secrets and controls."""
+    return clean(masked(text))
+
+
 def say(text: str, error: bool = False) -> None:
     """Print text without secrets and controls; what the output's encoding lacks becomes a question mark."""
     stream = sys.stderr if error else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    print(clean(masked(text)).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+    print(shown(text).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
 class CleanHandler(logging.Handler):

@@ -120,7 +120,7 @@ def test_where_the_answer_is_looked_for(answer, completion, value):
 
 @pytest.mark.parametrize("answer", ["(", "no group", "(two)(groups)"])
 def test_an_answer_that_is_no_pattern(answer):
-    with pytest.raises(ComponentError, match="use \"tag\", \"number\", or an expression with one group"):
+    with pytest.raises(ComponentError, match='use "tag", "number", or an expression with one group'):
         GymReward(answer=answer)
 
 

@@ -14,6 +14,7 @@ from retrain.campaign.work.campaign_worker import Worker
 from retrain.config.load import load
 from retrain.errors import Preempted, RetrainError
 from retrain.system.process import follower
+from retrain.system.terminal import say
 
 _POLL_S = 0.2
 _TAIL = 2000
@@ -62,12 +63,12 @@ def warm_start(config: str) -> None:
 
     loaded = load(config)
     device = choose_device(loaded.config.training.device)
-    initial_model(loaded, device, lambda event, details: print(event, *details.values(), flush=True))
+    initial_model(loaded, device, lambda event, details: say(" ".join(map(str, (event, *details.values())))))
 
 
 if __name__ == "__main__":
     try:
         {"one-run": one_run, "warm-start": warm_start}[sys.argv[1]](*sys.argv[2:])
     except RetrainError as error:
-        print(error, file=sys.stderr)
+        say(str(error), error=True)
         sys.exit(error.exit_code)

