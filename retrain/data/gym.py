@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any, Literal, cast, get_args
 
 from retrain.errors import ComponentError
+from retrain.functional.numbers import last_number
 from retrain.functional.seeds import derive_seed, digest_of
 from retrain.protocols import Task
 from retrain.registry import reward, task
-from retrain.rewards.numbers import last_number
 from retrain.system.extras import library
 from retrain.types import Problem
 

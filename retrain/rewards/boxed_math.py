@@ -6,8 +6,8 @@ import re
 from decimal import Decimal
 from typing import Literal
 
+from retrain.functional.numbers import read_number
 from retrain.registry import reward
-from retrain.rewards.numbers import read_number
 from retrain.system.extras import library
 
 _BOX = "\\boxed{"

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from retrain.functional.numbers import last_number, read_number
 from retrain.registry import reward
-from retrain.rewards.numbers import last_number, read_number
 
 _TOLERANCE = 1e-6
 
@@ -63,7 +63,7 @@ def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S
 def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge=0)] | None = None) -> float:
     """1 if the last number x of the completion is the answer's number y, else 0.
 
-    How numbers are written, see `retrain.rewards.numbers`. Fractions are read, and whole numbers compare exactly. Where
+    Forms of numbers: `retrain.functional.numbers`. Fractions are read, and whole numbers compare exactly. Where
     y is no whole number and either is written as a decimal, |x - y| <= 1e-6 * max(1, |y|) is enough. The answer must be
     one number; behind a last `####` if it has that.
 

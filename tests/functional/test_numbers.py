@@ -1,6 +1,6 @@
 """How answers are read: the table of the documentation, and numbers against Python's fractions.
 
-`RETRAIN_FUZZ=1000000 python -m pytest tests/rewards/test_numbers.py` compares as many pairs.
+`RETRAIN_FUZZ=1000000 python -m pytest tests/functional/test_numbers.py` compares as many pairs.
 """
 
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from retrain.functional.numbers import last_number, read_number
 from retrain.registry import find
-from retrain.rewards.numbers import last_number, read_number
 from retrain.rewards.text import number
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks-and-rewards.md"
