@@ -17,10 +17,12 @@ ENV    := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TOKENIZERS
 SLOW   := $(addprefix --ignore=tests/,faults fuzz ray run verifiers vllm)
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help demo test coverage matrix quick test-isa wheel test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
+.PHONY: help demo llm dca-pipeline test coverage matrix quick test-isa wheel test-ranks test-vllm test-ray test-verifiers faults mutants check format docs recording bench gpu-check gpu-wheels clean
 
 help:
 	@echo "make demo    train the quickstart: configs/quickstart.toml"
+	@echo "make llm     fetch SmolLM2-135M-Instruct (93 MB) and teach it sums: configs/smollm2.toml"
+	@echo "make dca-pipeline  prepare data, train with vanilla and DCA, score both: configs/dca/pipeline.sh (BUILTIN_ONLY=1: sums)"
 	@echo "make test    run the tests"
 	@echo "make coverage  run the tests and count the lines and branches that they reach"
 	@echo "make quick   lint, types of the packages that changed, and the tests that need no process, network or run"
@@ -43,6 +45,15 @@ help:
 
 demo: $(VENV)/.core
 	$(BIN)/retrain train configs/quickstart.toml --fresh
+
+llm: $(VENV)/.llm
+	$(BIN)/retrain model fetch smollm2
+	$(BIN)/retrain train configs/smollm2.toml --fresh
+	$(BIN)/retrain report runs/smollm2
+
+# BUILTIN_ONLY=1 needs the core alone; otherwise the hub's loader, and SmolLM2 after `retrain model fetch smollm2`.
+dca-pipeline: $(VENV)/.core
+	RETRAIN=$(BIN)/retrain configs/dca/pipeline.sh
 
 test: $(VENV)/.test
 	$(ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -157,6 +168,10 @@ $(HARNESS)/.ready: constraints-verifiers.txt
 $(VENV)/.core: $(VENV)/.python pyproject.toml $(PINS)
 	$(INSTALL) .
 	@touch $@
+
+$(VENV)/.llm: $(VENV)/.python pyproject.toml $(PINS)
+	$(INSTALL) '.[smollm2]'
+	@touch $@ $(VENV)/.core
 
 $(VENV)/.test: $(VENV)/.python pyproject.toml $(PINS)
 	$(INSTALL) '.[test]'

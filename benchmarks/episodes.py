@@ -4,7 +4,8 @@ The driver and the pool of live episodes: a sampler that takes no time and an en
 episodes of four turns.
 
 Slow tools: a tool sleeps 0 to 300 ms, 16 groups of one episode in 8 workers, and a sampling call takes 50 ms whatever
-it is asked for. Each worker's share goes on by itself, against waves in which every share waits for the slowest.
+it is asked for. Each worker's groups go on by themselves, and engines take requests as they come, against one barrier
+at which all groups wait for the slowest.
 
 Contexts: the next turn of 32 episodes in the embedded engine, a reply of 8 tokens to 8 new ones, by the length of what
 the episodes have said before. CPU seconds if the engine keeps their keys and values, and if it computes them again.
@@ -18,22 +19,20 @@ workers of the environment in it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from retrain.config.load import load
 from retrain.environments.contract import Limits
-from retrain.environments.world import World
-from retrain.environments.world_pool import Launch, WorldPool
-from retrain.environments.world_worker import Hello
-from retrain.run.episodes import Player, roll
+from retrain.environments.env_pool import EnvPool, Launch
+from retrain.environments.env_process import Hello
+from retrain.run.episodes import EpisodeRunner
 from retrain.run.session import Resume, run
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
@@ -71,31 +70,29 @@ class Instant:
         return [[REPLY] * request.count for request in requests]
 
 
-class InWaves(Instant):
-    """Waits until every share that has not ended has asked, and then samples for all of them."""
+class AsTheyCome(Instant):
+    """Samples each request by itself, any number of them at once."""
 
-    def __init__(self, seconds: float, shares: int) -> None:
-        super().__init__(seconds)
-        self.barrier = threading.Barrier(shares)
-
-    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        self.barrier.wait()
-        return super().sample(requests, sampling)
+    async def generate(self, request: Request, sampling: Sampling) -> list[Completion]:
+        await asyncio.sleep(self.seconds)
+        return [REPLY] * request.count
 
 
-def played(environment: str, sampler: Instant, workers: int, groups: int, count: int) -> float:
+def played(
+    environment: str, sampler: Instant, workers: int, groups: int, count: int, lanes: int | None = None
+) -> float:
     """Seconds to play this many groups of episodes."""
     hello = Hello(environment, f"slow_tools.{environment}", {}, (str(Path(__file__).parent),), 60.0, LIMITS)
-    pools = [WorldPool(Launch({"": hello}, Containment(0, False))) for _ in range(workers)]
-    world = World(pools, LIMITS, float("inf"), 0.0, turn=nullcontext())
+    pool = EnvPool(Launch({"": hello}, Containment(0, False)), workers, max_failed=0.0).start()
+    pool.lanes = lanes or pool.lanes
     chat = Chat(Bytes(), 0)
     posed = [(Problem(str(n), "what?", "x"), chat.prompt("what?")) for n in range(groups)]
     requests = [Request(prompt.ids, count, LIMITS.max_tokens, n) for n, (_, prompt) in enumerate(posed)]
     began = time.perf_counter()
-    rollouts = roll(Player(sampler, chat, world), posed, requests, Sampling(stop_ids=(0,)))
+    rollouts = EpisodeRunner(sampler, chat, Sampling(stop_ids=(0,)), pool).roll(posed, requests)  # type: ignore[arg-type]
     seconds = time.perf_counter() - began
     assert {len(one.turns) for one in rollouts} == {4}
-    world.close()
+    pool.close()
     return seconds
 
 
@@ -176,8 +173,9 @@ def main() -> None:
     """Print all of it."""
     turns = 128 * 4
     print("driver and pool, ms a turn:", best(lambda: 1000 * played("at_once", Instant(), 1, 16, 8) / turns))
-    print("slow tools, waves, s:", best(lambda: played("asleep", InWaves(SAMPLING_S, 8), 8, 16, 1), 3))
-    print("slow tools, shares that go on, s:", best(lambda: played("asleep", Instant(SAMPLING_S), 8, 16, 1), 3))
+    print("slow tools, one barrier, s:", best(lambda: played("asleep", Instant(SAMPLING_S), 8, 16, 1, lanes=1), 3))
+    print("slow tools, a barrier for each worker, s:", best(lambda: played("asleep", Instant(SAMPLING_S), 8, 16, 1), 3))
+    print("slow tools, as they come, s:", best(lambda: played("asleep", AsTheyCome(SAMPLING_S), 8, 16, 1), 3))
     contexts()
     steps()
 

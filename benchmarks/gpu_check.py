@@ -4,8 +4,9 @@ Checks come first, and each must hold: log-probs and gradients in float32 and bf
 against padded, the sampler against the trainer, its CUDA graphs against single steps, a checkpoint, one rank over NCCL,
 and weights and moments that wait in the processor's memory. Then a table: tokens per second, model FLOP utilization and
 peak memory of updates, tokens per second of the sampler with and without CUDA graphs, and LoRA, on a base in bfloat16
-and in 4 bits, against the estimate of `explain`. Last, a whole step against one of TRL's, if that is installed. Weights
-are random: nothing is downloaded.
+and in 4 bits, against the estimate of `explain`; a whole step against one of TRL's, if that is installed. These weights
+are random: nothing is downloaded. Last, SmolLM2 from the cache learns sums for 50 steps, with its curve, sampled by the
+embedded engine and by vLLM if that is installed, and a step of it against TRL's.
 
     python benchmarks/gpu_check.py [--cpu] [--json FILE]
 
@@ -20,7 +21,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import gpu_real
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -361,16 +362,9 @@ def lora_row(
 
 
 def against_trl(place: torch.device) -> str:
-    """What `step.py` says of a whole step against one of TRL's, at the shape of SmolLM2-135M with random weights."""
-    missing = [name for name in ("trl", "datasets") if not find_spec(name)]
-    if missing:
-        return f"a step against TRL: NOT MEASURED, {' and '.join(missing)} not installed"
+    """Compare a whole step with one of TRL's by `step.py`, at the shape of SmolLM2-135M with random weights."""
     options = ["--shape", "135M", "--steps", "3"] if place.type == "cuda" else ["--shape", "1.4M", "--steps", "1"]
-    options += ["--device", place.type, "--repetitions", "1", "--dtypes", "bfloat16"]
-    command = [sys.executable, str(Path(__file__).with_name("step.py")), *options]
-    paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
-    return f"a step against TRL:\n{done.stdout if done.returncode == 0 else 'FAILED ' + done.stderr[-2000:]}"
+    return gpu_real.compared_with_trl("a step against TRL", "step.py", place, [*options, "--dtypes", "bfloat16"])
 
 
 def table(place: torch.device) -> list[Row]:
@@ -387,6 +381,15 @@ def table(place: torch.device) -> list[Row]:
     for name in ("qwen3-0.6b", "qwen3-1.7b"):
         rows += sample_rows(name, SHAPES[name], place, 128, 256)
     return [*rows, *lora_rows("qwen3-8b", SHAPES["qwen3-8b"], place, 16, 1024)]
+
+
+def real_model(place: torch.device) -> str:
+    """Train SmolLM2 and compare a step of it with TRL's, by `gpu_real.py`."""
+    rate = matmul_rate(place, 8192 if place.type == "cuda" else 256)
+    try:
+        return f"{gpu_real.recipe(place, rate)}\n{gpu_real.against_trl(place)}"
+    except Exception:  # the table before it is not lost
+        return f"SmolLM2: FAILED\n{traceback.format_exc()}"
 
 
 def main() -> int:
@@ -414,10 +417,10 @@ def main() -> int:
         share = "" if row.utilization is None else f"{row.utilization:.1%}"
         most = "" if row.peak_gb is None else f"{row.peak_gb:.1f}"
         print(f"{row.what:<24}{row.tokens_per_s:>12,.0f}{share:>13}{most:>9}  {row.note}")
-    trl = against_trl(place)
-    print(f"\n{trl}")
+    trl, real = against_trl(place), real_model(place)
+    print(f"\n{trl}\n{real}", flush=True)
     if options.json:
-        facts = {"torch": torch.__version__, "device": device, "checks": said, "trl": trl}
+        facts = {"torch": torch.__version__, "device": device, "checks": said, "trl": trl, "real": real}
         facts["rows"] = [asdict(row) for row in rows]
         options.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(f"\n{len(CHECKS) - failed} of {len(CHECKS)} checks held", flush=True)

@@ -1,8 +1,8 @@
-"""Episodes with slow tools on a real vLLM, in this process: waves against requests that join while others are sampled.
+"""Episodes with slow tools on a real vLLM in this process: batches, against requests that join others.
 
 32 episodes of 16 turns. A reply has four tokens, and the tool sleeps 0 to 300 ms before it answers. One worker with 32
-threads, so that tools overlap either way: in waves every turn waits for the slowest of them. Seconds, and their ratio,
-of pairs that alternate; a model of 1.4 million parameters, float32.
+threads, so that tools overlap either way: in batches every turn waits for the slowest of them. Seconds of pairs that
+alternate, and their ratio; a model of 1.4 million parameters, float32.
 
     .venv-vllm/bin/python benchmarks/vllm_tools.py
 """
@@ -21,14 +21,13 @@ import transformers as hf
 
 from retrain.engines.vllm.in_process import VllmEngine
 from retrain.environments.contract import Limits
-from retrain.environments.world import World
-from retrain.environments.world_pool import Launch, WorldPool
-from retrain.environments.world_worker import Hello
+from retrain.environments.env_pool import EnvPool, Launch
+from retrain.environments.env_process import Hello
 from retrain.protocols import Sampler
-from retrain.run.episodes import Player, roll
+from retrain.run.episodes import EpisodeRunner
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
-from retrain.types import Ask, Completion, Hear, Problem, Request, Sampling
+from retrain.types import Completion, Problem, Request, Sampling
 
 EPISODES, TURNS, PAIRS = 32, 16, 3
 LIMITS = Limits(TURNS, 4, 64, TURNS * 4)
@@ -46,8 +45,8 @@ class Latin:
         return bytes(ids).decode("latin-1")
 
 
-class InWaves(Sampler):
-    """Samples once every episode has asked."""
+class InBatches(Sampler):
+    """Samples in batches."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self.engine, self.room = engine, engine.room
@@ -58,23 +57,14 @@ class InWaves(Sampler):
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         return self.engine.sample(requests, sampling)
 
-    def keep_sampling(self, ask: Ask, hear: Hear, sampling: Sampling) -> None:
-        waiting: list[Request] = []
-        while (requests := ask(True)) is not None:
-            waiting += requests
-            if len(waiting) == EPISODES:
-                for request, completions in zip(waiting, self.sample(waiting, sampling), strict=True):
-                    hear(request, completions)
-                waiting = []
 
-
-def seconds(sampler: Sampler, pool: WorldPool) -> float:
+def seconds(sampler: Sampler, pool: EnvPool) -> float:
     """To play all episodes."""
     chat = Chat(Latin(), 0)
     posed = [(Problem(str(n), "what?", "x"), chat.prompt("what?")) for n in range(EPISODES)]
     requests = [Request(prompt.ids, 1, LIMITS.max_tokens, n) for n, (_, prompt) in enumerate(posed)]
-    world, began = World([pool], LIMITS, float("inf"), 0.0), time.perf_counter()
-    rollouts = roll(Player(sampler, chat, world), posed, requests, Sampling())
+    began = time.perf_counter()
+    rollouts = EpisodeRunner(sampler, chat, Sampling(), pool).roll(posed, requests)
     assert {(len(one.turns), one.ended) for one in rollouts} == {(TURNS, "turns")}
     return time.perf_counter() - began
 
@@ -94,16 +84,17 @@ def engine(folder: Path) -> Any:
 def main() -> None:
     """Print all of it."""
     hello = Hello("always_asleep", "slow_tools.always_asleep", {}, (str(Path(__file__).parent),), 60.0, LIMITS)
-    pool = WorldPool(Launch({"": hello}, Containment(0, False), threads=EPISODES))
+    pool = EnvPool(Launch({"": hello}, Containment(0, False), threads=EPISODES)).start()
+    pool.in_step = True  # batches wait for all episodes
     with tempfile.TemporaryDirectory() as folder:
         vllm = engine(Path(folder))
         seconds(vllm, pool)
-        pairs = [(seconds(InWaves(vllm), pool), seconds(vllm, pool)) for _ in range(PAIRS)]
+        pairs = [(seconds(InBatches(vllm), pool), seconds(vllm, pool)) for _ in range(PAIRS)]
         vllm.close()
     pool.close()
-    ratio = statistics.median(waves / free for waves, free in pairs)
-    print("waves, s:", *(f"{waves:.2f}" for waves, _ in pairs))
-    print("without waves, s:", *(f"{free:.2f}" for _, free in pairs))
+    ratio = statistics.median(batches / free for batches, free in pairs)
+    print("batches, s:", *(f"{batches:.2f}" for batches, _ in pairs))
+    print("as they come, s:", *(f"{free:.2f}" for _, free in pairs))
     print(f"ratio, median of {PAIRS} pairs: {ratio:.2f}")
 
 

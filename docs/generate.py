@@ -14,9 +14,10 @@ from typing import Any
 from docs.measure import ROOT
 from docs.pictures import layers_picture, step_picture, step_stops
 from retrain.campaign.plan.campaign_schema import Campaign
-from retrain.config.document import aliases, show
+from retrain.config.document import show
 from retrain.config.schema import Config
 from retrain.registry import KINDS, Component, components
+from retrain.registry.built_in import ALIASES
 
 HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
 
@@ -35,7 +36,7 @@ def configuration_page() -> str:
     parts += list(section_tables("campaign", {"$ref": "Campaign"}, campaign["$defs"] | {"Campaign": campaign}))
     parts.append("## Other names\n\n| you may write | for |\n|---|---|")
     parts += [
-        f"| `[{'.'.join(old[:-1])}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |" for old, new in aliases().items()
+        f"| `[{'.'.join(old[:-1])}] {old[-1]}` | `[{'.'.join(new[:-1])}] {new[-1]}` |" for old, new in ALIASES.items()
     ]
     parts.append("\n## Tables of components\n\nA component reads the table of its name, and only if it is used.\n")
     parts += [f"### `[{part.table}]`: {part.kind} `{part.name}`\n\n{table(part)}" for part in with_parameters()]
@@ -155,8 +156,8 @@ def built_in(kind: str | None = None) -> list[Component]:
 
 
 def with_parameters() -> list[Component]:
-    """Built-in components that have any parameter, one for each table."""
-    return [part for part in built_in() if part.schema.model_fields]
+    """Built-in components that have any parameter, one for each table that is not a section."""
+    return [part for part in built_in() if part.schema.model_fields and part.table not in Config.model_fields]
 
 
 def components_page() -> str:

@@ -1,25 +1,25 @@
-"""An environment of your own: a generator that yields what it says, is sent the reply, and returns the reward."""
+"""An environment of your own: a generator that yields observations, is sent actions, and returns the reward."""
 
 from collections.abc import Generator
 from random import Random
 
-from retrain import Problem, Reply, Say, environment, task
+from retrain import Action, Observation, Problem, environment, task
 
 
 @environment("my_countdown")
-def my_countdown(answer: str, rng: Random, *, lives: int = 3) -> Generator[Say | None, Reply, float]:
+def my_countdown(answer: str, rng: Random, *, lives: int = 3) -> Generator[Observation | None, Action, float]:
     """The model must say the answer; each wrong reply costs a life and is told how far off it was, or nothing.
 
     Args:
         lives: replies that may be wrong.
     """
-    reply = yield None  # the prompt says it all
+    action = yield None  # the prompt says it all
     for left in reversed(range(lives)):
-        if reply.strip() == answer:
+        if action.strip() == answer:
             return 1.0
-        hint = f"off by {abs(int(reply) - int(answer))}" if reply.strip().isdecimal() and rng.random() < 0.5 else "no"
-        reply = yield Say(f"{hint}, {left} left\n", reward=-0.1, metrics={"hints": hint != "no"})
-    return float(reply.strip() == answer)
+        hint = f"off by {abs(int(action) - int(answer))}" if action.strip().isdecimal() and rng.random() < 0.5 else "no"
+        action = yield Observation(f"{hint}, {left} left\n", reward=-0.1, metrics={"hints": hint != "no"})
+    return float(action.strip() == answer)
 
 
 @task("my_numbers")

@@ -1,6 +1,6 @@
 """Composable reinforcement learning for language models, from one TOML file.
 
-The public surface, loaded on first use so that `import retrain` stays cheap.
+Public names are imported on first use, so that `import retrain` stays fast.
 """
 
 from __future__ import annotations
@@ -14,27 +14,38 @@ if TYPE_CHECKING:
     from retrain.algorithms.graph.plain_functions import AlgorithmOutput as AlgorithmOutput
     from retrain.algorithms.graph.plain_functions import TransformContext as TransformContext
     from retrain.algorithms.graph.plain_functions import TransformOutput as TransformOutput
+    from retrain.engines.torch_engine import TorchEngine as TorchEngine
+    from retrain.environments.contract import Action as Action
+    from retrain.environments.contract import Observation as Observation
     from retrain.environments.contract import Reply as Reply
     from retrain.environments.contract import Say as Say
-    from retrain.registry.component import Finding as Finding
+    from retrain.registry import find as find
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
+    from retrain.registry.traits import Finding as Finding
+    from retrain.training.model.builtin_model import build_model as build_model
+    from retrain.training.model.builtin_model import build_tokenizer as build_tokenizer
     from retrain.types import Batch as Batch
+    from retrain.types import ExpertRow as ExpertRow
     from retrain.types import Problem as Problem
+    from retrain.types import Request as Request
     from retrain.types import Rollout as Rollout
+    from retrain.types import Sampling as Sampling
 
 __version__ = "0.2.0"
 
 _ELSEWHERE = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",
-    "Finding": "retrain.registry",
-    **dict.fromkeys(("Reply", "Say"), "retrain.environments.contract"),
-    **dict.fromkeys(("Batch", "Problem", "Rollout"), "retrain.types"),
+    **dict.fromkeys(("Finding", "find"), "retrain.registry"),
+    "TorchEngine": "retrain.engines.torch_engine",
+    **dict.fromkeys(("build_model", "build_tokenizer"), "retrain.training.model.builtin_model"),
+    **dict.fromkeys(("Action", "Observation", "Reply", "Say"), "retrain.environments.contract"),
+    **dict.fromkeys(("Batch", "ExpertRow", "Problem", "Request", "Rollout", "Sampling"), "retrain.types"),
     **dict.fromkeys(
         ("AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput"),
         "retrain.algorithms.graph.plain_functions",
     ),
 }
-"""Where public names live that are not kinds of components; a kind is a decorator of retrain.registry."""
+"""Modules of the public names that are not kinds; a kind is a decorator of retrain.registry."""
 
 
 def __getattr__(name: str) -> Any:

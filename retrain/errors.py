@@ -1,6 +1,6 @@
-"""Every way a run can end, and the exit code that says so.
+"""Errors and their exit codes.
 
-The message of an error names what the user typed, what is wrong with it and what to type instead.
+A message names the place, the problem and the fix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ConfigProblem:
         key: dotted key, such as `training.max_steps`.
         problem: what is wrong.
         fix: what to type instead; may be empty.
-        exit_code: 3 if only the data that it names are to blame.
+        exit_code: 3 if the data that it names are at fault, else 2.
     """
 
     file: str
@@ -60,7 +60,7 @@ class ConfigError(RetrainError):
 
 
 class ComponentError(RetrainError):
-    """A component that cannot be found, imported or called as its slot demands.
+    """A component cannot be found, imported, or called as its kind requires.
 
     The configuration layer turns it into a `ConfigProblem` with a place in the file (exit 2).
 
@@ -78,25 +78,25 @@ class ComponentError(RetrainError):
 
 
 class MissingExtraError(ComponentError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", install(extra))
 
 
 def install(extra: str) -> str:
-    """The command that brings an extra to an installed `retrain`, from a clone or not."""
+    """Return the pip command that installs an extra."""
     return f'pip install "retrain-rl[{extra}]"'
 
 
 def did_you_mean(word: str, known: Sequence[str], otherwise: str = "", cutoff: float = 0.6) -> str:
-    """The fix for a word that is not known: the one that it resembles most, or `otherwise` if it resembles none."""
+    """Suggest the known word closest to an unknown one, or return `otherwise` if none is close."""
     near = get_close_matches(word, known, 1, cutoff)
     return f'did you mean "{near[0]}"?' if near else otherwise
 
 
 class DataError(RetrainError):
-    """A data file or data set that cannot be used; names file and line (exit 3)."""
+    """A data file or data set is not usable; the message names file and line (exit 3)."""
 
     exit_code = 3
 

@@ -6,9 +6,10 @@ Importing this module does not import torch; tensors appear in annotations only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ State = dict[str, Any]
 
 
 def fits_float32(value: float) -> bool:
-    """Whether a number is finite in float32, in which rewards and advantages are trained on; False of NaN."""
+    """Return whether a number is finite in float32, the dtype of rewards and advantages; False for NaN."""
     return abs(value) <= _FLOAT32_MAX
 
 
@@ -34,11 +35,11 @@ class Problem:
     Attributes:
         id: unique and stable within the task.
         prompt: text, or chat messages `[{"role": ..., "content": ...}]` for a chat template.
-        answer: what a reward compares with.
+        answer: the reference answer that rewards compare with.
         solution: a worked solution to imitate in warm-up; None if the task has none.
-        extra: the columns of the data's row but the prompt, as they are, for rewards.
-        replies: of an episode to imitate in warm-up, where an environment answers the model.
-        environment: the label of the one of `[[environments]]` that answers the model.
+        extra: all columns of the data row except the prompt, unchanged, for rewards.
+        replies: the model's turns of an episode to imitate in warm-up, for tasks with an environment.
+        environment: label of the entry of `[[environments]]` that this problem is played in.
     """
 
     id: str
@@ -51,22 +52,22 @@ class Problem:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What rewards and environments read of it."""
+        """Fields that rewards and environments receive."""
         facts = {"id": self.id, "prompt": self.prompt, "answer": self.answer, "extra": self.extra}
         return facts | ({"environment": self.environment} if self.environment else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Every field is explicit: no engine reads a model's own generation_config.
+    """Sampling parameters. Every field is explicit: no engine reads a model's own generation_config.
 
     Attributes:
         temperature: 0 is greedy; log-probs are those of the tempered distribution.
-        top_p, top_k: 1.0 and 0 switch them off.
+        top_p, top_k: 1.0 and 0 disable them.
         stop_ids: token ids that end a completion (kept as its last token).
-        seed: with a request's stream, all that its random numbers derive from.
-        continued: later requests of this sampling extend what these sample, as the turns of an episode do: an engine
-            may keep what it computed.
+        seed: with a request's stream, determines its random numbers.
+        continued: later requests will extend these contexts, as the turns of an episode do, so an engine may keep its
+            keys and values.
     """
 
     temperature: float = 1.0
@@ -79,13 +80,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an engine is asked for: completions of one context.
+    """A request to an engine: completions of one context.
 
     Attributes:
         ids: token ids of the context.
-        count: how many completions.
-        max_tokens: budget of each, end-of-sequence included.
-        stream: names the random numbers; what is drawn does not depend on the other requests of a call.
+        count: number of completions.
+        max_tokens: limit of each completion, end-of-sequence token included.
+        stream: selects the random numbers; the completions do not depend on the other requests of a call.
     """
 
     ids: tuple[int, ...]
@@ -94,9 +95,23 @@ class Request:
     stream: int
 
 
+class Prefix(NamedTuple):
+    """Context that a completion is continued from.
+
+    Attributes:
+        group: index of the group whose prompt `ids` begins with.
+        ids: token ids of the prompt and the response so far.
+        sampled: length of the response so far, in tokens.
+    """
+
+    group: int
+    ids: tuple[int, ...]
+    sampled: int
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine returns for one prompt, once. `logprobs[t]` belongs to `ids[t]`."""
+    """One sampled completion. `logprobs[t]` is the log-prob of `ids[t]` under the sampling distribution."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -106,12 +121,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Outcome of one reward call. `value` is None when it failed: the row is masked, never scored 0.
+    """Result of one reward call. On failure `value` is None, and the rollout is masked instead of scored 0.
 
     Attributes:
         value: weighted sum of the parts; None on failure.
         parts: value of every reward by name.
-        correct: the answer is right (first reward with an opinion, value > 0.5); None if it failed.
+        correct: the first reward that returned a value gave more than 0.5; None on failure.
         status: "ok", "timeout", "crashed", "error" or "invalid".
         detail: a line for the log when status is not "ok".
     """
@@ -125,12 +140,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy sampled in one piece: tokens `start` to `end` of those after the prompt.
+    """One turn of the policy: tokens `start` to `end` (exclusive), counted after the prompt.
 
     Attributes:
         finish_reason: "stop" (the last token is a stop id) or "length".
-        weights_version: the optimizer step whose weights sampled it.
-        reward: what an environment gave for it, apart from what it returned at the end.
+        weights_version: optimizer step of the weights that sampled it.
+        reward: the environment's reward for this turn, without the final reward of the episode.
+        state: key of the environment's state before the turn; "" if unknown.
     """
 
     start: int
@@ -138,11 +154,12 @@ class Turn:
     finish_reason: Literal["stop", "length"]
     weights_version: int
     reward: float = 0.0
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """An episode: a prompt, the policy's turns, and what an environment said in between. Ragged; `row` is its JSON.
+    """One episode: a prompt, the policy's turns and the observations between them, without padding.
 
     Attributes:
         problem_id, prompt, answer: of the problem it answers; `prompt` is the rendered text.
@@ -152,12 +169,13 @@ class Rollout:
             token that was not sampled.
         text: decoded completion without special tokens.
         turns: which of the completion ids were sampled, in order; at least one.
-        group: index of its group within the step; the group is the prompt's rollouts.
+        group: index of its group within the step; a group is all rollouts of one prompt.
         reward, parts, correct, status: see `Score`.
         ended: what ended an episode in an environment: "done" (the environment), a limit ("turns", "tokens" or
             "context"), or a failure ("error" or "timeout"); empty without an environment.
-        metrics: what the environment counted in the episode.
-        environment: of the problem it answers.
+        metrics: numbers that the environment reported for the episode.
+        environment: label of the problem's environment.
+        greedy: reward of the prompt's greedy completion, if the run samples one.
     """
 
     problem_id: str
@@ -176,36 +194,37 @@ class Rollout:
     ended: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     environment: str = ""
+    greedy: float | None = None
 
     @property
     def truncated(self) -> bool:
-        """It ended for want of tokens."""
+        """True if a token limit ended it."""
         return self.ended in ("tokens", "context") if self.ended else self.finish_reason == "length"
 
     @property
     def length(self) -> int:
-        """Sampled tokens."""
+        """Number of sampled tokens."""
         return sum(turn.end - turn.start for turn in self.turns)
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
-        """How the last turn ended."""
+        """Finish reason of the last turn."""
         return self.turns[-1].finish_reason
 
     @property
     def weights_version(self) -> int:
-        """The oldest weights that sampled a turn."""
+        """Version of the oldest weights that sampled a turn."""
         return min(turn.weights_version for turn in self.turns)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """(first, behind the last) sampled token of every turn, counted from the start of the prompt."""
+        """(first, end) of the sampled tokens of every turn, end exclusive, counted from the start of the prompt."""
         return [(len(self.prompt_ids) + turn.start, len(self.prompt_ids) + turn.end) for turn in self.turns]
 
     def rewarded(self, value: float, parts: Mapping[str, float | None], correct: bool | None = None) -> Rollout:
-        """It with its turns' rewards and this value at its end; by default it is correct above 0.5.
+        """Return a copy whose reward is this final value plus the rewards of its turns; correct if it exceeds 0.5.
 
-        Where an environment names its parts, the first of them decides what is correct, without the turns' rewards.
+        If an environment names its parts, the first part decides correctness, without the rewards of the turns.
         """
         given = sum(turn.reward for turn in self.turns)
         if correct is None:
@@ -214,13 +233,13 @@ class Rollout:
         return dataclasses.replace(self, reward=value + given, parts=parts, correct=correct)
 
     def row(self) -> dict[str, Any]:
-        """The rollout as a JSON row."""
+        """Convert to a JSON row."""
         last = {"finish_reason": self.finish_reason, "weights_version": self.weights_version}
         return dataclasses.asdict(self) | last
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Rollout:
-        """What `row` gave. A row without turns, of an earlier version of this package, is one turn."""
+        """Read a row that `row` wrote. A row without turns, from an earlier version, becomes one turn."""
         fields: dict[str, Any] = {f.name: row[f.name] for f in dataclasses.fields(cls) if f.name in row}
         for name in ("prompt_ids", "completion_ids", "sampler_logprobs"):
             fields[name] = tuple(row[name])
@@ -235,7 +254,7 @@ class ExpertRow:
 
     Attributes:
         ids: token ids, the last token of every answer being the end of sequence.
-        spans: (first, behind the last) token of every answer to imitate, in order.
+        spans: (first, end) of every answer to imitate, end exclusive, in order.
     """
 
     ids: tuple[int, ...]
@@ -243,7 +262,7 @@ class ExpertRow:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """What comes before the first answer to imitate."""
+        """Tokens before the first answer to imitate."""
         return self.ids[: self.spans[0][0]]
 
 
@@ -264,13 +283,19 @@ class Batch:
         rewards: [N] float32; correct: [N] bool; lengths: [N] int64, response tokens.
         group_ids: [N] int64; is_expert: [N] bool.
         step: the training step, from 0.
-        max_tokens: the response budget that sampling had.
+        max_tokens: limit of response tokens in sampling.
         advantages: [N, T] float32, 0 outside response_mask; zeros until credit is assigned.
-        turn_ids: [N, T] int64, which of the row's turns sampled the token, from 0; 0 where none did.
-        turn_rewards: [N, T] float32, on the last token of each turn what the turn earned; a row's sum is its reward.
-            Unset, a row is one turn, which earned all of the reward.
-        problems: the problem and the rendered prompt of every group; empty where no run has sampled the batch.
-        extra: columns computed later by signals and the policy, by name (old_logprobs, entropy, ...).
+        turn_ids: [N, T] int64, index of the turn that sampled the token, from 0; 0 for tokens that were not sampled.
+        turn_rewards: [N, T] float32, reward of each turn at its last token; a row sums to its reward. Default: a row
+            is one turn with the whole reward.
+        anchor_ids: [N, T] int64, an id for each pair of group and environment state before the turn; -1 if the state
+            is unknown, and outside turns.
+        greedy_rewards: [N] float32, reward of the prompt's greedy completion, repeated on its rows; NaN without one.
+        reward_parts: [N, R] float32, unweighted value of each entry of `[[rewards]]`; NaN where an entry returned
+            None, and on expert rows. Default: the reward is the only part.
+        reward_weights: weights of the R parts.
+        problems: problem and rendered prompt of every group; empty if the batch was not sampled by a run.
+        extra: columns that signals and the policy compute later, by name (old_logprobs, entropy, ...).
     """
 
     input_ids: Tensor
@@ -287,6 +312,10 @@ class Batch:
     max_tokens: int = 0
     turn_ids: Tensor = None  # pyright: ignore[reportAssignmentType] - __post_init__ fills them in
     turn_rewards: Tensor = None  # pyright: ignore[reportAssignmentType]
+    anchor_ids: Tensor = None  # pyright: ignore[reportAssignmentType]
+    greedy_rewards: Tensor = None  # pyright: ignore[reportAssignmentType]
+    reward_parts: Tensor = None  # pyright: ignore[reportAssignmentType]
+    reward_weights: tuple[float, ...] = (1.0,)
     problems: Mapping[int, Any] = field(default_factory=dict[int, Any])
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -296,19 +325,26 @@ class Batch:
             last = self.response_mask & (later == 1)
             object.__setattr__(self, "turn_ids", later * 0)
             object.__setattr__(self, "turn_rewards", self.rewards[:, None].where(last, 0.0))
+        if cast("Any", self.anchor_ids) is None:
+            object.__setattr__(self, "anchor_ids", self.response_mask.long() * 0 - 1)
+        if cast("Any", self.greedy_rewards) is None:
+            object.__setattr__(self, "greedy_rewards", self.rewards.new_full(self.rewards.shape, math.nan))
+        if cast("Any", self.reward_parts) is None:
+            parts = self.rewards.masked_fill(self.is_expert, math.nan)
+            object.__setattr__(self, "reward_parts", parts[:, None])
 
     def replace(self, **changes: Any) -> Batch:
-        """A new batch with these fields changed; names that are not fields become extra columns."""
+        """Return a copy with these fields changed; names that are not fields become extra columns."""
         own = {name: value for name, value in changes.items() if name in BASE_COLUMNS}
         extra = {name: value for name, value in changes.items() if name not in BASE_COLUMNS}
         return dataclasses.replace(self, **own, extra={**self.extra, **extra})
 
     def column(self, name: str) -> Any:
-        """The field or extra column of that name; KeyError if it has not been computed."""
+        """Return a field or extra column by name; KeyError if it has not been computed."""
         return getattr(self, name) if name in BASE_COLUMNS else self.extra[name]
 
     def filled(self, parts: Sequence[Batch]) -> Batch:
-        """This batch with the columns of `parts`, whose rows one after the other are its first rows; 0 elsewhere."""
+        """Return a copy with the columns of `parts`, whose rows are its first rows; 0 in the other rows."""
         columns: dict[str, Any] = {}
         for name, value in {**parts[-1].extra, "advantages": self.advantages}.items():
             if (dims := len(getattr(value, "shape", ()))) == 0:
@@ -322,7 +358,7 @@ class Batch:
         return self.replace(**columns)
 
     def rows(self, index: Tensor) -> Batch:
-        """The rows `index` [n] (int64) of every column, trimmed to the longest of them."""
+        """Select the rows `index` [n] (int64) of every column, trimmed to the longest of them."""
         longest = max(1, int(self.attention_mask[index].sum(-1).max())) if len(index) else 1
         shape = self.input_ids.shape
 
@@ -330,72 +366,23 @@ class Batch:
             own = getattr(value, "shape", ())
             if own == shape:
                 return value[index, :longest]
-            return value[index] if own[:1] == shape[:1] else value  # what is not a column of rows stays as it is
+            return value[index] if own[:1] == shape[:1] else value  # values without a row dimension are unchanged
 
-        fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS}
+        fields = {name: pick(getattr(self, name)) for name in BASE_COLUMNS - {"reward_parts"}}
+        fields["reward_parts"] = self.reward_parts[index]  # its second dimension is rewards, not tokens
         return Batch(**fields, extra={name: pick(value) for name, value in self.extra.items()})
 
 
 BASE_COLUMNS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Batch)) - {"extra"}
-"""Columns that every batch has from the start."""
+"""Columns that every batch has."""
 
-POLICY_COLUMNS: frozenset[str] = frozenset({"old_logprobs", "entropy", "varentropy"})
-"""Columns that the policy's scoring forward yields, all in one pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """LoRA's update of one matrix W [out, in]: up @ down, in float32.
-
-    Attributes:
-        up: [out, r], the scale alpha / r included.
-        down: [r, in].
-        transposed: the state dict holds W as [in, out], as embeddings and GPT-2's layers do.
-    """
-
-    up: Tensor
-    down: Tensor
-    transposed: bool = False
-
-    def added(self, weight: Tensor) -> Tensor:
-        """W + up @ down in float32, in the layout of `weight`: bfloat16 would lose an update much smaller than W."""
-        update = self.up @ self.down
-        return weight.float() + (update.T if self.transposed else update)
-
-
-class Adapted(Mapping[str, "Tensor"]):
-    """The full state dict of a model with LoRA. An adapted matrix is merged, in float32, when it is read.
-
-    An engine that computes in less than float32 takes the two parts and adds what they compute: a merged matrix
-    loses an update that is smaller than the last digit of its weights.
-
-    Attributes:
-        base: the frozen weights, in their own precision.
-        updates: of the adapted matrices, by their names in `base`.
-    """
-
-    def __init__(self, base: Mapping[str, Tensor], updates: Mapping[str, LowRank]) -> None:
-        self.base, self.updates = base, updates
-
-    def __getitem__(self, name: str) -> Tensor:
-        weight, update = self.base[name], self.updates.get(name)
-        return weight if update is None else update.added(weight)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.base
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.base)
-
-    def __len__(self) -> int:
-        return len(self.base)
+POLICY_COLUMNS: frozenset[str] = frozenset({"old_logprobs", "entropy", "varentropy", "sum_pi_squared"})
+"""Columns that one scoring forward of the policy computes."""
 
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Called with the events of a run: `observe(event, details)`. The display and the log are observers."""
 
-
-Ask = Callable[[bool], Sequence[Request] | None]
-"""Requests to sample next; told whether the engine is idle, when it waits for some. None: no more."""
-Hear = Callable[[Request, Sequence[Completion]], None]
-"""Takes the completions of a request."""
+Continue = Callable[[Mapping[int, Any], Sequence[Prefix], int, int], "tuple[Tensor, int]"]
+"""(problems, prefixes, continuations of each, seed) -> (rewards [prefixes, continuations], NaN where scoring failed;
+number of sampled tokens). A component's constructor may take it as `continue_from`."""

@@ -53,13 +53,13 @@ MUTANTS = [
             ("return keep(difference.clamp(-LIMIT, LIMIT).expand(mask.shape), mask)",
              "return difference.clamp(-LIMIT, LIMIT).expand(mask.shape) * mask"),
         ],
-        ["functional/test_ratios.py", "algorithms/test_losses.py"],
+        ["functional/test_ratios.py", "algorithms/losses/test_surrogates.py"],
     ),
     Mutant(
         "wrong sigma",
         "functional/groups.py",
         [("degrees = group_size(group_ids, members) - ddof", "degrees = group_size(group_ids, members) - 1")],
-        ["functional/test_groups.py", "algorithms/test_advantages.py"],
+        ["functional/test_groups.py", "algorithms/advantages/test_group_baselines.py"],
     ),
     Mutant(
         "shift off by one",
@@ -69,13 +69,13 @@ MUTANTS = [
     ),
     Mutant(
         "credit averaged over the sequence by gspo",
-        "algorithms/losses.py",
+        "algorithms/losses/surrogates.py",
         [
             ("sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)",
              "sequence = F.masked.row_mean(kept - old_logprobs, response_mask)"),
             ("(sequence + (kept - kept.detach()))", "(sequence + 0 * kept)"),
         ],
-        ["algorithms/test_losses.py"],
+        ["algorithms/losses/test_surrogates.py"],
     ),
     Mutant(
         "padding in the denominator of the loss",
@@ -87,20 +87,20 @@ MUTANTS = [
         "padding in the denominator of a row's mean",
         "functional/masked.py",
         [(".sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)", ".mean(-1, keepdim=True)")],
-        ["functional/test_masked.py", "algorithms/test_transforms.py"],
+        ["functional/test_masked.py", "algorithms/transforms/test_token_stages.py"],
     ),
     Mutant(
         "min for max",
-        "algorithms/losses.py",
+        "algorithms/losses/surrogates.py",
         [("value = free.maximum(bound)", "value = free.minimum(bound)")],
-        ["algorithms/test_losses.py"],
+        ["algorithms/losses/test_surrogates.py"],
     ),
     Mutant(
         "ignoring groups",
         "functional/groups.py",
         [("unique, index = torch.unique(group_ids, return_inverse=True)",
           "unique, index = torch.unique(group_ids * 0, return_inverse=True)")],
-        ["functional/test_groups.py", "algorithms/test_advantages.py"],
+        ["functional/test_groups.py", "algorithms/advantages/test_group_baselines.py"],
     ),
     Mutant(
         "brevity compared with wrong answers too",
@@ -112,8 +112,72 @@ MUTANTS = [
     Mutant(
         "SEPA without its delay",
         "algorithms/sepa.py",
-        [("max(step - self.delay_steps, 0)", "max(step, 0)")],
+        [("start += total // 20 if isinstance(delay, str) else delay", "start += 0")],
         ["algorithms/test_sepa.py"],
+    ),
+    Mutant(
+        "one temperature for both signs in sapo",
+        "algorithms/losses/soft_gates.py",
+        [(".masked_fill(advantages > 0, tau_pos)", ".masked_fill(advantages > 0, tau_neg)")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "gmpo clips rewarded tokens from below",
+        "algorithms/losses/soft_gates.py",
+        [("log_ratio.clamp(max=eps_high).where(advantages > 0, log_ratio.clamp(min=-eps_low))",
+          "log_ratio.clamp(max=eps_high).where(advantages < 0, log_ratio.clamp(min=-eps_low))")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "ipo bounds the log-ratio instead of the probabilities",
+        "algorithms/losses/sampler_ratios.py",
+        [("far = (distance.abs() > eps) & response_mask", "far = (log_ratio.detach().abs() > eps) & response_mask")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "topr tapers rewarded tokens",
+        "algorithms/losses/sampler_ratios.py",
+        [(".masked_fill(advantages > 0, 1.0)", ".masked_fill(advantages < 0, 1.0)")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "a missing reward counts as a bad one in gdpo",
+        "algorithms/advantages/reward_scale.py",
+        [("known = ~reward_parts.isnan()", "known = reward_parts == reward_parts.nan_to_num(0.0).nan_to_num(0.0)"),
+         ("values = part.where(has, 0.0)", "has = has | True; values = part.nan_to_num(0.0)")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "gdpo with the population's deviation",
+        "algorithms/advantages/reward_scale.py",
+        [("spread = F.groups.group_std(values, group_ids, has, ddof=ddof)",
+          "spread = F.groups.group_std(values, group_ids, has, ddof=0)")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "pkpo credits the worse rows",
+        "algorithms/advantages/pass_at_k.py",
+        [("(ordered[:, None] - ordered).tril()", "(ordered - ordered[:, None]).triu()")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "opsm drops rewarded tokens",
+        "algorithms/transforms/off_policy_mask.py",
+        [("(advantages < 0) & (gap > delta)", "(advantages > 0) & (gap > delta)")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "otb weighs a token by itself alone",
+        "algorithms/transforms/token_returns.py",
+        [(".where(present, 0.0).cumsum(-1)", ".where(present, 0.0)")],
+        ["algorithms/test_catalogue.py"],
+    ),
+    Mutant(
+        "gtpo_paper compares columns instead of positions",
+        "algorithms/transforms/entropy_credit.py",
+        [("(response_mask.cumsum(-1) - 1).clamp(min=0)",
+          "torch.arange(width, device=entropy.device).expand(response_mask.shape)")],
+        ["algorithms/test_catalogue.py"],
     ),
     Mutant(
         "regularizers skip rows without advantage",
@@ -124,8 +188,8 @@ MUTANTS = [
     Mutant(
         "the expert's share given to the policy",
         "algorithms/graph/objective.py",
-        [('(share if source_of(term) == "expert" else 1 - share)',
-          '(1 - share if source_of(term) == "expert" else share)')],
+        [('factor *= share if source_of(term) == "expert" else 1 - share',
+          'factor *= 1 - share if source_of(term) == "expert" else share')],
         ["algorithms/graph/test_objective.py"],
     ),
     Mutant(
@@ -231,7 +295,7 @@ MUTANTS = [
     Mutant(
         "a cut reply without its end",
         "run/episodes.py",
-        [("self._bridge.ids(said, one.end)", "self._bridge.ids(said, self._player.chat.end_id)")],
+        [("self._bridge.ids(messages, one.end)", "self._bridge.ids(messages, self._chat.end_id)")],
         ["run/test_episodes.py"],
     ),
     Mutant(
@@ -244,15 +308,14 @@ MUTANTS = [
     Mutant(
         "another game for every member of a group",
         "run/episodes.py",
-        [('derive_seed(self._sampling.seed, "environment", one.problem.id)',
-          'derive_seed(self._sampling.seed, "environment", one.problem.id, one.member)')],
+        [("one.env.reset(one.problem.facts, seed)", "one.env.reset(one.problem.facts, seed + one.member)")],
         ["run/test_episodes.py"],
     ),
     Mutant(
-        "a replay without the reply under way",
-        "environments/world_pool.py",
-        [("worker.queue += [*history, *([asked[key]] if key in asked else [])]", "worker.queue += history")],
-        ["environments/test_world_pool.py"],
+        "a replay without the last reply",
+        "environments/env_pool.py",
+        [("for body, digest in self._history:", "for body, digest in self._history[:-1]:")],
+        ["environments/test_env_pool.py"],
     ),
     Mutant(
         "grams across an observation",

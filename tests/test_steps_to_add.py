@@ -26,8 +26,45 @@ class Printed(Tracker):
     def log(self, step, metrics):
         print(step, metrics)
 '''
+LOSS = '''
+"""A loss."""
+
+from retrain.registry import loss
+
+
+@loss("plain")
+def plain(logprobs, advantages):
+    """Minus the weighted log-likelihood."""
+    return -logprobs * advantages
+'''
+ENGINE = '''
+"""An engine."""
+
+from retrain.protocols import Sampler
+from retrain.registry import engine
+
+
+@engine("silent")
+class Silent(Sampler):
+    """Samples nothing."""
+
+    def sample(self, requests, sampling):
+        return []
+
+    def load_weights(self, weights, version):
+        pass
+'''
+RULE = '''
+
+def even_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """The batch can be halved."""
+    if config.training.batch_size % 2:
+        yield Finding(("training", "batch_size"), "it is odd", "use an even number")
+'''
 ROW = """
-opponent = _Kind("opponent", "Who plays against the policy: `fn(step)` -> strength.", ("task", "opponent"))
+opponent = _Kind(
+    "opponent", _traits.Traits, "Who plays against the policy: `fn(step)` -> strength.", ("task", "opponent")
+)
 """
 OF_THAT_KIND = '''
 """Harder with every step."""
@@ -74,25 +111,48 @@ class Copy:
         assert old in text
         file.write_text(text.replace(old, new, 1))
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, code=0):
         environment = os.environ | {"PYTHONPATH": str(self.folder)}
         command = [sys.executable, "-m", "retrain", *arguments]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == code, done.stderr
+        return done.stdout + (done.stderr if code else "")
 
 
-def test_a_tracker_is_one_new_file(package):
-    package.write("tracking/printed.py", TRACKER)
-    assert "printed" in package("plugins", "tracker")
-    assert len(package.touched) == 1
+@pytest.mark.parametrize(
+    ("kind", "file", "text", "name"),
+    [
+        ("tracker", "tracking/printed.py", TRACKER, "printed:Printed"),
+        ("loss", "algorithms/losses/plain.py", LOSS, "plain:plain"),
+        ("engine", "engines/silent.py", ENGINE, "silent:Silent"),
+    ],
+)
+def test_a_component_is_one_new_file_and_a_row(package, kind, file, text, name):
+    package.write(file, text)
+    place = file.removesuffix(".py").replace("/", ".").rpartition(".")[0]
+    row = f'        "{name.partition(":")[0]}": "retrain.{place}.{name}",\n'
+    package.change("registry/built_in.py", f'    "{kind}": {{\n', f'    "{kind}": {{\n{row}')
+    assert name.partition(":")[0] in package("plugins", kind)
+    assert len(package.touched) == 2
 
 
-def test_a_kind_is_one_row_and_its_first_component(package):
+def test_a_rule_is_a_function_and_its_name_in_the_list_of_its_section(package):
+    package.write("config/rules/section_rules.py", RULE)
+    package.change("config/rules/__init__.py", "(sections.minibatches,", "(sections.even_batch, sections.minibatches,")
+    (package.folder / "odd.toml").write_text("[training]\nbatch_size = 3\n")
+    found = package("validate", "odd.toml", code=2)
+    assert "odd.toml:2" in found
+    assert "use an even number" in found
+    assert len(package.touched) == 2
+
+
+def test_a_kind_is_one_row_and_its_first_component_another(package):
     package.write("registry/kinds.py", ROW)
     package.write("data/opponent.py", OF_THAT_KIND)
+    row = '    "opponent": {"rising": "retrain.data.opponent:rising"},\n'
+    package.change("registry/built_in.py", '    "tracker": {\n', row + '    "tracker": {\n')
     assert "rising" in package("plugins", "opponent")
-    assert len(package.touched) == 2
+    assert len(package.touched) == 3
 
 
 def test_a_command_is_a_function_and_a_row(package):

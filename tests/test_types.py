@@ -1,6 +1,8 @@
 """Rollouts as episodes, their rows, and batches made of them."""
 
+import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -70,3 +72,34 @@ def test_columns_of_parts_fill_the_batch_in_their_order():
     assert whole.advantages[:, 0].tolist() == [1, 2, 2, 0]
     assert whole.column("entropy").tolist() == [[5.0] * 6 + [0.0]] + [[0.0] * 7] * 3
     assert whole.column("weight") == 0.25
+
+
+def test_reward_parts_are_columns_of_rewards_not_of_tokens():
+    """With as many rewards as tokens, rows are still picked whole; experts and silent rewards are NaN."""
+    named = dataclasses.replace(LAYOUT, rewards=(("exact", 1.0), ("short", 0.5), ("polite", 0.1)))
+    scored = dataclasses.replace(ONE, parts={"exact": 1.0, "short": 0.25, "polite": None})
+    width = len(ONE.prompt_ids) + len(ONE.completion_ids)
+    batch = named.batch([scored, dataclasses.replace(scored, parts={"exact": 0.0})], 0)
+    assert batch.reward_weights == (1.0, 0.5, 0.1)
+    parts = torch.tensor([[1.0, 0.25, math.nan], [0.0, math.nan, math.nan]])
+    torch.testing.assert_close(batch.reward_parts, parts, equal_nan=True)
+    picked = batch.rows(torch.tensor([1]))
+    torch.testing.assert_close(picked.reward_parts, parts[1:], equal_nan=True)
+    assert picked.input_ids.shape[1] == width
+    plain = LAYOUT.batch([ONE], 0)
+    assert plain.reward_parts.tolist() == [[ONE.reward]]
+    assert plain.reward_weights == (1.0,)
+
+
+def test_turns_in_one_state_of_a_group_have_one_anchor():
+    first = episode((Turn(0, 1, "stop", 0, state="a"), Turn(2, 4, "stop", 0, state="b")))
+    second = episode((Turn(0, 1, "stop", 0, state="b"), Turn(3, 4, "stop", 0)))
+    other = episode((Turn(0, 4, "stop", 0, state="a"),), group=1)
+    anchors = LAYOUT.batch([first, second, other], 0, [ExpertRow((7, 8), ((1, 2),))]).anchor_ids.tolist()
+    assert anchors == [[-1, -1, 0, -1, 1, 1], [-1, -1, 1, -1, -1, -1], [-1, -1, 2, 2, 2, 2], [-1] * 6]
+
+
+def test_the_greedy_reward_of_a_prompt_stands_on_its_rows():
+    known = dataclasses.replace(ONE, greedy=0.5)
+    greedy = LAYOUT.batch([known, ONE], 0, [ExpertRow((7, 8), ((1, 2),))]).greedy_rewards
+    torch.testing.assert_close(greedy, torch.tensor([0.5, torch.nan, torch.nan]), equal_nan=True)

@@ -24,9 +24,10 @@ from typing import NamedTuple
 from scipy.stats import rankdata, t
 
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import ask, complete, score
+from retrain.run.collect import requests_for, score
+from retrain.run.episodes import EpisodeRunner
 from retrain.run.reopen import reopen
-from retrain.run.run_parts import Parts
+from retrain.run.run_context import RunContext
 from retrain.tools.prm_scores import ScoredRow, score_file
 from retrain.types import Problem, Rollout, Sampling
 
@@ -40,13 +41,13 @@ class Steps(NamedTuple):
     wrong: float | None
 
 
-def answers(parts: Parts) -> Iterator[tuple[Problem, Rollout]]:
+def answers(context: RunContext) -> Iterator[tuple[Problem, Rollout]]:
     """What the policy answers to held-out problems."""
-    posed = [(problem, parts.chat.prompt(problem.prompt)) for problem in parts.task.heldout(PROBLEMS)]
-    sampling = Sampling(stop_ids=parts.loaded.stop_ids, seed=derive_seed(0, "first mistake"))
-    most = parts.config.training.max_tokens
-    found = complete(parts.sampler, parts.chat, posed, ask(posed, SAMPLES, most), sampling)
-    for rollout in score(parts, posed, found, most):
+    posed = [(problem, context.chat.prompt(problem.prompt)) for problem in context.task.heldout(PROBLEMS)]
+    sampling = Sampling(stop_ids=context.loaded.stop_ids, seed=derive_seed(0, "first mistake"))
+    most = context.config.training.max_tokens
+    found = EpisodeRunner(context.sampler, context.chat, sampling).roll(posed, requests_for(posed, SAMPLES, most))
+    for rollout in score(context.chat, context.pool, posed, found, most):
         yield posed[rollout.group][0], rollout
 
 
@@ -86,12 +87,12 @@ def figures(found: Sequence[Steps]) -> dict[str, float]:
 
 def main(runs: Sequence[Path]) -> None:
     """Print a row of JSON for every run, then means over the runs of each condition."""
-    parts = reopen(runs[0], (), lambda event, details: None, trained=False)
+    context = reopen(runs[0], (), lambda event, details: None, trained=False)
     try:
-        asked = list(answers(parts))
-        mistakes = [parts.task.spans(problem, rollout.text)["mistake"] for problem, rollout in asked]
+        asked = list(answers(context))
+        mistakes = [context.task.spans(problem, rollout.text)["mistake"] for problem, rollout in asked]
     finally:
-        parts.close()
+        context.close()
     conditions: dict[str, list[dict[str, float]]] = {}
     with TemporaryDirectory() as folder:
         file = Path(folder) / "answers.jsonl"

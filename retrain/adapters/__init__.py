@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from retrain.adapters.core import compute_advantage as compute_advantage
     from retrain.adapters.slime import compute_advantage_for_slime as compute_advantage_for_slime
     from retrain.adapters.slime import reward_for_slime as reward_for_slime
+    from retrain.adapters.trl_hicra import HICRAConfig as HICRAConfig
+    from retrain.adapters.trl_hicra import HICRATrainer as HICRATrainer
     from retrain.adapters.verl import compute_advantage_for_verl as compute_advantage_for_verl
     from retrain.adapters.verl import reward_for_verl as reward_for_verl
 
 _MODULES = {
+    "HICRAConfig": "trl_hicra",
+    "HICRATrainer": "trl_hicra",
     "compute_advantage": "core",
     "compute_advantage_for_slime": "slime",
     "compute_advantage_for_verl": "verl",
@@ -24,6 +28,7 @@ _MODULES = {
     "reward_for_verl": "verl",
 }
 
+# Without the names that need TRL.
 __all__ = [
     "compute_advantage",
     "compute_advantage_for_slime",

@@ -1,4 +1,4 @@
-"""What every adapter needs: an episode advantage over plain arrays, and the score of one completion."""
+"""Shared by all adapters: an episode advantage over plain arrays, and the score of one completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COLUMNS = ("rewards", "correct", "lengths", "turn_ids", "group_ids", "max_tokens")
-"""What other trainers know of a completion before any token is credited."""
+"""Fields of a completion that other trainers know before credit is assigned."""
 
 
 def compute_advantage(
@@ -140,6 +140,6 @@ def _groups(group_ids: Sequence[Any] | Tensor | None, rewards: Tensor) -> Tensor
         return torch.zeros(len(rewards), dtype=torch.long, device=rewards.device)
     listed: list[Any] = group_ids.tolist() if hasattr(group_ids, "tolist") else list(group_ids)  # pyright: ignore[reportAttributeAccessIssue]
     if nested := [index for index, group in enumerate(listed) if isinstance(group, list | dict | set)]:
-        raise ValueError(f"group_ids[{nested[0]}] is no single id; give one per completion, in a flat list")
+        raise ValueError(f"group_ids[{nested[0]}] is not a single id; give one per completion, in a flat list")
     numbers = {group: number for number, group in enumerate(dict.fromkeys(listed))}
     return torch.tensor([numbers[group] for group in listed], dtype=torch.long, device=rewards.device)

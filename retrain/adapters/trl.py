@@ -1,42 +1,64 @@
-"""TRL: GRPOTrainer with the advantages of `retrain`, as a subclass.
+"""TRL: GRPOTrainer with the advantages and token transforms of `retrain`, as a subclass.
 
 from retrain.adapters.trl import grpo_trainer
 trainer = grpo_trainer("dca", beta=0.2)(model=..., reward_funcs=..., args=..., train_dataset=...)
+trainer = grpo_trainer("maxrl", transform="gtpo_sepa")(model=..., reward_funcs=..., args=..., train_dataset=...)
+
+`retrain.adapters.HICRATrainer` and `HICRAConfig` are HICRA with the parameters of its documentation for TRL.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from retrain.adapters.core import bind, compute_advantage
+from retrain.adapters.token_credit import Tables, TokenCredit, load_credit
+from retrain.types import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def grpo_trainer(mode: str = "dca", **params: Any) -> Any:
+def grpo_trainer(
+    mode: str | None = "dca", *, transform: str | Sequence[str] = "none", tables: Tables | None = None, **params: Any
+) -> Any:
     """A subclass of TRL's GRPOTrainer whose advantages are those of `mode`; everything else is TRL's.
 
+    Args:
+        mode: as `[algorithm] advantage_mode`; None keeps TRL's own advantages for the transforms.
+        transform: as `[algorithm] transform_mode`: "gtpo", "gtpo_hicra", "gtpo_sepa", a list of stages ...
+        tables: parameters of transforms and signals: {"gtpo": {"beta": 0.3}, "planning": {"strategic_grams": "math"}}.
+        params: of the mode.
     Raises:
-        ComponentError: an unknown mode, or a parameter that it does not take.
+        ComponentError: an unknown mode, or a parameter that it does not take. ConfigError: mistakes in the rest.
     """
-    bind("advantage", mode, params)
+    if mode is not None:
+        bind("advantage", mode, params)
+    load_credit(mode, params, transform, tables)
     base = importlib.import_module("trl").GRPOTrainer
-    return type("RetrainGRPOTrainer", (AdvantageMixin, base), {"retrain_mode": mode, "retrain_params": params})
+    settings = {"retrain_mode": mode, "retrain_params": params, "retrain_transform": transform}
+    return type("RetrainGRPOTrainer", (AdvantageMixin, base), {**settings, "retrain_tables": tables or {}})
 
 
 class AdvantageMixin:
     """Goes before GRPOTrainer, or a subclass of it, in the bases of a class.
 
     Rewards are TRL's weighted sum; the first reward function with an opinion says what is correct (above 0.5);
-    lengths are tokens of the completion. `scale_rewards` and `multi_objective_aggregation` change nothing. A
-    completion that no reward function scored takes no part and gets 0.
+    lengths are tokens of the completion. Unless `retrain_mode` is None, `scale_rewards` and
+    `multi_objective_aggregation` change nothing. A completion that no reward function scored takes no part and gets 0.
+
+    With a transform TRL's loss gets advantages [N, T]. They cost one forward per batch of rollouts, since transforms
+    read the policy's log-probs and entropies. Groups are those of all processes.
     """
 
-    retrain_mode: ClassVar[str] = "dca"
+    retrain_mode: ClassVar[str | None] = "dca"
     retrain_params: ClassVar[Mapping[str, Any]] = {}
+    retrain_transform: ClassVar[str | Sequence[str]] = "none"
+    retrain_tables: Tables = MappingProxyType({})
+    _credit: TokenCredit | None = None
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """TRL's rewards per function, of all processes; kept, with the lengths, for the advantages."""
@@ -52,14 +74,19 @@ class AdvantageMixin:
         """TRL's batch with the advantages replaced."""
         trainer: Any = super()
         output = trainer._generate_and_score_completions(inputs)
-        advantages = self._retrain_advantages()
+        if self.retrain_transform == "none":
+            advantages = logged = self._retrain_advantages()
+        else:
+            advantages = self._retrain_token_advantages(output)
+            logged = advantages.sum(-1) / (advantages != 0).sum(-1).clamp(min=1)
         log = self._self._logs["advantages"]
         for _ in range(min(len(log), len(advantages))):
             log.pop()
-        log.extend(advantages.tolist())
+        log.extend(logged.tolist())
         own = len(output["advantages"])
         first = self._self.accelerator.process_index * own
-        output["advantages"] = advantages[first : first + own]
+        local = advantages[first : first + own]
+        output["advantages"] = local if local.dim() == 1 else local[:, : output["completion_ids"].shape[1]]
         return output
 
     @property
@@ -67,26 +94,141 @@ class AdvantageMixin:
         """This object with the attributes of GRPOTrainer, which the type checker does not see."""
         return self
 
-    def _retrain_advantages(self) -> Tensor:
-        """[N] of all processes, in the order of TRL's rewards: whole groups, one after the other."""
+    def _retrain_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rewards, correctness, groups, and whether a function gave a reward: [N] each, of all processes.
+
+        Rows are in the order of TRL's rewards: whole groups, one after the other.
+        """
         import torch
 
         trainer = self._self
-        per_function, lengths = self._retrain_seen
+        per_function, _ = self._retrain_seen
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         given = ~per_function.isnan()
-        scored = given.any(dim=1)
         rewards = (per_function * trainer.reward_weights.to(per_function)).nansum(dim=1)
         correct = per_function.gather(1, given.int().argmax(dim=1, keepdim=True))[:, 0] > 0.5
         groups = torch.arange(len(rewards), device=rewards.device) // size
+        return rewards, correct, groups, given.any(dim=1)
+
+    def _retrain_advantages(self) -> Tensor:
+        """[N] of all processes."""
+        import torch
+
+        rewards, correct, groups, scored = self._retrain_rows()
         advantages = torch.zeros_like(rewards)
         advantages[scored] = compute_advantage(
             rewards[scored],
-            lengths[scored],
+            self._retrain_seen[1][scored],
             groups[scored],
-            self.retrain_mode,
+            self.retrain_mode or "dca",
             correct=correct[scored],
-            max_tokens=trainer.max_completion_length,
+            max_tokens=self._self.max_completion_length,
             **self.retrain_params,
         )
         return advantages
+
+    def _retrain_token_advantages(self, output: Mapping[str, Any]) -> Tensor:
+        """[N, T] of all processes, 0 outside of what the policy sampled; their metrics are logged by TRL."""
+        trainer = self._self
+        if self._credit is None:
+            self._credit = self._retrain_credit()
+        batch, scored = self._retrain_batch(output, self._credit)
+        learns = bool(trainer.model.training)
+        credited, metrics = self._credit(batch.rows(scored.nonzero()[:, 0]), learns)
+        for name, value in metrics.items():
+            trainer._metrics["train" if learns else "eval"][name].append(value)
+        advantages = batch.advantages.new_zeros(batch.advantages.shape)
+        advantages[scored, : credited.advantages.shape[1]] = credited.advantages
+        return advantages
+
+    def _retrain_credit(self) -> TokenCredit:
+        trainer, args = self._self, self._self.args
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        resources = {
+            "tokenizer": tokenizer,
+            "total_steps": max(trainer.state.max_steps, args.max_steps, 0),
+            "seed": args.seed,
+            "max_tokens": trainer.max_completion_length,
+            "group_size": trainer.num_generations,
+            "temperature": trainer.temperature,
+        }
+        loaded = load_credit(self.retrain_mode, self.retrain_params, self.retrain_transform, self.retrain_tables)
+        return TokenCredit(loaded, resources, has_advantages=self.retrain_mode is None)
+
+    def _retrain_batch(self, output: Mapping[str, Any], credit: TokenCredit) -> tuple[Batch, Tensor]:
+        """The rollouts of all processes as a batch of completions, and which rows have a reward."""
+        import torch
+
+        trainer = self._self
+        sampled = output["completion_mask"] * output.get("tool_mask", 1)
+        columns = self._retrain_scores(output, credit.policy_columns | {"old_logprobs"})
+        given = output.get("sampling_per_token_logps")
+        drawn = columns["old_logprobs"] if given is None else given.where(~given.isnan(), columns["old_logprobs"])
+        own = output["advantages"][:, None] * sampled
+
+        def gather(local: Tensor) -> Tensor:
+            return trainer.accelerator.gather(trainer.accelerator.pad_across_processes(local, dim=1))
+
+        mask, ids = gather(sampled).bool(), gather(output["completion_ids"])
+        rewards, correct, groups, scored = self._retrain_rows()
+        turn_ids, turn_rewards = _turns(mask, rewards)
+        batch = Batch(
+            input_ids=ids,
+            attention_mask=gather(output["completion_mask"]).bool(),
+            response_mask=mask,
+            sampler_logprobs=gather(drawn * sampled),
+            rewards=rewards,
+            correct=correct,
+            lengths=self._retrain_seen[1],
+            group_ids=groups,
+            is_expert=torch.zeros_like(correct),
+            advantages=gather(own),
+            step=trainer.state.global_step,
+            max_tokens=trainer.max_completion_length,
+            reward_parts=self._retrain_seen[0],
+            reward_weights=tuple(trainer.reward_weights.tolist()),
+            turn_ids=turn_ids,
+            turn_rewards=turn_rewards,
+        )
+        return batch.replace(**{name: gather(column) for name, column in columns.items()}), scored
+
+    def _retrain_scores(self, output: Mapping[str, Any], names: frozenset[str]) -> dict[str, Tensor]:
+        """Columns of the policy's forward, [n, T] each, of this process; 0 outside of what it sampled."""
+        import torch
+
+        from retrain.functional.logprobs import token_scores
+
+        trainer = self._self
+        if "pixel_values" in output:
+            raise ValueError('token transforms do not read images; use transform="none"')
+        prompts, completions = output["prompt_ids"], output["completion_ids"]
+        ids = torch.cat([prompts, completions], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        sampled = (output["completion_mask"] * output.get("tool_mask", 1)).bool()
+        found = {name: completions.new_zeros(completions.shape, dtype=torch.float32) for name in names}
+        size = trainer.args.per_device_train_batch_size
+        for first in range(0, len(ids), size):
+            rows = slice(first, first + size)
+            with torch.no_grad(), trainer.accelerator.autocast():
+                logits = trainer.model(input_ids=ids[rows], attention_mask=mask[rows]).logits
+            here = sampled[rows]
+            before = logits[:, prompts.shape[1] - 1 : -1][here]
+            scores = token_scores(
+                before,
+                lambda part: part,
+                completions[rows][here],
+                temperature=trainer.temperature,
+                squares="sum_pi_squared" in names,
+            )
+            for name in names:
+                found[name][rows][here] = getattr(scores, "logprobs" if name == "old_logprobs" else name)
+        return found
+
+
+def _turns(mask: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns `turn_ids` and `turn_rewards` of completions whose sampled tokens are interrupted by tools' answers."""
+    starts = mask & ~mask.roll(1, dims=1)
+    starts[:, 0] = mask[:, 0]
+    later = mask.flip(-1).cumsum(-1).flip(-1)
+    ids = (starts.cumsum(-1) - 1).clamp(min=0) * mask
+    return ids, rewards[:, None].where(mask & (later == 1), 0.0)

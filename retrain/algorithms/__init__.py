@@ -1,1 +1,1 @@
-"""What credit is and what is optimized: advantages, transforms, signals, filters and loss terms."""
+"""Advantages, token transforms, signals, filters and loss terms."""

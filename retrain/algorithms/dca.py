@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.algorithms.advantages import grpo_std, rloo
+from retrain.algorithms.advantages.group_baselines import grpo_std, rloo
 from retrain.registry import advantage
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def dca(  # noqa: PLR0913 - four columns and three keys, each with its name
         for format or length change `correct` if they judge it, and nothing else.
     References: Peng et al., Think Dense, Not Long, arXiv:2602.02099.
     """
-    scores = _length_scores(correct, _measured(length, lengths, turn_ids), group_ids)
+    scores = length_scores(correct, _measured(length, lengths, turn_ids), group_ids)
     brevity = F.groups.group_mean(scores, group_ids, correct) - scores
     return grpo_std(correct.double(), group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
 
@@ -73,9 +73,10 @@ def dca_rloo(  # noqa: PLR0913 - as dca
         correct, lengths, group_ids, turn_ids, beta, dynamic, length, and c, s, S: as for `dca`.
     Returns:
         [N] float64; A_len is n/(n-1) times that of `dca`, and 0 where S has one member; 0 in a group of one.
-    References: Peng et al., Think Dense, Not Long, arXiv:2602.02099; Ahmadian et al., arXiv:2402.14740.
+    References: Peng et al., Think Dense, Not Long, arXiv:2602.02099; Ahmadian et al., Back to Basics,
+        arXiv:2402.14740.
     """
-    scores = _length_scores(correct, _measured(length, lengths, turn_ids), group_ids)
+    scores = length_scores(correct, _measured(length, lengths, turn_ids), group_ids)
     brevity = -F.groups.leave_one_out(scores, group_ids, correct)
     return rloo(correct.double(), group_ids) + beta * _scaled(brevity, correct, group_ids, dynamic)
 
@@ -84,8 +85,8 @@ def _measured(unit: Unit, lengths: Tensor, turn_ids: Tensor) -> Tensor:
     return lengths if unit == "tokens" else turn_ids.amax(-1) + 1
 
 
-def _length_scores(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
-    """s in (0, 1), larger for longer: the same 0.5 for all correct rows of a group without spread."""
+def length_scores(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
+    """Length score in (0, 1), larger for longer: the same 0.5 for all correct rows of a group without spread."""
     tokens = lengths.double()
     spread = F.groups.group_std(tokens, group_ids, correct)
     z = (tokens - F.groups.group_mean(tokens, group_ids, correct)) / (spread + _EPS)

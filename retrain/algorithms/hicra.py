@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from retrain import functional as F
-from retrain.algorithms.transforms import NormScope, span_mean
+from retrain.algorithms.transforms.token_stages import NormScope, span_mean
 from retrain.registry import transform
 from retrain.types import Metrics
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Strength = Annotated[float, Field(ge=0, le=1)]
 
 
-@transform("hicra", context={"hicra_alpha": "alpha"})
+@transform("hicra")
 def hicra(
     advantages: Tensor, planning_mask: Tensor, response_mask: Tensor, *, alpha: Strength = 0.2
 ) -> tuple[Tensor, Metrics]:
@@ -73,7 +73,8 @@ def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys, each with its
             l is the length of the episode.
     Returns:
         [N, T], and the metrics of `hicra`. A group of one is never longer than its mean.
-    References: Wang et al., arXiv:2509.03646; this form is that of the authors' code.
+    References: Wang et al., Emergent Hierarchical Reasoning (HICRA), arXiv:2509.03646; this form is that of the
+        authors' code.
     """
     pick = F.masked.row_top if threshold_rule == "ceil" else F.masked.row_above
     spans = [response_mask]

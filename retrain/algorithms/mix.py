@@ -1,4 +1,4 @@
-"""How much a step learns from an expert: the weight mu between the policy's loss terms and the expert's."""
+"""Schedule of the weight mu between the policy's loss terms and the expert's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Steps = Annotated[int, Field(ge=0)]
 
 
+SHARE = "mu"
+"""The signal that a loss with terms of the policy and of an expert reads."""
 _RISE_AND_FALL = ("schedule", ("chord",))
 
 
 @signal(
     "mu",
     table="mix",
-    mixes=True,
-    needed_by="a loss with terms of the policy and of an expert",
     when={"mu": ("schedule", ("constant",)), **dict.fromkeys(("warmup", "decay", "peak", "valley"), _RISE_AND_FALL)},
 )
 def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
@@ -46,14 +46,14 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
         step: of the run, from 0.
         mu: of the constant schedule.
         schedule: "constant", or CHORD's linear rise and cosine decay.
-        warmup, decay: steps of the rise and of the decay; with 0 there is none.
+        warmup, decay: steps of the rise and of the decay; 0 disables it.
         peak, valley: the highest value, and the last.
         sft_reduction: how the expert's terms become one number; unset: as the policy's, by [algorithm] reduction. The
             objective reads it.
     Returns:
         A number in [0, 1], reported as `mix/mu`; a function of the step alone.
-    References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408; MIX of Trinity-RFT,
-        arXiv:2505.17826.
+    References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408; Pan et al., Trinity-RFT
+        (MIX), arXiv:2505.17826.
     """
     del sft_reduction
     if schedule == "constant":

@@ -2,58 +2,78 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from retrain import functional as F
 from retrain.protocols import StatefulComponent
-from retrain.registry import signal
+from retrain.registry import Finding, signal
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+StepCount = Annotated[int, Field(ge=0)] | Literal["auto"]
+_FULL = 0.9
+"""Weight below which a run has hardly seen what its name promises."""
 _DECAY = 0.99
 _COLLAPSE = 0.2  # share of the initial variance at which the automatic schedule starts to react
+
+
+def _check_end(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn where the weight stays low to the end, even if the gate opens in the first step."""
+    total = config.training.max_steps
+    if total < 2 or params["schedule"] != "linear":
+        return
+    last = ramp(total - 1, 0, params["steps"], params["delay_steps"], total)
+    if last < _FULL:
+        problem = f"the pooling weight of SEPA is {last:.3g} after {total} steps, and 1 is full pooling"
+        yield Finding(("steps",), problem, 'set [sepa] steps = "auto", or fewer steps', fatal=False)
 
 
 @signal(
     "sepa_lambda",
     table="sepa",
+    check=_check_end,
     stored="sepa/lambda",
-    needed_by='the transform "sepa", or [logging] observe,',
     when={"warmup_steps": ("schedule", ("auto",))},
 )
 class SepaLambda(StatefulComponent):
     """Pooling weight in [0, 1], and the entropies of planning and execution tokens.
 
-    linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1)
+    linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1);
+            with "auto" 0 for a twentieth of the run, and 1 from four fifths of it on
     auto:   max(linear, 1 - min((v / v_0) / 0.2, 1)), v = moving average (0.99) of the batch variance of
             execution-token uncertainty, v_0 its value after `warmup_steps` steps
     gate:   0 until the correct rate of a batch reaches `correct_rate_gate` once; then open for good
 
     Args:
-        steps: over which the weight rises from 0 to 1; 0 keeps the linear part at 0.
+        total_steps: of the run.
+        steps: over which the weight rises from 0 to 1; "auto" ends the rise at four fifths of
+            `[training] max_steps`, however late the gate opens; 0 keeps the linear part at 0.
         schedule: "linear", or "auto" that also reacts to a collapse of the variance.
-        delay_steps: steps at 0 before the rise.
+        delay_steps: steps at 0 before the rise; "auto" is a twentieth of `[training] max_steps`.
         correct_rate_gate: correct rate of a batch that opens the gate; 0 opens it at once.
         warmup_steps: steps after which "auto" takes the initial variance.
         ramp_from: steps count from the opening of the "gate", or from the "start" of the run, in which case the
             weight jumps when the gate opens late.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - six keys, each with its name
         self,
+        total_steps: int,
         *,
-        steps: Annotated[int, Field(ge=0)] = 500,
+        steps: StepCount = "auto",
         schedule: Literal["linear", "auto"] = "linear",
-        delay_steps: Annotated[int, Field(ge=0)] = 50,
+        delay_steps: StepCount = "auto",
         correct_rate_gate: Annotated[float, Field(ge=0, le=1)] = 0.1,
         warmup_steps: Annotated[int, Field(ge=1)] = 50,
         ramp_from: Literal["gate", "start"] = "gate",
     ) -> None:
         self.steps, self.schedule, self.delay_steps = steps, schedule, delay_steps
+        self.total_steps = total_steps
         self.correct_rate_gate, self.warmup_steps, self.ramp_from = correct_rate_gate, warmup_steps, ramp_from
         self._opened_at: int | None = None
         self._seen = 0
@@ -72,8 +92,8 @@ class SepaLambda(StatefulComponent):
         """The weight at a step, given what has been seen so far."""
         if self._opened_at is None:
             return 0.0
-        step -= self._opened_at if self.ramp_from == "gate" else 0
-        linear = min(max(step - self.delay_steps, 0) / self.steps, 1.0) if self.steps else 0.0
+        start = self._opened_at if self.ramp_from == "gate" else 0
+        linear = ramp(step, start, self.steps, self.delay_steps, self.total_steps)
         if self.schedule == "linear" or self._variance is None or not self._initial:
             return linear
         return max(linear, 1 - min(self._variance / self._initial / _COLLAPSE, 1.0))
@@ -105,6 +125,14 @@ class SepaLambda(StatefulComponent):
         """Go on from `state_dict`."""
         self._opened_at, self._seen = state["opened_at"], state["seen"]
         self._variance, self._initial = state["variance"], state["initial"]
+
+
+def ramp(step: int, start: int, steps: int | str, delay: int | str, total: int) -> float:
+    """Linear part of the pooling weight at `step`, for a rise whose delay begins at `start`."""
+    start += total // 20 if isinstance(delay, str) else delay
+    if isinstance(steps, str):
+        steps = max(total * 4 // 5 - start, 1)
+    return min(max(step - start, 0) / steps, 1.0) if steps else 0.0
 
 
 def entropy_metrics(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor) -> Metrics:

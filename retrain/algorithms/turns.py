@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Discount = Annotated[float, Field(ge=0, le=1)]
 
 
-@transform("turn_returns")
+@transform("turn_returns", group_of_one=True)
 def turn_returns(
     turn_rewards: Tensor,
     turn_ids: Tensor,
@@ -25,18 +25,18 @@ def turn_returns(
     gamma: Discount = 1.0,
     among: Literal["reached", "all"] = "reached",
 ) -> Tensor:
-    """What a turn and the turns after it earned, less the mean of what the group's other episodes earned from there.
+    """Return from each turn on, minus the mean return of the group's other episodes from that turn.
 
     A_{i,k} = sum_{j>=k} gamma^(j-k) * r_{i,j} - b_{i,k},  b_{i,k} = mean over the others of their return from turn k
 
-    It takes the place of the episode's advantages. The baseline does not depend on what episode i does from turn k on,
-    so the gradient is that of the expected return, without bias. For episodes of one turn it is RLOO.
+    It replaces the episode's advantages. The baseline does not depend on the actions of episode i from turn k on,
+    so the gradient estimate is unbiased. For episodes of one turn it is RLOO.
 
     Args:
         turn_rewards: [N, T], on the last token of each turn; turn_ids: [N, T] int, from 0; response_mask: [N, T] bool;
             group_ids: [N] int.
         gamma: discount, per turn.
-        among: the others whose mean is taken: those that "reached" turn k, or "all", of which the ended earn 0.
+        among: episodes in the mean: those that "reached" turn k, or "all", where ended ones have return 0.
     Returns:
         [N, T], the same on all tokens of a turn. Where no other episode has reached turn k the baseline is 0.
     References: Ahmadian et al., Back to Basics (RLOO), arXiv:2402.14740 (one turn; per turn it is this project's own).
@@ -77,6 +77,61 @@ def turn_grpo(
         mean = F.groups.group_mean(rewards[:, turn], group_ids, members)
         rewards[:, turn] = (rewards[:, turn] - mean).where(members, 0.0)
     return F.masked.keep(_to_come(rewards, gamma).gather(1, turn_ids), response_mask)
+
+
+@transform("gigpo", beyond_rewards=True)
+def gigpo(  # noqa: PLR0913 - six columns and four keys, each with its name
+    advantages: Tensor,
+    turn_rewards: Tensor,
+    turn_ids: Tensor,
+    anchor_ids: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    *,
+    omega: Annotated[float, Field(ge=0)] = 1.0,
+    gamma: Discount = 0.95,
+    norm: Literal["mean", "mean_std"] = "mean",
+    eps: Annotated[float, Field(gt=0)] = 1e-6,
+) -> tuple[Tensor, dict[str, float]]:
+    """Add what a turn earned against the group's other turns that began in the same state of the environment.
+
+    A_t + omega * (R_ik - mean R) [/ (sd R + eps)],  R_ik = sum_{j>=k} gamma^(j-k) * r_ij
+
+    Mean and sample deviation are over all turns of the group with the state of turn k, repeated visits of one episode
+    included. The episode's part is the advantage that the run has chosen. Episodes that begin in one state share it:
+    there the step's part is a second copy of a group advantage.
+
+    Args:
+        advantages: [N, T]; turn_rewards: [N, T], on the last token of each turn; turn_ids: [N, T] int, from 0;
+            anchor_ids: [N, T] int, the state before the token's turn, -1 where turns are not compared;
+            response_mask: [N, T] bool; group_ids: [N] int.
+        omega: weight of the step's part.
+        gamma: discount, per turn.
+        norm: "mean" subtracts the mean, "mean_std" divides by the deviation as well.
+        eps: added to the deviation.
+    Returns:
+        [N, T], the same addition on all tokens of a turn, 0 for a state seen once; with gigpo/shared, the share of
+        turns whose state another turn has.
+    References: Feng et al., Group-in-Group Policy Optimization, arXiv:2505.10978.
+    """
+    import torch
+
+    # Entries of `turn_ids` outside the mask are arbitrary.
+    ids = turn_ids.masked_fill(~response_mask, 0)
+    rewards, _ = _by_turn(F.masked.keep(turn_rewards, response_mask), ids)
+    shape, absent = rewards.shape, torch.full(rewards.shape, -1, device=ids.device)
+    anchors = absent.scatter_reduce(1, ids, anchor_ids.masked_fill(~response_mask, -1), "amax")
+    compared = (anchors >= 0).flatten()
+    pairs = torch.stack([group_ids[:, None].expand(shape), anchors], -1).flatten(0, 1)
+    states = torch.unique(pairs, dim=0, return_inverse=True)[1]
+    returns = _to_come(rewards, gamma).flatten()
+    shared = compared & (F.groups.group_size(states, compared) > 1)
+    credit = returns - F.groups.group_mean(returns, states, compared)
+    if norm == "mean_std":
+        credit = credit / (F.groups.group_std(returns, states, compared, ddof=1) + eps)
+    added = credit.where(shared, 0.0).view(shape).gather(1, ids)
+    share = float(shared.sum() / compared.sum().clamp(min=1))
+    return advantages + omega * F.masked.keep(added, response_mask), {"gigpo/shared": share}
 
 
 def _by_turn(turn_rewards: Tensor, turn_ids: Tensor) -> tuple[Tensor, Tensor]:

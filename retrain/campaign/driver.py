@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from retrain import registry
 from retrain.campaign.plan.load_campaign import LoadedCampaign
 from retrain.campaign.plan.plan_file import Job
 from retrain.campaign.work import run_process
@@ -16,25 +17,29 @@ from retrain.types import Observer
 def run_campaign(
     loaded: LoadedCampaign, observe: Observer, *, fresh: bool = False, retry_failed: bool = False
 ) -> CampaignDirectory:
-    """Execute what is left to do of a campaign; finished runs are skipped.
+    """Execute the runs of a campaign that have no outcome yet.
 
     Args:
-        observe: see `retrain.campaign.work.campaign_worker.Worker`; also "message" and "campaign" (its path).
-        fresh: delete an earlier campaign of that name first.
-        retry_failed: run failed runs again, from their checkpoints.
+        observe: receives the events of `retrain.campaign.work.campaign_worker.Worker`, and also "message" (text,
+            level) and "campaign" (path).
+        fresh: delete an earlier campaign of the same name first.
+        retry_failed: resume failed runs from their checkpoints.
     Raises:
-        ConfigError, StorageError: the directory cannot be used.
-        Preempted, KeyboardInterrupt: stopped; the same command continues.
+        ConfigError: the directory belongs to something else, or to runs with another configuration.
+        StorageError: the directory cannot be read or written.
+        Preempted, KeyboardInterrupt: a signal stopped the campaign; running the same command resumes it.
     """
     campaign = create(loaded, fresh)
     if retry_failed:
         campaign.forget_failures()
+    for job in campaign.jobs:  # a worker may have died after writing an outcome and before deleting the files
+        campaign.trim(job)
     observe("campaign", {"path": campaign.path})
     pending = campaign.pending()
     if len(pending) < len(campaign.jobs):
-        text = f"{len(campaign.jobs) - len(pending)} of {len(campaign.jobs)} runs have ended before"
+        text = f"{len(campaign.jobs) - len(pending)} of {len(campaign.jobs)} runs had already ended"
         observe("message", {"text": text, "level": "info"})
-    if pending and loaded.executor.component.traits.get("here"):
+    if pending and registry.executor.traits_of(loaded.executor.component).local:
         warm_start(loaded, campaign, pending, observe)
     if pending:
         loaded.executor.build({"campaign": campaign}).run(pending, observe)
@@ -42,21 +47,21 @@ def run_campaign(
 
 
 def failed(campaign: CampaignDirectory) -> bool:
-    """Whether a run of the campaign has no result."""
+    """Return True if at least one run of the campaign failed or has not ended."""
     return any(campaign.outcome(job).get("status") != "done" for job in campaign.jobs)
 
 
 def warm_start(loaded: LoadedCampaign, campaign: CampaignDirectory, jobs: Sequence[Job], observe: Observer) -> None:
-    """Compute each warm start that the jobs share, once, into the cache.
+    """Compute each distinct warm start of the jobs once, and store it in the cache.
 
-    If this fails, the runs fail as well, and say why.
+    A failure is ignored here: the runs compute the warm start themselves, fail as well, and record the reason.
     """
     distinct: dict[str, Job] = {}
     configs = {condition.label: config for condition, config in zip(loaded.conditions, loaded.configs, strict=True)}
     for job in jobs:
         warmup, facts = configs[job.condition].config.warmup, configs[job.condition].resolved()
         if warmup.steps and warmup.cache:
-            parts = (facts["model"], facts["warmup"], facts["components"]["task"])
+            parts = (loaded.settings.start(job.seed), facts["model"], facts["warmup"], facts["components"]["task"])
             distinct.setdefault(json.dumps(parts, sort_keys=True), job)
     for index, job in enumerate(distinct.values()):
         observe("message", {"text": "computing the warm start, unless it is in the cache", "level": "info"})

@@ -1,4 +1,4 @@
-"""What a campaign would cost and could tell, before it is run: `retrain campaign FILE --dry-run`."""
+"""Cost and statistical power of a campaign before it runs: `retrain campaign FILE --dry-run`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import variance
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -21,6 +21,7 @@ from retrain.campaign.verdict.results import read_campaign
 from retrain.campaign.verdict.statistics import detectable_effect, smallest_p
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import finish, reason, train, warm_start
+from retrain.config.explain import run_memory
 from retrain.config.schema import Config
 from retrain.errors import RetrainError
 from retrain.report.page import duration
@@ -32,19 +33,19 @@ _PROBE_STEPS = 2
 
 
 def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
-    """Facts by name, JSON-able.
+    """Return the cost and the statistical power of a campaign as a JSON-compatible dictionary.
 
     Args:
-        probe: run two steps of the first condition, to estimate the time and the accuracy.
+        probe: run two steps of the first condition, to estimate time, disk use and accuracy.
     Raises:
-        RetrainError: the probe failed, with the exit code of its run.
+        RetrainError: the probe failed; `exit_code` is that of its run.
     """
     seeds, config = loaded.settings.seed_list, loaded.configs[0].config
     variables = machine_slots(loaded.settings.slots, loaded.settings.ranks)
     runs, slots = len(seeds) * len(loaded.conditions), len(variables)
     comparisons = len(loaded.conditions) - max(1, len(loaded.settings.tasks))
     first = loaded.cell_config(loaded.conditions[0], seeds[0])
-    spent, reached = _probe(first, config, loaded.settings.ranks, variables[0]) if probe else ({}, None)
+    spent, reached, sizes = _probe(first, config, loaded.settings.ranks, variables[0]) if probe else ({}, None, None)
     facts: dict[str, Any] = {
         "campaign": str(loaded.directory),
         "conditions": {condition.label: masked(dict(condition.overrides)) for condition in loaded.conditions},
@@ -52,24 +53,81 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
         "seeds": seeds,
         "runs": runs,
         "steps": sum(one.config.training.max_steps for one in loaded.configs) * len(seeds),
-        "evaluation": f"{config.eval.problems} held-out problems every {config.eval.every} steps",
+        "evaluation": _evaluation(config),
         "executor": f"{loaded.executor.name}, {slots} at a time on this machine",
         "power": power(len(seeds), comparisons, loaded.settings.alpha, spread(loaded, reached)),
     }
-    if probe:
+    if memory := run_memory(loaded.configs[0], loaded.settings.ranks):
+        facts["memory_mb"] = {"run": memory, "at_once": memory * min(runs, slots) * loaded.settings.ranks}
+    if sizes is not None:
         facts["time"] = spent | {"campaign_s": math.ceil(runs / slots) * spent["run_s"]}
+        facts["disk_mb"] = _disk(sizes, config, loaded.settings.keep, runs, min(runs, slots))
     return facts
 
 
+class Sizes(NamedTuple):
+    """Disk use of one run, in MB: its final model, and each of its checkpoints."""
+
+    model: float
+    checkpoint: float
+
+    def left(self, config: Config, keep: str = "all") -> float:
+        """Return the disk use of a finished run under `[campaign] keep`, in MB, without metrics and completions."""
+        if keep == "metrics":
+            return 0.0
+        steps, every = config.training.max_steps, config.checkpoint.every
+        saved = math.ceil(steps / every) if every else 1
+        newest = min(config.checkpoint.keep, saved) if keep == "all" else 0
+        return self.model + self.checkpoint * (newest + (config.checkpoint.best is not None))
+
+
+def _disk(sizes: Sizes, config: Config, keep: str, runs: int, at_once: int) -> dict[str, Any]:
+    """Return the disk use of a campaign in MB: one finished run, all finished runs, and the peak.
+
+    The peak is reached when all runs but the last `at_once` have finished.
+    """
+    each, unfinished = sizes.left(config, keep), sizes.left(config)
+    return {
+        "keep": keep,
+        "run": each,
+        "campaign": runs * each,
+        "peak": (runs - at_once) * each + at_once * unfinished,
+        **sizes._asdict(),
+    }
+
+
+def _sizes(run: Path) -> Sizes:
+    def megabytes(folder: Path) -> float:
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+    return Sizes(megabytes(run / "model"), max(map(megabytes, run.glob("checkpoints/step-*")), default=0.0))
+
+
+def _evaluation(config: Config) -> str:
+    """Describe the evaluations; with `every = 0` they take place only before the first step and after the last."""
+    every, ends = config.eval.every, "before the first step and after the last"
+    return f"{config.eval.problems} held-out problems {f'every {every} steps' if every else ends}"
+
+
 def measured(document: dict[str, Any], config: Config, ranks: int) -> dict[str, str]:
-    """Time and memory of one run in words, from two steps that are really made; raises as `preview` does."""
-    spent, _ = _probe(document, config, ranks)
+    """Describe the time, memory and disk use of one run, measured by running two of its steps.
+
+    Raises:
+        RetrainError: the probe failed; `exit_code` is that of its run.
+    """
+    spent, _, sizes = _probe(document, config, ranks)
+    warm = spent["warm_start_s"]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
     return {
-        "run": f"about {duration(spent['run_s'])}, the warm start aside: {_parts(spent)}",
-        "warm_start": f"{duration(spent['warm_start_s'])}, now in the cache",
-        "memory": f"{peak:,.0f} MB in the largest process at its peak; that of a GPU is not in it",
+        "run": f"about {duration(spent['run_s'])}{', without the warm start' * bool(warm)}: {_parts(spent)}",
+        **({"warm_start": f"{duration(warm)}, now in the cache"} if warm else {}),
+        "memory": f"{peak:,.0f} MB at the peak of the largest process, without GPU memory",
+        "disk": f"about {sizes.left(config):,.0f} MB: {_on_disk(sizes._asdict())}",
     }
+
+
+def _on_disk(sizes: Mapping[str, float]) -> str:
+    return f"{sizes['model']:,.0f} MB for the model, {sizes['checkpoint']:,.0f} MB for each checkpoint"
 
 
 def _parts(spent: Mapping[str, float]) -> str:
@@ -79,32 +137,33 @@ def _parts(spent: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviation over seeds of the paired difference in accuracy, and where it is known from."""
+    """Standard deviation over seeds of the paired difference in accuracy, and the source of the estimate."""
 
     sd: float
     source: str
 
 
 def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | None:
-    """Measured in the campaign's finished runs; without two pairs of them, what the held-out problems alone give.
+    """Estimate the standard deviation of the paired difference in accuracy; None if nothing is evaluated.
 
-    sd = sqrt(2 p (1 - p) / problems), the binomial error of two evaluations; None if nothing is evaluated.
+    It is measured in the campaign's finished runs. If no comparison has two pairs of them, it is the binomial error
+    of two evaluations, which is a lower bound: sd = sqrt(2 p (1 - p) / problems).
 
     Args:
-        reached: accuracy p of the probe; without one, or at 0 or 1, p = 0.5, with which the error is greatest.
+        reached: accuracy p of the probe. If it is None, 0 or 1, p = 0.5, which gives the largest error.
     """
     if measured := _measured(loaded):
         return measured
     problems = loaded.configs[0].config.eval.problems
     if not problems:
         return None
-    rate, origin = (reached, "the probe's") if reached is not None and 0 < reached < 1 else (0.5, "the worst")
+    rate, origin = (reached, "the probe's") if reached is not None and 0 < reached < 1 else (0.5, "worst-case")
     source = f"assumed: the binomial error of two evaluations of {problems} problems at {origin} accuracy {rate:.2g}"
-    return Spread(math.sqrt(2 * rate * (1 - rate) / problems), f"{source}; seeds that differ in more add to it")
+    return Spread(math.sqrt(2 * rate * (1 - rate) / problems), f"{source}; differences between seeds add to it")
 
 
 def _measured(loaded: LoadedCampaign) -> Spread | None:
-    """Pooled over the comparisons that have two complete pairs or more."""
+    """Pool the variances of the comparisons with at least two complete pairs; None without such a comparison."""
     if not (loaded.directory / PLAN).exists():
         return None
     found: list[list[float]] = []
@@ -114,14 +173,20 @@ def _measured(loaded: LoadedCampaign) -> Spread | None:
     found = [values for values in found if len(values) > 1]
     squares = sum(variance(values) * (len(values) - 1) for values in found)
     pairs = sum(map(len, found))
-    # Differences that are all equal are too few to have a spread.
+    # With few pairs all differences can be equal; a standard deviation of 0 would then overstate the power.
     if not squares:
         return None
     return Spread(math.sqrt(squares / (pairs - len(found))), f"measured in {pairs} pairs of finished runs")
 
 
 def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> list[str]:
-    """What so many paired seeds can tell, in sentences."""
+    """Describe the statistical power of a campaign in sentences.
+
+    Args:
+        seeds: number of paired seeds.
+        comparisons: number of tests that share the level `alpha`.
+        known: estimated standard deviation of the paired difference; None: only effect sizes are reported.
+    """
     least, comparisons = smallest_p(seeds), max(1, comparisons)
     lines = [f"with {seeds} paired seeds the smallest possible p-value is {least:.4g}"]
     if least > alpha / comparisons:
@@ -129,8 +194,8 @@ def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> l
         above = f"that is above {alpha:g} / {comparisons} comparisons: no difference can be significant"
         return [*lines, f"{above}; use at least {needed} seeds"]
     effect = detectable_effect(seeds, 1.0, alpha=alpha / comparisons)
-    found = f"a true difference of {effect:.3g} standard deviations (of the paired difference) is found with"
-    lines.append(f"{found} probability 0.8, at the level {alpha:g} / {comparisons}")
+    found = f"a true difference of {effect:.3g} standard deviations of the paired difference is detected with"
+    lines.append(f"{found} probability 0.8, at level {alpha:g} / {comparisons}")
     if known is not None:
         spread = f"a standard deviation of {100 * known.sd:.1f} points ({known.source})"
         lines.append(f"that is {100 * effect * known.sd:.1f} points of accuracy, with {spread}")
@@ -139,23 +204,25 @@ def power(seeds: int, comparisons: int, alpha: float, known: Spread | None) -> l
 
 def _probe(
     document: dict[str, Any], config: Config, ranks: int, slot: Mapping[str, str] | None = None
-) -> tuple[dict[str, float], float | None]:
-    """Seconds of a run's parts and of the whole, from two steps that are really made, and the accuracy after them.
+) -> tuple[dict[str, float], float | None, Sizes]:
+    """Run two steps of a configuration in a temporary directory and measure them.
 
     Args:
-        slot: environment variables of a campaign's slot; None: the run is a process like that of `retrain train`.
+        slot: environment variables of a campaign's slot; None: start the run as `retrain train` would.
+    Returns:
+        (estimated seconds of a complete run and of its phases, accuracy after two steps, sizes on disk).
     """
-    alone = slot is None
+    fresh_process = slot is None
     with tempfile.TemporaryDirectory(prefix="retrain-probe-") as name:
         run = Path(name) / "probe"
         run.mkdir()
         document.setdefault("training", {})["max_steps"] = _PROBE_STEPS
         document.setdefault("logging", {}).update(dir=name, name=run.name, trackers=[])
         (run / "config.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
-        # Not a waste: the run or the campaign finds the warm start in the cache.
-        warm = _timed(run, lambda: warm_start(run, run / "log.txt", alone))
-        wall = _timed(run, lambda: train(run, ranks, slot or {}, alone))
-        metrics, evals = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl")
+        # The warm start stays in the cache, so the run or the campaign does not compute it again.
+        warm = _timed(run, lambda: warm_start(run, run / "log.txt", fresh_process)) if config.warmup.steps else 0.0
+        wall = _timed(run, lambda: train(run, ranks, slot or {}, fresh_process))
+        metrics, evals, sizes = read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"), _sizes(run)
     evaluations = [float(row["time/evaluation_s"]) for row in evals]
     steps = [float(row["time/step_s"]) for row in metrics]
     start, each = wall - sum(steps) - sum(evaluations), max(evaluations, default=0.0)
@@ -168,11 +235,11 @@ def _probe(
         "evaluation_s": each,
         "run_s": start + count * steps[-1] + times * each,
     }
-    return seconds, float(evals[-1]["accuracy"]) if evals else None
+    return seconds, float(evals[-1]["accuracy"]) if evals else None, sizes
 
 
 def _timed(run: Path, start: Callable[[], Process]) -> float:
-    """Seconds that a process of the run takes, whose output goes to its log."""
+    """Start a process of the probe, wait for its end and return the seconds; RetrainError if it fails."""
     began = time.monotonic()
     if code := finish(start()):
         text = (run / "log.txt").read_text(encoding="utf-8", errors="replace")
@@ -183,7 +250,7 @@ def _timed(run: Path, start: Callable[[], Process]) -> float:
 
 
 def render(facts: Mapping[str, Any]) -> str:
-    """The facts as text."""
+    """Format the result of `preview` for a terminal."""
     width = max(len(label) for label in facts["conditions"])
     lines = [f"{facts['campaign']}: {len(facts['conditions'])} conditions x {len(facts['seeds'])} seeds"]
     for label, overrides in facts["conditions"].items():
@@ -195,8 +262,17 @@ def render(facts: Mapping[str, Any]) -> str:
         f"evaluation  {facts['evaluation']}",
         *(f"power       {line}" for line in facts["power"]),
     ]
+    if memory := facts.get("memory_mb"):
+        lines.append(
+            f"memory      about {memory['run']:,.0f} MB per run, {memory['at_once']:,.0f} MB at once; prompts need more"
+        )
     if spent := facts.get("time"):
         run = f"{duration(spent['run_s'])} per run, of which {_parts(spent)}"
         lines.append(f"time        about {duration(spent['campaign_s'])}: {run}")
-        lines.append(f"warm start  {duration(spent['warm_start_s'])}, now in the cache")
+        if spent["warm_start_s"]:
+            lines.append(f"warm start  {duration(spent['warm_start_s'])}, now in the cache")
+    if sizes := facts.get("disk_mb"):
+        kept = f'{sizes["run"]:,.0f} MB per finished run by [campaign] keep = "{sizes["keep"]}"'
+        peak = f"up to {sizes['peak']:,.0f} MB during the last runs"
+        lines.append(f"disk        about {sizes['campaign']:,.0f} MB, {kept}; {peak} ({_on_disk(sizes)})")
     return "\n".join(lines)

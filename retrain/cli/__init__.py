@@ -1,1 +1,1 @@
-"""The command line: what is typed, what is shown, and the exit code. No other layer knows the shell."""
+"""The command line: arguments, display and exit codes. No other layer knows the shell."""

@@ -1,4 +1,4 @@
-"""What several commands take, and how they warn."""
+"""Options and warnings that several commands share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from retrain.errors import ConfigProblem
+from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.terminal import say
 
 File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
@@ -16,6 +16,9 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Of a run that you have not trained here: run the code that its configuration names."),
 ]
+ApiKeyEnv = Annotated[
+    str | None, typer.Option(help="Environment variable with the key that programs must send. Unset: none.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -23,3 +26,31 @@ def warn(warnings: tuple[ConfigProblem, ...]) -> None:
     """Print warnings to standard error."""
     for warning in warnings:
         say(f"warning: {warning}", error=True)
+
+
+def api_key(variable: str | None) -> str:
+    """Return the key in an environment variable, or "" if no variable is named.
+
+    Raises:
+        ConfigError: the variable is not set, or is not valid in an HTTP header.
+    """
+    if variable is None:
+        return ""
+    from retrain.system.http_client import key_from, key_mistakes
+
+    for problem, fix, _ in key_mistakes(variable):
+        raise ConfigError([ConfigProblem("--api-key-env", 0, 0, variable, problem, fix)])
+    return key_from(variable)
+
+
+def warn_of_host(host: str, key: str, can: str) -> None:
+    """Warn of an address that other machines reach, unless clients need a key.
+
+    Args:
+        can: what a client of that address could do.
+    """
+    from retrain.system.http_client import address, is_loopback
+
+    if not key and not is_loopback(address(host, 80)):
+        fix = "set --api-key-env, or keep to a private network"
+        say(f"warning: whoever reaches {host} can {can}: {fix}", error=True)

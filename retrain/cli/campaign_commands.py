@@ -27,9 +27,9 @@ def campaign(  # noqa: PLR0913 - one per option
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
 ) -> None:
-    """Run every condition of a TOML file with every seed, and say what the differences are worth.
+    """Run every condition of a TOML file with every seed, and test the differences.
 
-    Everything is written to runs/NAME; the same command goes on with what is left to do. Exit codes: 0 all runs
+    Everything is written to runs/NAME; the same command resumes. Exit codes: 0 all runs
     are done, 1 some failed, 2 configuration, 75 stopped by SIGTERM, 130 by Ctrl-C.
     """
     from retrain.campaign.plan.load_campaign import load_campaign
@@ -49,43 +49,10 @@ def campaign(  # noqa: PLR0913 - one per option
         slots = loaded.settings.slots
         say(slurm_script(create(loaded, fresh), None if slots == "auto" else slots).rstrip("\n"))
         return
-    _run(loaded, fresh, retry_failed, plain)
+    run_reported(loaded, fresh, retry_failed, plain)
 
 
-def judge(  # noqa: PLR0913 - one per option
-    file: File,
-    against: Annotated[Path | None, typer.Option(help="A run with the baseline; unset: GRPO.")] = None,
-    tasks: Annotated[str | None, typer.Option(help="Names with commas between them; unset: all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Four tasks and three seeds: a first look.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=2, help="How many; unset: 9.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: one per core or GPU.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier testbed of this file first.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign, and run nothing.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
-) -> None:
-    """Say where a method helps, harms, or makes no difference: it and a baseline on tasks with one premise each.
-
-    The method is what the file says of credit, losses and optimization. It becomes a campaign, runs/testbed-NAME.toml;
-    the same command resumes it. Exit codes are those of `retrain campaign`.
-    """
-    from retrain.campaign.plan import testbed as plan
-    from retrain.campaign.plan.load_campaign import load_campaign
-    from retrain.config.load import load
-    from retrain.system.files import write_text
-
-    chosen = [name.strip() for name in tasks.split(",")] if tasks else plan.QUICK if quick else plan.testbed_tasks()
-    text = plan.testbed_toml(file, against, chosen, seeds or (plan.QUICK_SEEDS if quick else plan.SEEDS), slots)
-    written = Path(load(file).config.logging.dir).expanduser() / f"testbed-{file.stem}.toml"
-    with writing(written):
-        written.parent.mkdir(parents=True, exist_ok=True)
-        write_text(written, text)
-    loaded = load_campaign(written)
-    say(f"{written}: {len(loaded.conditions) * len(loaded.settings.seed_list)} runs")
-    if not dry_run:
-        _run(loaded, fresh, False, plain)
-
-
-def _run(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
+def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
     """Run a campaign, write its report and print the verdict; exit code 1 if a run has no result."""
     from retrain.campaign.driver import failed, run_campaign
     from retrain.campaign.verdict import card_page
@@ -107,7 +74,7 @@ def worker(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
 ) -> None:
-    """Join a campaign: take its runs until none is left, those of dead workers included.
+    """Join a campaign: take its runs, those of dead workers included, until all are done.
 
     Exit codes: 0 all runs are done, 1 some failed, 75 stopped by SIGTERM, 130 by Ctrl-C.
     """
@@ -128,24 +95,37 @@ def worker(
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Runs or campaigns; the first is the baseline.", show_default=False)
+        list[Path],
+        typer.Argument(help="Runs or campaigns, or files of results; the first is the baseline.", show_default=False),
     ],
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Column or key of the files that is compared.", show_default=False)
+    ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with figures to this file.")] = None,
+    latex: Annotated[Path | None, typer.Option("--latex", help="Write its tables for a paper to this file.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Write its figures to this folder, as SVG and, with resvg-py, PNG.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs: differences in held-out accuracy, paired by seed, with intervals and exact tests.
 
     Runs of one configuration with different seeds are one condition. For instance:
     retrain compare runs/grpo-s0 runs/grpo-s1 runs/maxrl-s0 runs/maxrl-s1
+
+    Files are results of other programs: CSV or JSON lines with the columns method, seed and a metric (and task, step),
+    charts exported from Weights & Biases, TRL's trainer_state.json, metric files of verl and prime-rl.
     """
-    from retrain.campaign.verdict import sentences as verdict
-    from retrain.campaign.verdict.analysis import analyze
-    from retrain.campaign.verdict.any_runs import compare_command, read_runs
+    from retrain.campaign.verdict.comparison import compare as compared
 
-    analysis = analyze(read_runs(runs))
-    if html:
-        from retrain.campaign.verdict.campaign_page import render
+    found = compared(runs, metric)
+    for file, made in ((html, found.page), (latex, found.latex)):
+        if file:
+            with writing(file):
+                file.write_text(made(), encoding="utf-8")
+    if figures:
+        from retrain.report.exported_figures import write_figures
 
-        with writing(html):
-            html.write_text(render(analysis, [compare_command(runs)]), encoding="utf-8")
-    say(json.dumps(verdict.as_json(analysis), indent=2) if as_json else verdict.conditions_text(analysis))
+        with writing(figures):
+            write_figures(figures, found.figures())
+    say(json.dumps(found.facts, indent=2) if as_json else found.text)

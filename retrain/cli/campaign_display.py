@@ -1,4 +1,4 @@
-"""What a campaign shows while it goes on: conditions x seeds in a terminal, plain lines everywhere else."""
+"""Progress display of a campaign: conditions x seeds in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STYLES = {
 def matrix(plain: bool) -> Generator[Observer]:
     """An observer for the length of a campaign.
 
-    Lines instead of the live matrix: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal.
+    Lines instead of the live matrix: with `plain`, NO_COLOR or TERM=dumb, or if the output is not a terminal.
     """
     with forgiving_output():
         console = Console(highlight=False)
@@ -56,14 +56,14 @@ def lines(event: str, details: Mapping[str, Any]) -> None:
 
 
 class Matrix:
-    """The live matrix; what happens to a job is read from the campaign's files."""
+    """The live matrix; the state of a job is read from the campaign's files."""
 
     def __init__(self, live: Live) -> None:
         self._live, self._drawn = live, 0.0
         self._progress: Progress | None = None
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Take in an event; draw at most once a second."""
+        """Process an event; draw at most once a second."""
         if event == "campaign":
             self._progress = Progress(Path(details["path"]))
         elif event == "message":

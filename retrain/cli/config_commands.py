@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -18,16 +19,19 @@ from retrain.cli.arguments import File, Json, Overrides, warn
 from retrain.errors import ConfigError
 from retrain.system.terminal import say, shown
 
+if TYPE_CHECKING:
+    from retrain.config.resolve import LoadedConfig
+
 _EMPTY = ([], {}, None, "")
 
 
 def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a configuration and its data without loading torch or a model.
 
-    Exit code 2 and one line per mistake: file:line:column, key, problem, fix; 3 if only the data are to blame.
+    Exit code 2 and one line per mistake: file:line:column, key, problem, fix; 3 if only the data are bad.
     """
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
-    from retrain.config.credit_checks import check_data
+    from retrain.config.data_checks import check_data
     from retrain.config.load import load
 
     runs = ""
@@ -81,6 +85,7 @@ def explain(
     as_json: Json = False,
     ranks: Annotated[int, typer.Option(min=1, help="Show the memory of each of so many ranks.")] = 1,
     measure: Annotated[bool, typer.Option("--measure", help="Train two steps, and tell time and memory.")] = False,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the papers of its parts as BibTeX, no more.")] = False,
 ) -> None:
     """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
 
@@ -95,6 +100,8 @@ def explain(
     from retrain.config.load import load
 
     campaign = load_campaign(file, overrides or ()) if is_campaign(file) else None
+    if bibtex:
+        return _bibliography(campaign.configs if campaign else (load(file, overrides or ()),))
     if campaign is None:
         loaded = load(file, overrides or ())
         run, warnings, facts, head = report(loaded, ranks), loaded.warnings, dict[str, Any](), ""
@@ -113,6 +120,13 @@ def explain(
         warn(warnings)
     if any(said.startswith("failed") for said in run["probe"].values()):
         raise typer.Exit(ConfigError.exit_code)
+
+
+def _bibliography(configs: Sequence[LoadedConfig]) -> None:
+    from retrain.report.bibliography import entries
+
+    parts = [bound for config in configs for several in config.components.bound.values() for bound in several]
+    say("\n\n".join(entries([inspect.getdoc(one.component.target) or "" for one in parts])))
 
 
 def _show(facts: Mapping[str, Any], head: str) -> None:

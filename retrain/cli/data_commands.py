@@ -12,19 +12,21 @@ from retrain.cli.arguments import Json, Overrides
 from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraError
 from retrain.system.terminal import say
 
-DataSource = Literal["builtin", "jsonl", "parquet", "hub"]
-"""Where problems come from: a task that makes them, a file, or a data set of the hub."""
+DataSource = Literal["builtin", "jsonl", "parquet", "hub", "config"]
+"""Sources of problems: a task that makes them, a file, a data set of the hub, or the tasks of a run file."""
 
 _KEYS: dict[DataSource, str] = {"jsonl": "path", "parquet": "path", "hub": "name"}
-"""The parameter of its task that says which."""
+"""The task's parameter for the source."""
 
 Size = Annotated[int | None, typer.Option(min=1, help="At most so many; all rows, or 200 and 50 of a built-in task.")]
+_What = Annotated[str | None, typer.Argument(help="The file, the id of the data set, or the run file.")]
 
 
 def data(  # noqa: PLR0913 - one option each
-    what: Annotated[str | None, typer.Argument(help="The file, or the id of the data set.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("data"),
+    what: _What = None,
+    out: Annotated[Path, typer.Option("--out", "--output-dir", help="Folder to write into.")] = Path("data/processed"),
     source: Annotated[DataSource, typer.Option(help="Kind of source.")] = "builtin",
+    builtin: Annotated[bool, typer.Option("--builtin", "--builtin-only", help="The same as --source builtin.")] = False,
     task: Annotated[str, typer.Option(help="The task, where the source is built in.")] = "addition",
     train_size: Size = None,
     val_size: Size = None,
@@ -40,40 +42,54 @@ def data(  # noqa: PLR0913 - one option each
 ) -> None:
     """Write train and val files (jsonl, parquet) that retrain, verl and slime read.
 
-    For instance: retrain data prepare --out data --source jsonl problems.jsonl --val-size 100
+    For instance: retrain data prepare --source jsonl problems.jsonl --val-size 100. With --source config the problems
+    are those of a run file, a mix of [[tasks]] among them, and each of its [[eval.sets]] becomes test_NAME.jsonl.
     """
-    from retrain.tools.prepared_data import as_jsonl, final_answer, publish, rows, select
+    from retrain.tools.prepared_data import as_jsonl, divide, final_answer, publish, rows
 
-    train, val = select(_task(source, what, task, seed, overrides or []), train_size, val_size)
+    posed, sets = _tasks("builtin" if builtin else source, what, task, seed, overrides or [])
+    splits = divide(posed, sets, train_size, val_size)
     if final:
-        train, val = ([final_answer(problem) for problem in side] for side in (train, val))
-    name = data_source or what or task
-    parts = {split: rows(side, split, name, ability) for split, side in (("train", train), ("val", val))}
+        splits = {split: [final_answer(problem) for problem in side] for split, side in splits.items()}
+    name = data_source or (Path(what).stem if what and source == "config" else what) or task
+    named = {split: split.removeprefix("test_") if split.startswith("test_") else name for split in splits}
+    parts = {split: rows(side, split, named[split], ability) for split, side in splits.items()}
     files = {f"{split}.jsonl": as_jsonl(part) for split, part in parts.items()}
     files |= _parquet(parts) if parquet else {}
     publish(out, files, force)
-    for split, part, size in (("train", train, train_size), ("val", val, val_size)):
+    for split, part in parts.items():
+        size = {"train": train_size, "val": val_size}.get(split)
         short = f" of {size:,} asked for: the source has no more" if size and len(part) < size else ""
-        written = ", ".join(str(out / file) for file in files if file.startswith(split))
+        written = ", ".join(str(out / file) for file in files if file.startswith(f"{split}."))
         say(f"{written}: {len(part):,} rows{short}")
 
 
-def _task(source: DataSource, what: str | None, name: str, seed: int, overrides: list[str]) -> Any:
+def _tasks(
+    source: DataSource, what: str | None, name: str, seed: int, overrides: list[str]
+) -> tuple[Any, dict[str, tuple[Any, int]]]:
+    """The task to write, and for each further set of held-out problems its task and their number."""
     from retrain.tools.parameters import Parameters
 
     if (what is None) != (source == "builtin"):
         problem = f"--source {source} {'takes no file or id' if what else 'needs one'}"
         fix = "retrain data prepare --source jsonl problems.jsonl, or --source builtin --task addition"
         raise ConfigError([ConfigProblem("retrain data prepare", 0, 0, what or "--source", problem, fix)])
+    if source == "config":
+        from retrain.config.load import load
+
+        loaded = load(str(what), overrides)
+        return loaded.task(seed), {
+            name: (one.task(seed), one.config.eval.problems) for name, one in loaded.sets.items()
+        }
     parameters = Parameters(overrides)
     given = {} if what is None else {_KEYS[source]: what, "heldout_fraction": 0.0}
     bound = parameters.bind("task", name if what is None else source, **given)
     parameters.refuse_unread()
-    return bound.build({"seed": seed})
+    return bound.build({"seed": seed}), {}
 
 
 def _parquet(parts: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:
-    """Parquet files, or none with a message why not."""
+    """Write parquet files, or print why they are left out."""
     from retrain.tools.prepared_data import as_parquet
 
     try:
@@ -117,65 +133,3 @@ def export(  # noqa: PLR0913 - its options, each with its name
         say(json.dumps({"file": str(solutions)} | vars(done)))
     else:
         say(f"wrote {done.rows:,} rows to {solutions}, from {done.solutions:,} solutions")
-
-
-def extract(  # noqa: PLR0913 - the recipe's keys are its options
-    files: Annotated[
-        list[Path] | None, typer.Argument(help=".jsonl, .jsonl.gz or .parquet, or a run's directory.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("grams.json"),
-    column: Annotated[str | None, typer.Option(help="Column with the solution.", show_default="solution, text")] = None,
-    reward_column: Annotated[str, typer.Option(help="Column with the reward.")] = "reward",
-    min_reward: Annotated[
-        float | None, typer.Option(help="Least reward of a successful solution.", show_default="1, if there are any")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="Take right solutions of this task instead of files.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many, with --task.")] = 2000,
-    n_min: Annotated[int, typer.Option(min=1, help="Fewest words of a gram.")] = 3,
-    n_max: Annotated[int, typer.Option(min=1, help="Most words of a gram.")] = 5,
-    min_df: Annotated[float, typer.Option(min=0, max=1, help="Share of solutions a gram must occur in.")] = 0.01,
-    max_per_doc_rate: Annotated[
-        float, typer.Option(min=1, help="Most occurrences in a solution that holds it, on average.")
-    ] = 3.0,
-    max_grams: Annotated[int, typer.Option(min=1, help="Most grams, those of most solutions first.")] = 200,
-    lowercase: Annotated[bool, typer.Option(help="Fold upper and lower case.")] = True,
-    clusters: Annotated[int, typer.Option(min=1, help="Clusters of k-means.")] = 100,
-    top_percentile: Annotated[float, typer.Option(min=0.0, max=1, help="Share of clusters that are kept.")] = 0.2,
-    seed: Annotated[int, typer.Option(min=0, help="Of k-means, and of the task's problems.")] = 0,
-    embedder: Annotated[
-        str | None, typer.Option(help="Directory of a sentence-transformer.", show_default="TF-IDF")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also write a chart, as SVG.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Extract strategic grams from successful solutions, for [planning] strategic_grams_path.
-
-    N-grams that enough solutions hold are clustered by meaning, and the clusters that occur in most solutions are
-    kept. Prints how much of the text the grams cover.
-    """
-    from retrain.tools import gram_files as grams
-    from retrain.tools.gram_extraction import Recipe
-    from retrain.tools.gram_extraction import extract as extract_grams
-
-    _check_grams(files, task, n_min, n_max)
-    shape = (n_min, n_max, min_df, max_per_doc_rate, max_grams, lowercase)
-    recipe = Recipe(*shape, clusters, top_percentile, seed, embedder)
-    solutions, sources = grams.gather(
-        files or (), grams.SolutionFormat(column, reward_column, min_reward), task, count, seed
-    )
-    found = extract_grams(solutions, recipe)
-    covered = grams.coverage(found.grams, solutions)
-    written = json.dumps(grams.document(found, recipe, covered, sources), indent=1, ensure_ascii=False)
-    grams.write(out, written + "\n")
-    if plot is not None:
-        grams.write(plot, grams.plot(found))
-    chart = f" and a chart to {plot}" if plot else ""
-    say(written if as_json else f"{grams.report(found, covered)}\nwrote {len(found.grams)} grams to {out}{chart}")
-
-
-def _check_grams(files: list[Path] | None, task: str | None, n_min: int, n_max: int) -> None:
-    """What no single option can tell."""
-    if bool(files) == bool(task):
-        raise typer.BadParameter("give files, or --task NAME", param_hint="FILES")
-    if n_min > n_max:
-        raise typer.BadParameter(f"{n_min} is above --n-max {n_max}", param_hint="--n-min")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from retrain import __version__
-from retrain.errors import RetrainError
+from retrain.errors import RetrainError, UserCodeError
+from retrain.system.process import wait_asleep
 from retrain.system.terminal import CleanHandler, say
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("retrain.cli.run_commands:train", "Train a model as a TOML file says."),
-    "serve": ("retrain.cli.run_commands:serve", "Start a vLLM server for a run, or talk to a policy by HTTP."),
+    "serve": ("retrain.cli.serve_commands:serve", "Serve a trained model, or start a vLLM server for a run."),
     "campaign": ("retrain.cli.campaign_commands:campaign", "Run conditions x seeds and compare them with statistics."),
-    "testbed": ("retrain.cli.campaign_commands:judge", "Say on which tasks a method helps: a report card."),
     "worker": ("retrain.cli.campaign_commands:worker", "Join a campaign from this machine."),
     "validate": (
         "retrain.cli.config_commands:validate",
@@ -38,14 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write problems as train and val files for retrain, verl and slime.",
     ),
     "model fetch": ("retrain.cli.model_commands:fetch", "Download a pretrained model for builtin:NAME, with pip."),
-    "verify": ("retrain.cli.formula_commands:verify", "Check properties of the formulas on random inputs."),
-    "credit": ("retrain.cli.formula_commands:credit", "Compare advantages on a file of rewards and lengths."),
-    "audit": (
-        "retrain.cli.audit_commands:audit",
-        "Judge credit assignment by true advantages, before training.",
-    ),
     "score": ("retrain.cli.score_commands:score", "Score a file of rollouts: pass@k, tokens, AES against a base."),
-    "grams extract": ("retrain.cli.data_commands:extract", "Extract strategic grams from successful solutions."),
     "task export": ("retrain.cli.data_commands:export", "Write a task's worked solutions as expert data."),
     "prm score": ("retrain.cli.score_commands:score_solutions", "Score solutions with a process reward model."),
     "init": ("retrain.cli.setup_commands:init", "Write a commented configuration to start from."),
@@ -55,32 +52,74 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command, or group and command -> (module:function, line in the help)."""
 
+ENTRY_POINTS = "retrain.commands"
+"""Group of entry points that add commands: `name = "module:function"`, or `group.name` for a command of a group."""
+
+
+@cache
+def installed() -> dict[str, EntryPoint]:
+    """Commands added by entry points of installed packages; they cannot replace a name of COMMANDS."""
+    found = {point.name.replace(".", " "): point for point in entry_points(group=ENTRY_POINTS)}
+    return {name: found[name] for name in sorted(found.keys() - COMMANDS.keys())}
+
+
+def command_names() -> list[str]:
+    """Every command in the order of the help."""
+    return [*COMMANDS, *installed()]
+
+
+def load_command(name: str) -> Callable[..., Any]:
+    """Import the function of a command.
+
+    Raises:
+        UserCodeError: the module of an entry point raised something.
+    """
+    if name in COMMANDS:
+        module, _, function = COMMANDS[name][0].partition(":")
+        return getattr(importlib.import_module(module), function)
+    point = installed()[name]
+    try:
+        return point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else point.value
+        problem = f"importing {point.value} raised {type(error).__name__}: {error}"
+        raise UserCodeError(f'command "{name}" of {package}: {problem}') from error
+
+
+def summary(name: str) -> str:
+    """Line of a command in the help: of an entry point, the first line of its function's docstring."""
+    if name in COMMANDS:
+        return COMMANDS[name][1]
+    try:
+        return (inspect.getdoc(load_command(name)) or "").partition("\n")[0]
+    except UserCodeError as error:
+        return f"cannot be used: {error}"
+
 
 class Commands(TyperGroup):
-    """The subcommands of COMMANDS, imported on use; errors of the package become a message and an exit code."""
+    """The subcommands, imported on use; errors of the package become a message and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
-        return list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+        return list(dict.fromkeys(name.split()[0] for name in command_names()))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import the command's module, or build the group of that first word; None for an unknown name."""
-        names = [name for name in COMMANDS if name.split()[0] == cmd_name]
+        names = [name for name in command_names() if name.split()[0] == cmd_name]
         if not names:
             return None
         several = names != [cmd_name]
         group = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=several)
         for name in names:
-            module, _, function = COMMANDS[name][0].partition(":")
-            group.command(name.split()[-1])(getattr(importlib.import_module(module), function))
+            group.command(name.split()[-1])(load_command(name))
         if several:
-            group.callback(help=f"{'; '.join(COMMANDS[name][1].rstrip('.') for name in names)}.")(_nothing)
+            group.callback(help=f"{'; '.join(summary(name).rstrip('.') for name in names)}.")(_nothing)
         return typer.main.get_command(group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands, from the table alone."""
+        """List every command; of entry points alone, which are few, the modules are imported."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, summary(name)) for name in command_names()])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; RETRAIN_DEBUG=1 shows tracebacks."""
@@ -89,7 +128,7 @@ class Commands(TyperGroup):
         except RetrainError as error:
             if os.environ.get("RETRAIN_DEBUG"):
                 raise
-            with suppress(OSError):  # the exit code says it as well
+            with suppress(OSError):  # The exit code reports it as well.
                 say("\n".join([str(error), *getattr(error, "__notes__", ())]), error=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as stopped:
@@ -110,6 +149,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},  # --n_min is --n-min
 )
 
 
@@ -131,6 +171,7 @@ def options(
 def main() -> None:
     """Entry point of the `retrain` command."""
     logging.lastResort = CleanHandler(logging.WARNING)
+    wait_asleep()
     try:
         app()
     except SystemExit as end:

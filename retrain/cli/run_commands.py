@@ -1,12 +1,15 @@
-"""Commands for a run that is to be made: train, and serve for its engine; status shows how far runs are."""
+"""Commands for runs: train and status."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +18,17 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from retrain.cli.arguments import File, Json, Overrides, Trust, warn
+from retrain.cli.arguments import ApiKeyEnv, File, Json, Overrides, api_key, warn, warn_of_host
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.terminal import say, shown
 from retrain.training.ranks import launched
 
 if TYPE_CHECKING:
+    from retrain.config.resolve import LoadedConfig
+    from retrain.run.session import Around
     from retrain.storage.run_directory import ExistingRun
 
+_PATIENCE_S = 3600.0
 _REFRESH_S = 2.0
 _PLAN, _STATUS = "plan.json", "status.json"
 
@@ -46,6 +52,17 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     slurm: Annotated[
         int | None, typer.Option(min=1, help="Print a SLURM script for so many machines of `ranks` GPUs, and end.")
     ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Train on what programs ask at this OpenAI-compatible address (extra serve).",
+        ),
+    ] = None,
+    patience: Annotated[
+        float | None, typer.Option(min=0.1, help="With --serve: seconds without a request that end the run [3600].")
+    ] = None,
+    api_key_env: ApiKeyEnv = None,
 ) -> None:
     """Train a model as a TOML file says; everything is written to runs/NAME.
 
@@ -57,6 +74,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
     how = _resume(resume, loaded.config.checkpoint.resume, fresh)
+    around = _around(loaded, (serve, patience, api_key_env), launched() or ranks > 1 or slurm is not None)
     if slurm is not None:
         from retrain.run.launch import slurm_script
 
@@ -74,20 +92,48 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     try:
         with display(plain, as_json) as observe:
             observe("run", {"directory": str(loaded.directory)})
-            run(loaded, Resume(*how, tuple(allow_change or ())), observe)
+            run(loaded, Resume(*how, tuple(allow_change or ())), observe, around=around)
     except KeyboardInterrupt as stopped:
-        stopped.add_note(_left(loaded.directory, file, overrides or (), ranks))
+        words = ["--ranks", str(ranks)] if ranks > 1 else ["--serve", serve] if serve else []
+        stopped.add_note(_left(loaded.directory, file, overrides or (), words))
         raise
 
 
-def _left(directory: Path, file: Path, overrides: Sequence[str], ranks: int) -> str:
-    """Where an interrupted run is, and the command that continues it."""
+def _around(loaded: LoadedConfig, how: tuple[str | None, float | None, str | None], ranks: bool) -> Around:
+    """Return the endpoint that training gets its episodes from, or None.
+
+    Args:
+        how: the options --serve, --patience and --api-key-env.
+        ranks: several processes train together.
+    Raises:
+        ConfigError: an option, or the run, does not fit an endpoint.
+    """
+    serve, patience, key_env = how
+    if serve is None:
+        if patience is not None or key_env is not None:
+            raise typer.BadParameter("--patience and --api-key-env are those of --serve HOST:PORT")
+        return nullcontext
+    found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})", serve)
+    if not found or int(found[2]) > 65535:
+        fix = "write it as 127.0.0.1:8000"
+        raise ConfigError([ConfigProblem("--serve", 0, 0, serve, "not a host and a port", fix)])
+    from retrain.config.environment_checks import check_endpoint
+    from retrain.serve.http_app import Access
+    from retrain.serve.policy_endpoint import source_of_episodes
+
+    check_endpoint(loaded, ranks)
+    access = Access(found[1].strip("[]"), int(found[2]), api_key(key_env))
+    warn_of_host(access.host, access.key, "talk to the policy and reward it")
+    return partial(source_of_episodes, access=access, patience_s=patience or _PATIENCE_S)
+
+
+def _left(directory: Path, file: Path, overrides: Sequence[str], options: Sequence[str]) -> str:
+    """Name an interrupted run and the command that continues it, or restarts it if nothing is saved."""
     saved = sorted(path.name for path in (directory / "checkpoints").glob("step-*"))
     newest = f"its newest checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
     words = ["retrain", "train", str(file), *(part for flag in overrides for part in ("--set", flag))]
-    words += ["--ranks", str(ranks)] if ranks > 1 else []
-    resume = shlex.join([*words, *(("--resume", "auto") if saved else ("--fresh",))])
-    return f"the run is in {directory}; {newest}; continue with: {resume}"
+    resume = shlex.join([*words, *options, *(("--resume", "auto") if saved else ("--fresh",))])
+    return f"the run is in {directory}; {newest}; {'continue' if saved else 'start over'} with: {resume}"
 
 
 def _resume(asked: str | None, default: str, fresh: bool) -> tuple[ExistingRun, Path | None]:
@@ -103,103 +149,6 @@ def _resume(asked: str | None, default: str, fresh: bool) -> tuple[ExistingRun, 
     return "auto", Path(resume)
 
 
-def serve(  # noqa: PLR0913 - the options of a command, each with its name
-    file: Annotated[Path | None, typer.Argument(help="The TOML file of a run that samples from the server.")] = None,
-    overrides: Overrides = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Unset: of the first free one of [vllm] urls, or 8000.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="What to listen on; the server asks for no password.")] = "127.0.0.1",
-    policy: Annotated[
-        Path | None, typer.Option(help="A run to talk to, or a TOML file to train on what is talked about.")
-    ] = None,
-    episodes: Annotated[Path | None, typer.Option(help="Of a run: append the episodes to this file.")] = None,
-    patience: Annotated[
-        float, typer.Option(min=0.1, help="In training: seconds without a request after which the run ends.")
-    ] = 3600.0,
-    resume: _Resumed = None,
-    fresh: _Fresh = False,
-    trust: Trust = False,
-) -> None:
-    """Start a vLLM server for the model of a TOML file, with what engine = "vllm-server" needs.
-
-    With --policy, instead: an OpenAI-compatible address for programs that talk to a model, whose conversations become
-    episodes. A TOML file is trained on them, a step whenever batch_size x group_size sessions have a reward; it ends
-    as `retrain train` does, and with exit code 5 if no program asks anything for --patience seconds.
-
-    The file is that of `retrain train`. What [vllm] says of dtype, memory and parallelism holds for the server;
-    its weights come from the run. On a machine with several GPUs CUDA_VISIBLE_DEVICES chooses. It runs until
-    Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
-    """
-    from retrain.system.http_client import address, is_loopback
-
-    trains = policy is not None and policy.is_file()
-    if (file is None) == (policy is None) or (episodes and (trains or file)) or ((resume or fresh) and not trains):
-        problem = "either a file or --policy is served; --episodes needs a run, --resume and --fresh a TOML file"
-        fix = "write --policy runs/NAME or --policy run.toml before these options"
-        raise ConfigError([ConfigProblem("retrain serve", 0, 0, "arguments", problem, fix)])
-    if not is_loopback(address(host, port or 80)):
-        can = "replace weights and read files" if file else "talk to the policy and reward it"
-        say(f"warning: whoever reaches {host} can {can}: keep to a private network", error=True)
-    if file is not None:
-        _serve_engine(file, overrides or (), (host, port))
-    elif policy is not None and trains:
-        _train_by_talk(policy, overrides or (), (host, port or 8000, patience), (resume, fresh))
-    elif policy is not None:
-        _answer_for(policy, overrides or (), (host, port or 8000, episodes), trust)
-
-
-def _serve_engine(file: Path, overrides: Sequence[str], how: tuple[str, int | None]) -> None:
-    """Start vLLM's own server, and say what a run needs to use it."""
-    from retrain.config.document import read
-    from retrain.config.load import validate
-    from retrain.tools.engine_server import serve as run_server
-
-    loaded = validate(read(file, overrides))  # [vllm] counts here, whatever engine the run names
-    warn(loaded.warnings)
-
-    def ready(url: str) -> None:
-        say(f'ready; in {file}:\n\n[rollout]\nengine = "vllm-server"\n\n[vllm]\nurls = ["{url}"]')
-
-    run_server(loaded, *how, ready)
-
-
-def _answer_for(run: Path, overrides: Sequence[str], how: tuple[str, int, Path | None], trust: bool) -> None:
-    """Answer programs with a trained model, until a signal."""
-    from retrain.cli.run_display import Lines
-    from retrain.run.reopen import reopen
-    from retrain.system.process import Leave
-    from retrain.tools.policy_endpoint import PolicyEndpoint
-
-    with Leave() as leave:
-        parts = reopen(run, overrides, Lines(), trust=trust)
-        try:
-            endpoint = PolicyEndpoint(parts, *how)
-            say(f"the policy answers at {endpoint.url}/v1")
-            endpoint.work()
-        finally:
-            leave.under_way = True
-            parts.close()
-
-
-def _train_by_talk(
-    file: Path, overrides: Sequence[str], how: tuple[str, int, float], again: tuple[str | None, bool]
-) -> None:
-    """Train on what programs talk about with the policy."""
-    from retrain.config.environment_checks import check_endpoint
-    from retrain.config.load import load
-
-    loaded = load(file, overrides)
-    warn(loaded.warnings)
-    check_endpoint(loaded, launched())
-    from retrain.cli.run_display import Lines
-    from retrain.run.session import Resume, run
-    from retrain.tools.policy_endpoint import source_of_episodes
-
-    resume = _resume(again[0], loaded.config.checkpoint.resume, again[1])
-    run(loaded, Resume(*resume), Lines(), around=lambda parts: source_of_episodes(parts, *how))
-
-
 def status(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Runs, campaigns, or folders of them; without any, runs/.")
@@ -209,7 +158,7 @@ def status(
         bool, typer.Option("--watch", help="Show it again and again, until everything has ended.")
     ] = False,
 ) -> None:
-    """Show how far runs and campaigns are: steps, reward, held-out accuracy, time left."""
+    """Show the progress of runs and campaigns: steps, reward, held-out accuracy, time left."""
     found = [one for path in runs or [Path("runs")] for one in _inside(path)]
     if not found:
         raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live screen in a terminal, plain lines everywhere else."""
+"""Progress display of a run: a live screen in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
     ("tokens", "tokens/response", "{:.1f}"),
     ("entropy", "policy/entropy", "{:.3f}"),
     ("grad norm", "grad/norm", "{:.3g}"),
-    ("tokens/s", "time/tokens_per_s", "{:,.0f}"),
+    ("sampled tokens/s", "time/tokens_per_s", "{:,.0f}"),
     ("turns", "env/turns", "{:.2f}"),
     ("ended by itself", "env/ended_done", "{:.0%}"),
 )
 """Label, metric and format of each curve; a metric that the run does not report has no row."""
 
 _COUNTED = 4
-"""Rows at most for what environments count, or for the reward of each of several environments."""
+"""Most rows for metrics of environments, or for the reward of each of several environments."""
 
 _LABEL, _VALUE = 22, 9
 _SAMPLE_LINES = 3
@@ -52,9 +52,9 @@ _SAMPLE_LINES = 3
 def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
     """An observer for the length of a run.
 
-    Lines instead of the live screen: with `plain`, NO_COLOR or TERM=dumb, or if the output is no terminal. An
+    Lines instead of the live screen: with `plain`, NO_COLOR or TERM=dumb, or if the output is not a terminal. An
     output that cannot be written does not end the run. With `as_json` standard output has one JSON object per event
-    and nothing else: what libraries print goes to standard error.
+    and nothing else: output of libraries goes to standard error.
     """
     with forgiving_output():
         if as_json:
@@ -146,7 +146,7 @@ class Screen:
     _seen: int = 0
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Take in an event; the picture follows with the next frame."""
+        """Process an event; the picture follows with the next frame."""
         getattr(self, f"_{event}", _nothing)(details)
 
     def _phase(self, row: Mapping[str, Any]) -> None:
@@ -275,7 +275,7 @@ def _shown(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:
 def sparkline(values: Sequence[float], width: int) -> str:
     """The values as at most `width` bars between their least and greatest; a bar is a mean over its share of them.
 
-    What is not finite leaves a gap.
+    Values that are not finite leave a gap.
     """
     count = min(width, len(values))
     means: list[float | None] = []

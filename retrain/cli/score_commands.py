@@ -21,20 +21,32 @@ _MEANING = {
 }
 
 
-def score(
-    file: Annotated[Path, typer.Argument(help="JSON lines: predictions, lengths, ground_truth.", show_default=False)],
-    base: Annotated[Path | None, typer.Option(help="Results of another model on the same problems.")] = None,
+def score(  # noqa: PLR0913 - the options of the command
+    file: Annotated[
+        Path, typer.Argument(help="A run; or JSON lines: predictions, lengths, ground_truth.", show_default=False)
+    ],
+    base: Annotated[Path | None, typer.Option(help="The same of another model on the same problems.")] = None,
     ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Also pass@K. Repeatable.")] = None,
-    equivalence: Annotated[Literal["simple", "symbolic"], typer.Option(help="How answers are compared.")] = "simple",
+    step: Annotated[int | None, typer.Option(min=0, help="Of a run: steps before the evaluation; unset: all.")] = None,
+    eval_set: Annotated[str, typer.Option(help="Of a run: the name of an entry of [[eval.sets]].")] = "",
+    equivalence: Annotated[
+        Literal["recorded", "simple", "symbolic"],
+        typer.Option(help="How answers are compared; recorded: as the run's rewards did."),
+    ] = "recorded",
     as_json: Json = False,
 ) -> None:
-    """Score stored rollouts: pass@1, pass@k, avg@n and tokens with 95% intervals; against a base, the AES."""
-    from retrain.tools.rollout_scores import compare, score_file, summarize
+    """Score stored completions: pass@1, pass@k, avg@n and tokens with 95% intervals; against a base, the AES.
+
+    Of a run it takes those of the last evaluation, which are in runs/NAME/eval/.
+    """
+    from retrain.tools.rollout_scores import compare, results_file, score_file, summarize
 
     wanted = ks or ()
+    file = results_file(file, step, eval_set)
     found = score_file(str(file), wanted, equivalence)
     facts: dict[str, Any] = summarize(found, wanted)
     if base is not None:
+        base = results_file(base, step, eval_set)
         other = score_file(str(base), wanted, equivalence)
         facts |= {"base": summarize(other, wanted), **compare(found, other, wanted)}
     if as_json:
@@ -80,7 +92,7 @@ def _with_interval(metric: str, value: Mapping[str, Any], sign: str = "") -> str
 
 def _above_0(value: float | None) -> float | None:
     if value is not None and not 0 < value < math.inf:
-        raise typer.BadParameter(f"{value:g} is no finite number above 0")
+        raise typer.BadParameter(f"{value:g} is not a finite number above 0")
     return value
 
 
@@ -97,7 +109,7 @@ def score_solutions(  # noqa: PLR0913 - the options of the command
     tokens: Annotated[bool, typer.Option("--tokens", help="Also the reward of every token.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Score solutions with a process reward model that was trained beside a policy.
+    """Score solutions with a process reward model that was trained with a policy.
 
     Rows have a prompt with a solution, completion or text, or messages; `correct` or `reward` gives the accuracy over
     pairs of a right and a wrong solution of one prompt.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -20,6 +21,7 @@ from rich.text import Text
 from retrain.cli.arguments import Json
 from retrain.cli.config_commands import schema_text
 from retrain.errors import ConfigError, ConfigProblem, StorageError, did_you_mean
+from retrain.system import model_code
 from retrain.system.process import usable_cores
 from retrain.system.sandbox import missing
 from retrain.system.terminal import say
@@ -34,6 +36,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "lora": ("peft",),
     "math": ("math-verify",),
     "parquet": ("pyarrow",),
+    "png": ("resvg-py",),
+    "serve": ("uvicorn",),
     "smollm2": ("gguf",),
     "tensorboard": ("tensorboard",),
     "trackio": ("trackio",),
@@ -105,7 +109,14 @@ def plugins(
         raise ConfigError([ConfigProblem("retrain plugins", 0, 0, str(kind), "no such kind of component", fix)])
     rows = [_preset(name) for name in preset_names() if kind in (None, "preset")]
     rows += [_described(component) for component in components(kind)]
-    rows += [_installed(of, name) for of in KINDS if kind in (None, of) for name in entry_names(of)]
+    found = {(row["kind"], row["name"]) for row in rows}
+    rows += [
+        _installed(of, name)
+        for of in KINDS
+        if kind in (None, of)
+        for name in entry_names(of)
+        if (of, name) not in found
+    ]
     if as_json:
         say(json.dumps(rows, indent=2, default=str))
         return
@@ -131,7 +142,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _show(console: Console, name: str, found: dict[str, Any]) -> None:
-    """What a check found: a table with marks in a terminal, a line elsewhere."""
+    """Print the result of a check: a table with marks in a terminal, a line elsewhere."""
     if not console.is_terminal:
         say(f"{name}: {_listed(found)}")
         return
@@ -182,7 +193,7 @@ def _described(component: Any) -> dict[str, Any]:
 def _attempt(check: Callable[[], Any]) -> Any:
     try:
         return check()
-    except Exception as error:  # a broken installation is what is looked for
+    except Exception as error:  # A broken installation is one of the findings.
         return f"broken: {type(error).__name__}: {error}"
 
 
@@ -241,6 +252,13 @@ def _writable() -> str:
         return "writable"
 
 
+def _code_of_models() -> str:
+    method, reason = model_code.method()
+    if method == model_code.BUBBLEWRAP:
+        return f"bubblewrap ({shutil.which('bwrap')})"
+    return f"none: {reason}" if reason else "namespaces of the package's own; bubblewrap is not installed or not usable"
+
+
 _CHECKS: dict[str, Callable[[], Any]] = {
     "python": _python,
     "processors": usable_cores,
@@ -249,5 +267,6 @@ _CHECKS: dict[str, Callable[[], Any]] = {
     "extras": _extras,
     "engines": _engines,
     "sandbox for rewards": lambda: ((reason := missing()) and f"none: {reason}") or "available",
+    "sandbox for code of models": _code_of_models,
     "this directory": _writable,
 }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from retrain.cli.arguments import Json, Overrides, Trust
 from retrain.system.terminal import say
+
+if TYPE_CHECKING:
+    from retrain.run.run_context import RunContext
 
 Run = Annotated[Path, typer.Argument(help="A run, runs/NAME, or a checkpoint in one.", show_default=False)]
 
@@ -21,6 +25,9 @@ def evaluate(
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Each checkpoint of the run, the oldest first, on a line.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the completions into this directory, for `retrain score DIRECTORY`.")
+    ] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -33,24 +40,32 @@ def evaluate(
     if all_checkpoints:
         from retrain.cli.run_display import evaluation
 
-        for parts in each_checkpoint(run, overrides or (), only_warnings, trust=trust):
-            from retrain.run.evaluate import evaluate as measure
-
-            row = measure(parts, parts.steps)
+        for context in each_checkpoint(run, overrides or (), only_warnings, trust=trust):
+            row = _measured(context, out)
             say(json.dumps(row) if as_json else evaluation(row))
         return
-    parts = reopen(run, overrides or (), only_warnings, trust=trust)
-    from retrain.run.evaluate import evaluate as measure
-
+    context = reopen(run, overrides or (), only_warnings, trust=trust)
     try:
-        row = measure(parts, parts.steps)
+        row = _measured(context, out)
     finally:
-        parts.close()
+        context.close()
     if as_json:
         say(json.dumps(row))
         return
     for name, value in row.items():
         say(f"{name:>18}  {value:.4g}" if isinstance(value, float) else f"{name:>18}  {value}")
+
+
+def _measured(context: RunContext, out: Path | None) -> dict[str, Any]:
+    """Evaluate, write the completions if there is a directory for them, and return the row of figures."""
+    from retrain.run.evaluate import measure
+    from retrain.storage.run_directory import write_evaluation
+
+    row, completions = measure(context, context.steps)
+    if out is not None:
+        for name, rows in completions.items():
+            write_evaluation(out, context.steps, name, rows)
+    return row
 
 
 def sample(
@@ -63,22 +78,22 @@ def sample(
     overrides: Overrides = None,
     trust: Trust = False,
 ) -> None:
-    """Talk to a trained model: print its completions of prompts, one after the other.
+    """Chat with a trained model: print its completions of prompts, one after the other.
 
     A prompt is put into the task's template and behind its system prompt: \\n in it is a line end. A JSON list of
     messages is taken as it is.
     """
     from retrain.run.reopen import reopen_sampler
 
-    parts = reopen_sampler(run, overrides or (), only_warnings, trust=trust)
+    context = reopen_sampler(run, overrides or (), only_warnings, trust=trust)
     from retrain.tools.conversation import completions
 
     try:
-        typed = (prompt.replace("\\n", "\n") for prompt in prompts or _typed())
-        for text in completions(parts, typed, count, temperature):
+        typed = (prompt.replace("\\n", "\n") for prompt in prompts or filter(str.strip, _typed("a prompt")))
+        for text in completions(context, typed, count, temperature):
             say(f"{text}\n")
     finally:
-        parts.close()
+        context.close()
 
 
 def play(
@@ -95,25 +110,28 @@ def play(
         from retrain.config.load import load
         from retrain.run.play import by_hand
 
-        replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed())
+        replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed("a reply"))
         for text in by_hand(load(game, overrides or ()), problem, replies):
             say(text)
         return
     from retrain.run.play import by_model
     from retrain.run.reopen import reopen
 
-    parts = reopen(game, overrides or (), only_warnings, trust=trust)
+    context = reopen(game, overrides or (), only_warnings, trust=trust)
     try:
-        for text in by_model(parts, problem):
+        for text in by_model(context, problem):
             say(text)
     finally:
-        parts.close()
+        context.close()
 
 
-def _typed() -> Any:
-    """Lines from the input, with a prompt sign in a terminal, until it ends."""
+def _typed(what: str) -> Iterator[str]:
+    """Lines from the input until it ends; in a terminal with a prompt sign, and with how to end it at the start."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        say(f"type {what} per line; Ctrl-D or an empty input ends", error=True)
     while True:
-        if sys.stdin.isatty():
+        if terminal:
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201 - a prompt sign, without a line end
         line = sys.stdin.readline()
         if not line:
@@ -127,8 +145,9 @@ def export(
     push_to_hub: Annotated[str | None, typer.Option(help="Also upload it as this repository, OWNER/NAME.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the uploaded repository private.")] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="Of the weights: exact, or rounded once to half the size.")
-    ] = "float32",
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Of the weights: exact, or rounded to half the size; unset: exact."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Write the model of a run or checkpoint in transformers format, with tokenizer and model card.
@@ -172,6 +191,6 @@ def report(
 
 
 def only_warnings(event: str, details: Any) -> None:
-    """Only what the user should know of."""
+    """Pass on only the events that concern the user."""
     if event == "message" and details.get("level") == "warning":
         say(str(details["text"]), error=True)

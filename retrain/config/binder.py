@@ -1,14 +1,13 @@
-"""The one place where a component that a document names gets the parameters that the document gives."""
+"""Bind components to their parameters: find each component that a document names, and validate its parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from retrain import registry
-from retrain.config.document import Document, left_out
+from retrain.config.document import Document
 from retrain.config.mistakes import Catalog, catalog, collect
 from retrain.config.positions import Path
 from retrain.config.presets import preset_names
@@ -17,15 +16,17 @@ from retrain.config.schema import Config
 from retrain.errors import ComponentError, did_you_mean
 from retrain.registry import Bound, Component, Finding, ParameterError, is_dotted
 from retrain.registry.call import Call
+from retrain.registry.traits import ComponentCheck, Traits
 
 
 class Binder:
-    """Finds components and validates their parameters, recording every mistake in the document.
+    """Finds components and validates their parameters; errors are recorded in the document.
 
     Args:
+        document: the configuration.
         slots: all places of the document that name a component.
-        search_paths: where dotted paths are looked up.
-        known: gives the keys of all tables, for "did you mean"; unset: those of the component's own table.
+        search_paths: directories in which dotted paths are looked up.
+        known: returns the keys of all tables, for "did you mean"; None: only the keys of the component's own table.
     """
 
     def __init__(
@@ -36,27 +37,26 @@ class Binder:
         known: Callable[[], Catalog] | None = None,
     ) -> None:
         self.document, self.slots, self.known, self._search_paths = document, slots, known, search_paths
-        self.traces: list[str] = []
 
     def bind(self, slot: Slot) -> Bound | None:
-        """The slot's component with its parameters, or None when a mistake was recorded."""
+        """Return the component of a slot with its parameters, or None after recording an error."""
         try:
             component = registry.find(slot.kind, slot.name, self._search_paths)
             component.check()
         except ComponentError as error:
             fix = error.fix
-            if slot.kind == "algorithm" and not is_dotted(slot.name):  # its key takes presets as well
+            if slot.kind == "algorithm" and not is_dotted(slot.name):  # the key also accepts presets
                 known = [*preset_names(), *registry.names(slot.kind)]
                 fix = did_you_mean(slot.name, known, f"known: {', '.join(known)}, or a dotted path to your own")
             self.document.refuse(slot.path, error.problem, fix)
-            self.traces += [error.trace] if error.trace else []
+            self.document.traces += [error.trace] if error.trace else []
             return None
         try:
             bound = component.bind(self._params(slot, component))
         except ParameterError as error:
             known = self.known() if self.known else catalog({component.table: component.schema})
-            beside = tuple(part for part in slot.params_path if isinstance(part, str))
-            known = {**known, beside: [*component.schema.model_fields]}
+            params_path = tuple(part for part in slot.params_path if isinstance(part, str))
+            known = {**known, params_path: [*component.schema.model_fields]}
             collect(self.document, error.error, known, lambda location: self._locate(slot, component, location))
             return None
         except ComponentError as error:
@@ -65,7 +65,10 @@ class Binder:
         return bound if slot.weight is None else Bound(component, {**bound.params, "weight": slot.weight})
 
     def written(self) -> dict[Slot, Bound]:
-        """Every registered component whose table is written, whether a slot names it or not; without mistakes."""
+        """Return the registered components whose tables the document sets, named by a slot or not.
+
+        Tables with invalid parameters are left out; `bind` reports them.
+        """
         found: dict[Slot, Bound] = {}
         for component in registry.components(tables=self.document.data):
             table = self.document.data.get(component.table)
@@ -75,24 +78,29 @@ class Binder:
                     found[slot] = component.bind(component.takes(table))
         return found
 
-    def check(self, trait: str, bound: Mapping[Slot, Bound | None], config: Config) -> None:
-        """Record what the components' own checks find, the functions in their trait `check` or its like.
+    def check(
+        self, trait: Callable[[Traits], ComponentCheck | None], bound: Mapping[Slot, Bound], config: Config
+    ) -> None:
+        """Run the components' own checks, and record their findings.
 
-        Components that share a check and their parameters, as the engines of [vllm] do, are checked once.
+        Components that share a check and parameters, such as the engines that read [vllm], are checked once.
+
+        Args:
+            trait: returns the check of a component's traits, or None.
+            bound: components to check.
+            config: the sections.
         """
         checks = {
-            (one.component.traits[trait], one.component.table, slot.params_path if slot.params else ()): (slot, one)
+            (found, one.component.table, slot.params_path if slot.params else ()): (slot, one)
             for slot, one in bound.items()
-            if one is not None and trait in one.component.traits
+            if (found := trait(one.component.traits))
         }
         for (check, *_), (slot, one) in checks.items():
-            findings: list[Finding] = []
-            with Call(slot.kind, slot.name)(), left_out(self.document):
-                findings += check(one.params, config)
-            for at, problem, fix, fatal, exit_code in findings:
-                path = self._locate(slot, one.component, at) if at else slot.path
-                note = partial(self.document.refuse, exit_code=exit_code) if fatal else self.document.warn
-                note(path, problem, fix)
+            with Call(slot.kind, slot.name)():
+                findings: list[Finding] = [*check(one.params, config)]
+            for finding in findings:
+                at = self._locate(slot, one.component, finding.at) if finding.at else slot.path
+                self.document.report(finding._replace(at=at))
 
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:
         table = self.document.data.get(component.table, {})
@@ -106,7 +114,7 @@ class Binder:
         return (dict(table) if alone else component.takes(table)) | own
 
     def _locate(self, slot: Slot, component: Component, location: Path) -> Path:
-        """Where a parameter stands: in the component's own table or next to its name."""
+        """Return the path of a parameter: in the component's own table or next to its name."""
         table = self.document.data.get(component.table)
         in_table = isinstance(table, dict) and (location[0] in table or not is_dotted(slot.name))
         inline = location[0] in slot.params or (slot.params_path and not in_table)

@@ -1,51 +1,36 @@
-"""A TOML file with command-line overrides laid over it, and the place where every value was written."""
+"""A TOML file with command-line overrides applied, and the place of every value."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import tomli
+import tomli_w
 
-from retrain import registry
 from retrain.config.positions import Path, positions
 from retrain.errors import ConfigError, ConfigProblem
+from retrain.registry import Finding
+from retrain.registry.built_in import ALIASES, ALTERNATIVES
 from retrain.system.masking import HIDDEN, literal_secrets
 
 _BEYOND = (ValueError, RecursionError)
-"""What Python raises for integers of thousands of digits, and tomli for nesting and keys of hundreds of levels."""
+"""Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
 _MOST = 100
-"""Mistakes that are listed: a file with more of them is not a configuration."""
+"""Largest number of errors that are listed; further ones are only counted."""
 _DEEPEST = 32
-"""Parts of an overridden key: no configuration is nested deeper."""
+"""Largest number of parts of an overridden key; no valid key has more."""
+EXTENDS = "extends"
+"""Key that names another file; the keys of this file override those of the named one."""
 _SHORTER = "shorten the number, the key or the nesting"
-
-
-def aliases() -> dict[Path, Path]:
-    """Documented second names of keys -> the first ones. Setting a key twice in one file is a mistake.
-
-    Those of signals are in their trait `aliases`: other tables, with the keys of theirs that may stand there.
-    """
-    found: dict[Path, Path] = {("training", "lr"): ("optimizer", "lr")}
-    for one in registry.components("signal", trait="aliases"):
-        for table, keys in one.traits["aliases"].items():
-            found |= {(table, key): (one.table, key) for key in keys}
-    return found
-
-
-def _excluded(path: Path) -> list[Path]:
-    """Keys that a configuration cannot have together with this one, by a component's trait `exclusive`."""
-    sets = (one.traits.get("exclusive", ()) for one in registry.components(tables=path[:-1] if len(path) == 2 else ()))
-    return [(*path[:-1], key) for keys in sets if path[-1] in keys for key in keys if key != path[-1]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was written: file, line and column (0 for an override), and the key as it was typed."""
+    """Place of a value: file, line and column (0 for an override), and the key as it was typed."""
 
     file: str
     line: int
@@ -55,7 +40,17 @@ class Place:
 
 @dataclass
 class Document:
-    """A configuration as it is read: values under their canonical keys, their places, and all mistakes so far."""
+    """A configuration before validation.
+
+    Attributes:
+        file, text: path and content of the file.
+        data: values under their canonical keys.
+        places: canonical key -> place.
+        problems: errors so far, at most a hundred.
+        warnings: settings that are valid but probably not intended.
+        traces: tracebacks of errors that code of the user raised.
+        unlisted: number of errors beyond the listed hundred.
+    """
 
     file: str
     text: str = ""
@@ -63,34 +58,55 @@ class Document:
     places: dict[Path, Place] = field(default_factory=dict[Path, Place])
     problems: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
     warnings: list[ConfigProblem] = field(default_factory=list[ConfigProblem])
+    traces: list[str] = field(default_factory=list[str])
     unlisted: int = 0
 
     @property
     def full(self) -> bool:
-        """Whether so many mistakes are listed that further ones are only counted, in `unlisted`."""
+        """True if a hundred errors are listed, so that further ones are only counted in `unlisted`."""
         return len(self.problems) >= _MOST
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
-        """The problem at the place of `path`, or of the nearest table around it that was written."""
+        """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
         around = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.places), ())
         place = self.places.get(around, Place(self.file, 1, 1, ()))
         key = show((*place.typed, *path[len(around) :]))
         return ConfigProblem(place.file, place.line, place.column, key, problem, fix, exit_code)
 
     def refuse(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> None:
-        """Record a mistake; of more than a hundred the number."""
+        """Record an error; after a hundred, only count it."""
         if self.full:
             self.unlisted += 1
         else:
             self.problems.append(self.at(path, problem, fix, exit_code))
 
     def warn(self, path: Path, problem: str, fix: str) -> None:
-        """Record something that works and is probably not what was meant."""
+        """Record a warning about a setting that is valid but probably not intended."""
         self.warnings.append(self.at(path, problem, fix))
 
+    def report(self, finding: Finding) -> None:
+        """Record the finding of a rule as an error or a warning."""
+        if finding.fatal:
+            self.refuse(finding.at, finding.problem, finding.fix, finding.exit_code)
+        else:
+            self.warn(finding.at, finding.problem, finding.fix)
+
+    def stop(self) -> None:
+        """Raise ConfigError with all errors, in the order of the file, if there are any."""
+        if not self.problems:
+            return
+        in_order = sorted(dict.fromkeys(self.problems), key=lambda problem: (problem.line, problem.column))
+        if self.unlisted:
+            more = f"and {self.unlisted:,} more errors"
+            in_order.append(ConfigProblem(self.file, 0, 0, "file", more, "fix these first"))
+        error = ConfigError(in_order)
+        for trace in self.traces:
+            error.add_note(trace)
+        raise error
+
     def move_aliases(self) -> None:
-        """Give aliased values their canonical key; the place keeps the key that was typed."""
-        for alias, key in aliases().items():
+        """Move the values of key aliases to their canonical keys; their places keep the key as typed."""
+        for alias, key in ALIASES.items():
             table = self.data.get(str(alias[0]))
             if not isinstance(table, dict) or alias[1] not in table:
                 continue
@@ -106,91 +122,116 @@ class Document:
                 self.places.setdefault((*key, *path[2:]), self.places[path])
 
     def override(self, text: str) -> Path:
-        """Apply one `--set key=value`; returns the key. The value is TOML, or a string where it is not."""
+        """Apply one `--set key=value`, and return the canonical key; a value that is not TOML is a string."""
         name, equals, typed = text.partition("=")
         path: Path = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
         value = _value(typed.strip())
         secret = any(literal_secrets({part: value}) for part in name.strip().split("."))
         flag = f"--set {name}={HIDDEN}" if secret else f"--set {text}"
         if not equals:
-            problem = "there is no value"
+            problem = "the value is missing"
         elif len(path) > _DEEPEST:
             problem = f"the key has {len(path)} parts"
         else:
-            path = aliases().get(path, path)
+            path = ALIASES.get(path, path)
             problem = _set(self.data, path, value)
         if problem:
             fix = "write --set section.key=value, and an index for a list: --set rewards.0.weight=2"
             self.problems.append(ConfigProblem(flag, 0, 0, name.strip(), problem, fix))
             return path
         self._forget(path)
-        for other in _excluded(path):
-            self.data[str(other[0])].pop(other[1], None)
+        if (other := ALTERNATIVES.get(path)) is not None:
+            self.data[other[0]].pop(other[1], None)
             self._forget(other)
         for depth in range(1, len(path) + 1):
             self.places.setdefault(path[:depth], Place(flag, 0, 0, path[:depth]))
         return path
 
     def _forget(self, path: Path) -> None:
-        """Drop the places of `path` and of what is below it."""
+        """Remove the places of `path` and of all keys below it."""
         for below in [known for known in self.places if known[: len(path)] == path]:
             del self.places[below]
 
 
-@contextmanager
-def left_out(document: Document) -> Generator[None]:
-    """A check that reads a key in doubt is left out: where there are mistakes, such a key is no attribute."""
-    try:
-        yield
-    except AttributeError:
-        if not document.problems:
-            raise
-
-
 def read(file: str | FilePath, overrides: Sequence[str] = ()) -> Document:
-    """Read a TOML file and lay `key=value` overrides over it.
+    """Read a TOML file with the files that it extends, and apply `key=value` overrides.
 
     Raises:
-        ConfigError: the file cannot be read or is not TOML; nothing further can be said about it then.
+        ConfigError: a file cannot be read, is not TOML, or has an invalid `extends`. Other errors are recorded in the
+            document.
     """
-    name = str(file)
+    document = _over_bases(_parsed(str(file)), (FilePath(file).resolve(),))
+    for override in overrides:
+        document.override(override)
+    return document
+
+
+def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
+    """Merge a document with the file that it extends, recursively; the document's own keys win.
+
+    Tables are merged key by key; a list replaces the list of the extended file. Every value keeps its place.
+
+    Args:
+        document: the extending document.
+        chain: the files so far, this one last.
+    """
+    if EXTENDS not in document.data:
+        return document
+    value, at = document.data.pop(EXTENDS), (EXTENDS,)
+    path = FilePath(document.file).parent / FilePath(value).expanduser() if isinstance(value, str) else None
+    if path is None or not path.is_file():
+        problem = f'there is no file "{path}"' if path else "must be the path of a TOML file"
+        raise ConfigError([document.at(at, problem, 'write extends = "base.toml", relative to this file')])
+    if path.resolve() in chain:
+        raise ConfigError([document.at(at, f'"{value}" extends this file in turn', "break the cycle")])
+    base = _over_bases(_parsed(str(path)), (*chain, path.resolve()))
+    for name in document.data:
+        lay(base, (name,), document.data[name], document, (name,))
+    base.problems += document.problems
+    return replace(base, file=document.file, text=flat(document.file, base.data))
+
+
+def flat(file: str, data: Mapping[str, Any]) -> str:
+    """Format a configuration that was merged from several files as the text of a single TOML file."""
+    return f"# {file}, with the keys of the files that it names\n\n{tomli_w.dumps(data)}"
+
+
+def _parsed(name: str) -> Document:
     try:
-        text = FilePath(file).read_bytes().decode("utf-8-sig")
+        text = FilePath(name).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _unreadable(name, line, 1, "not UTF-8 text", "save the file as UTF-8") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL
         problem = getattr(error, "strerror", None) or str(error)
         raise _unreadable(name, 0, 0, problem, "give the path of a TOML file") from None
     try:
         data = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
-        fix = "each key once; strings in quotes; true and false in lower case"
+        fix = "write each key once, strings in quotes, and true and false in lower case"
         raise _unreadable(name, error.lineno, error.colno, f"not valid TOML: {error.msg}", fix) from None
     except _BEYOND as error:
         raise _unreadable(name, *_longest_line(text), f"cannot be read: {error}", _SHORTER) from None
     places = {path: Place(name, line, column, path) for path, (line, column) in positions(text).items()}
     document = Document(name, text, data, places)
     document.move_aliases()
-    for override in overrides:
-        document.override(override)
     return document
 
 
 def _longest_line(text: str) -> tuple[int, int]:
-    """Line and column of the longest line, where what is too long for the parser most likely stands."""
+    """Return line and column of the longest line: most likely it has the value that the parser cannot read."""
     lines = text.split("\n")
     return max(range(len(lines)), key=lambda index: len(lines[index])) + 1, 1
 
 
 def fork(document: Document) -> Document:
-    """A copy with the same values and places; a change of either leaves the other as it is."""
-    lists = {"problems": [*document.problems], "warnings": [*document.warnings]}
+    """Return a copy that can be changed independently."""
+    lists = {"problems": [*document.problems], "warnings": [*document.warnings], "traces": [*document.traces]}
     return replace(document, data=copy.deepcopy(document.data), places={**document.places}, **lists)
 
 
 def lay(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
-    """Set `value` at `path` as written at `at` in `source`; tables are laid key by key, anything else is replaced."""
+    """Set `value` at `path`, with the place of `at` in `source`; tables are merged, other values replaced."""
     if isinstance(value, dict):
         if at in source.places:
             document.places.setdefault(path, source.places[at])
@@ -198,7 +239,7 @@ def lay(document: Document, path: Path, value: Any, source: Document, at: Path) 
         for key, inner in value.items():
             lay(document, (*path, key), inner, source, (*at, key))
         return
-    path = aliases().get(path, path)
+    path = ALIASES.get(path, path)
     table = _table(document, path[:-1])
     if table is None:
         document.problems.append(source.at(at, f"{show(path[:-1])} is not a table", "name a key of a table"))
@@ -211,7 +252,7 @@ def lay(document: Document, path: Path, value: Any, source: Document, at: Path) 
 
 
 def _table(document: Document, path: Path) -> dict[str, Any] | None:
-    """The table at `path`, made where it is missing; None where something else is."""
+    """Return the table at `path`, creating missing tables; None if the path leads through another value."""
     node: Any = document.data
     for part in path:
         node = node.setdefault(part, {})
@@ -221,13 +262,13 @@ def _table(document: Document, path: Path) -> dict[str, Any] | None:
 
 
 def canonical(key: str) -> str:
-    """A dotted key by its first name: `training.lr` is `optimizer.lr`."""
+    """Replace an alias by its canonical key: `training.lr` -> `optimizer.lr`."""
     path = tuple(key.split("."))
-    return ".".join(str(part) for part in aliases().get(path, path))
+    return ".".join(str(part) for part in ALIASES.get(path, path))
 
 
 def show(path: Path) -> str:
-    """A path as people write it: `[training] lr`, `[[rewards]] weight`, `[gtpo]`."""
+    """Format a path as in error messages: `[training] lr`, `[[rewards]] weight`, `[gtpo]`."""
     names = [part for part in path if isinstance(part, str)]
     if len(path) == 1 or not names:
         return "".join(names) or "file"
@@ -250,7 +291,7 @@ def _value(text: str) -> Any:
 
 
 def _set(data: dict[str, Any], path: Path, value: Any) -> str:
-    """Set `value` at `path`, making tables on the way; says what is wrong with the path, or ""."""
+    """Set `value` at `path`, creating tables on the way; return the error in the path, or ""."""
     node: Any = data
     part: Any
     for depth, part in enumerate(path):
@@ -267,10 +308,10 @@ def _set(data: dict[str, Any], path: Path, value: Any) -> str:
 
 
 def _no_child(node: Any, part: str | int, name: str) -> str:
-    """Why `part` cannot be set in `node`, or ""; the index behind a list's last appends to it."""
+    """Return why `part` cannot be set in `node`, or ""; an index equal to a list's length appends to it."""
     if isinstance(node, list):
         fits = isinstance(part, int) and part <= len(node)
-        return "" if fits else f"{name} is a list of {len(node)}, and {part!r} is not one of its indices"
+        return "" if fits else f"{name} is a list of {len(node)} items, and {part!r} is not one of its indices"
     if not isinstance(node, dict):
         return f"{name} is not a table"
     return "" if isinstance(part, str) and part else f"{part!r} is not a key"

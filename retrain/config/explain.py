@@ -1,4 +1,4 @@
-"""What a configuration will do, without doing it: facts for `retrain explain`."""
+"""Facts about a run before it starts, for `retrain explain`: components, pipeline, batch sizes, memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
-from retrain.config.credit_checks import idle_rewards
-from retrain.config.document import show
-from retrain.config.resolve import AUTO, LoadedConfig, slots
+from retrain.config.document import Place, show
+from retrain.config.resolve import AUTO, LoadedConfig, division, ratio_of, slots
+from retrain.config.rules.credit_rules import idle
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
@@ -24,10 +24,12 @@ from retrain.training.memory import OF_THE_SAMPLER, ModelShape, estimate_memory,
 from retrain.training.settings import LoraSettings, PolicySettings
 
 TINY = ModelShape(128, width=256, layers=2, inner=704, heads=8, key_heads=1, head_width=32, tied=True, gated=True)
-"""The model of `builtin:tiny`."""
+"""Shape of `builtin:tiny`."""
 
+_OF_THE_POLICY = frozenset({"trained", "averaged", "frozen", "policy"})
+"""Names of a signal's models that have the policy's shape; any other name is the path of a model."""
 _GPUS = (24, 40, 80, 141)
-"""Memory of usual GPUs, in GB."""
+"""Memory of common GPUs, in GB."""
 _OVERLAP = (
     "while step t is trained, the batch of step t + {0} is sampled and scored with the weights that step t started "
     "from: {0} steps stale, and less before step {0}"
@@ -35,14 +37,19 @@ _OVERLAP = (
 
 
 def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
-    """Facts by topic, JSON-able; memory is that of one of several ranks. Imports torch for the probe."""
+    """Return the facts by topic, as a JSON-compatible dictionary. Imports torch for the probe.
+
+    Args:
+        loaded: the configuration.
+        ranks: number of ranks; memory is given for each of them.
+    """
     from retrain.config.probe import attempt, episodes, probe
 
     config, engine = loaded.config, _engine(loaded)
     exact = _is_exact(loaded, engine["name"])
     pipeline = Pipeline.resolve(loaded.components.stages(loaded.objective.signals), loaded.components.signal)
-    # Models that signals in use hold, as their trait `models` says: "frozen" or "trained".
-    beside: list[str] = [kind for stage in pipeline.graph for kind in stage.bound.component.traits.get("models", ())]
+    signals = [one.bound for one in pipeline.graph if one.kind == "signal"]
+    signal_models = [model for one in signals for model in registry.signal.traits_of(one.component).held(one.params)]
     bound = [(kind, one) for kind, several in loaded.components.bound.items() for one in several]
     return {
         "file": loaded.file,
@@ -54,9 +61,10 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
         "overlap": _OVERLAP.format(config.rollout.overlap) if config.rollout.overlap else None,
         "pipeline": _pipeline(loaded, pipeline, exact),
         "loss": _loss(loaded),
+        "learning_rate": _learning_rate(loaded),
         "batch": _batch(loaded),
-        "forwards_per_step": _forwards(loaded, pipeline, exact, beside),
-        "model": _model(loaded, beside, ranks),
+        "forwards_per_step": _forwards(loaded, pipeline, exact, signal_models),
+        "model": _model(loaded, signal_models, ranks),
         "evaluation": _evaluation(loaded),
         "seeds": {"training": config.training.seed, "warm_up": config.warmup.seed, "evaluation": config.eval.seed},
         "overrides": loaded.overrides,
@@ -66,7 +74,7 @@ def explain(loaded: LoadedConfig, ranks: int = 1) -> dict[str, Any]:
 
 
 def render(facts: Mapping[str, Any], indent: str = "") -> str:
-    """The facts as indented text; a table of like rows becomes one line per row."""
+    """Format the facts as indented text; a list of rows becomes one line per row."""
     lines: list[str] = []
     for key, value in facts.items():
         title = f"{indent}{key.replace('_', ' ')}"
@@ -86,7 +94,7 @@ def _row(item: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """A fact in one line."""
+    """Format one fact in a line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} = {inner}" for key, inner in value.items())
     if isinstance(value, list):
@@ -112,7 +120,7 @@ def _components(loaded: LoadedConfig, bound: Sequence[tuple[str, Bound]]) -> lis
 
 
 def _preset(loaded: LoadedConfig) -> list[dict[str, Any]]:
-    """Every key of the preset with the value it stands for, and where the configuration says otherwise."""
+    """Return every key of the preset with its value, and the place where the configuration overrides it."""
     if loaded.preset is None:
         return []
     return [
@@ -131,39 +139,48 @@ def _source(bound: Bound) -> str:
 
 
 def _engine(loaded: LoadedConfig) -> dict[str, Any]:
-    """Which engine samples and why, and with LoRA what it does with the adapter."""
+    """Return the engine with the reason for its choice and, with LoRA, how it applies the adapter."""
     engines = loaded.components.engines(loaded.config.model.path)
     if loaded.components.optional("engine"):
-        name, why = engines[0].name, "[rollout] engine says so"
+        name, why = engines[0].name, "set in [rollout] engine"
     elif known := choose_engine_at(loaded.config.model.path):
         name, why = known[0], f'"{AUTO}": {known[1]}'
     else:
         name, why = AUTO, "torch if the embedded engine can serve the architecture, else transformers"
-    said = {one.component.traits.get("adapters", {}).get(one.params.get("lora")) for one in engines}
-    return {"name": name, "why": why, "lora": said.pop() if loaded.config.model.lora and len(said) == 1 else None}
+    adapters = {registry.engine.traits_of(one.component).adapters.get(one.params.get("lora")) for one in engines}
+    return {
+        "name": name,
+        "why": why,
+        "lora": adapters.pop() if loaded.config.model.lora and len(adapters) == 1 else None,
+    }
 
 
 def _is_exact(loaded: LoadedConfig, name: str) -> bool | None:
-    """Whether the sampler's log-probs are the trainer's own; None while the engine is not known."""
+    """Return True if sampler and trainer compute equal log-probs; None while the engine is not known."""
     if loaded.config.rollout.overlap:
         return False
     if name == AUTO:
         return None
-    return bool(registry.find("engine", name, loaded.config.plugins.search_paths).traits.get("exact", False))
+    return registry.engine.traits_of(registry.find("engine", name, loaded.config.plugins.search_paths)).exact
 
 
 def _pipeline(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None) -> dict[str, Any]:
-    idle = idle_rewards(loaded.components, loaded.objective, pipeline.graph)
+    unused = idle(loaded.components)
     corrections = " and ".join(one.name for one in loaded.components.objective(exact is True).corrections)
-    if corrections and exact is None and not loaded.objective.corrections:  # nobody named it: the engine decides
-        corrections += ", unless the engine's log-probs are the trainer's own"
+    if corrections and exact is None and not loaded.objective.corrections:  # implicit: it depends on the engine
+        corrections += ", unless the engine's log-probs equal the trainer's"
     return {
         "stages": [
             {stage.kind: stage.name, "reads": list(stage.reads), "writes": stage.writes} for stage in pipeline.graph
         ],
         "columns_from_the_policy": sorted(pipeline.policy_columns),
         "correction_in_the_update": corrections or None,
-        "rewards_that_train_nothing": [f"{loaded.config.rewards[index].name}: {why}" for index, why in idle.items()],
+        "reward_parts": [
+            {"reward": one.name, "weight": one.params["weight"]}
+            for one in loaded.components.all("reward")
+            if any("reward_parts" in stage.reads for stage in loaded.components.contributing)
+        ],
+        "rewards_that_train_nothing": [f"{loaded.config.rewards[index].name}: {why}" for index, why in unused.items()],
     }
 
 
@@ -176,15 +193,30 @@ def _loss(loaded: LoadedConfig) -> dict[str, Any]:
     return {"terms": terms, "switched_off": off, "reduction": reductions[0]} | sft
 
 
+def _learning_rate(loaded: LoadedConfig) -> str:
+    """Return the peak learning rate with its place in the file, or with the reason for its default."""
+    model, path = loaded.config.model, ("optimizer", "lr")
+    trained = "LoRA adapters" if model.lora else "all weights"
+    kind = "a random model" if model.path == RANDOM_MODEL else f"{trained} of a pretrained model"
+    written = loaded.places.get(path)
+    where = f"the default for {kind}" if written is None else " ".join(filter(None, (written.file, _line(written))))
+    return f"{loaded.config.optimizer.lr:g}, {where}"
+
+
+def _line(place: Place) -> str:
+    return f"line {place.line}" if place.line else ""
+
+
 def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     training, rollout = loaded.config.training, loaded.config.rollout
-    prompts, expert = loaded.division
+    prompts, own = loaded.division
     rows = prompts * training.group_size
     tokens = rows * training.max_tokens
     rounds = 1 + (rollout.max_resample if rollout.resamples else 0)
     return {
+        "greedy_completions_per_step": prompts if "greedy_rewards" in loaded.components.pipeline.reads else None,
         "completions_per_step": f"{prompts} prompts x {training.group_size} = {rows}",
-        "expert_rows_per_step": f"{expert} of {rows + expert}, from {loaded.config.expert.path}" if expert else None,
+        **_sources(loaded, rows + own),
         "response_tokens_per_step_at_most": tokens * rounds,
         "micro_batches_per_pass_about": max(training.minibatches, -(-tokens // training.micro_batch_tokens)),
         "optimizer_steps_per_step": training.epochs * training.minibatches,
@@ -194,37 +226,76 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
     }
 
 
-def _forwards(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, beside: Sequence[str]) -> dict[str, Any]:
-    """How often the model sees the whole batch in one step, apart from sampling it."""
+def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
+    """The rows that each source brings, of so many in a step."""
+    sources = loaded.components.sources
+    counts = division(loaded.config, [*map(ratio_of, sources.values())])[1]
+    written, files, others = 0, list[str](), list[dict[str, Any]]()
+    for (name, one), count in zip(sources.items(), counts, strict=True):
+        traits = registry.source.traits_of(one.component)
+        if "rollouts" in traits.brings:
+            place = {"source": name, "in the place of prompts": f"{count} of {rows} rows"}
+            others.append({**place, "brings": " and ".join(traits.brings), **one.params})
+        else:
+            written += count
+            files.append(str(one.params[traits.read[0]]) if traits.read else name)
+    shown = f"{written} of {rows}, from {', '.join(files)}" if files else None
+    return {"expert_rows_per_step": shown, "sources": others or None}
+
+
+def _forwards(
+    loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None, signal_models: Sequence[str]
+) -> dict[str, Any]:
+    """Return the numbers of forward passes over the whole batch in one step, without sampling."""
     training, objective = loaded.config.training, loaded.components.objective(exact is True)
     several = training.epochs * training.minibatches > 1
-    trained = {"other_models": beside.count("trained")} if "trained" in beside else {}
+    trained = {"other_models": signal_models.count("trained")} if "trained" in signal_models else {}
+    if teachers := [model for model in signal_models if model not in ("trained", "frozen")]:
+        trained["other_scores"] = len(teachers)
     return {
         "scoring": int(bool(pipeline.policy_columns) or (several and "old_logprobs" in objective.reads)),
-        "reference": beside.count("frozen"),
+        "reference": signal_models.count("frozen"),
         "forward_and_backward": training.epochs,
     } | trained
 
 
-def _model(loaded: LoadedConfig, beside: Sequence[str], ranks: int) -> dict[str, Any]:
-    """Parameters and memory, as far as they are known without loading the model."""
-    model = loaded.config.model
-    file = Path(model_location(model.path)) / "config.json"
-    if model.path == RANDOM_MODEL:
-        shape = TINY
-    elif file.is_file():
-        try:
-            shape = ModelShape.of(json.loads(file.read_text(encoding="utf-8")))
-        except ValueError as error:
-            return {"path": model.path, "memory": f"not known: {error}"}
-    else:
-        return {"path": model.path, "memory": "known once the model is here: give its directory as path"}
-    found = {"path": model.path, "parameters": shape.parameters}
-    return found | _memory(loaded, shape, beside, ranks)
+def run_memory(loaded: LoadedConfig, ranks: int = 1) -> float | None:
+    """Estimate the memory of one rank without prompts, in MB; None if the model is not on this machine."""
+    sizes = _model(loaded, (), ranks).get("memory_mb_without_prompts_about")
+    return sum(sizes.values()) if sizes else None
 
 
-def _memory(loaded: LoadedConfig, shape: ModelShape, beside: Sequence[str], ranks: int) -> dict[str, Any]:
-    """What a rank takes, and the largest model of this width that fits usual GPUs with these settings."""
+def _model(loaded: LoadedConfig, signal_models: Sequence[str], ranks: int) -> dict[str, Any]:
+    """Return parameters and memory, as far as they are known without loading the model."""
+    path = loaded.config.model.path
+    shape = TINY if path == RANDOM_MODEL else _shape(path)
+    if isinstance(shape, str):
+        return {"path": path, "memory": shape}
+    teachers = {one: _shape(one) for one in signal_models if one not in _OF_THE_POLICY}
+    unknown = {f"memory of {one}": found for one, found in teachers.items() if isinstance(found, str)}
+    teaching = sum(2 * found.parameters for found in teachers.values() if isinstance(found, ModelShape))
+    found = {"path": path, "parameters": shape.parameters} | unknown
+    return found | _memory(loaded, shape, (signal_models, teaching), ranks)
+
+
+def _shape(path: str) -> ModelShape | str:
+    """Return the shape of a model on this machine, or the reason why it is unknown."""
+    file = Path(model_location(path)) / "config.json"
+    if not file.is_file():
+        return "unknown until the model is downloaded: give its directory as path"
+    try:
+        return ModelShape.of(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError as error:
+        return f"unknown: {error}"
+
+
+def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str], int], ranks: int) -> dict[str, Any]:
+    """Estimate the memory of a rank, and the largest model of this width that fits common GPUs with these settings.
+
+    Args:
+        others: (models that signals hold, bytes of those models whose shape is not the policy's).
+    """
+    signal_models, teaching = others
     model, training = loaded.config.model, loaded.config.training
     rows = training.batch_size * training.group_size
     blocks = loaded.config.optimizer.name == "adamw8bit" or model.quantization
@@ -232,23 +303,31 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, beside: Sequence[str], rank
         micro_batch_tokens=min(training.micro_batch_tokens, rows * training.max_tokens),
         optimizer=loaded.config.optimizer.name,
         dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
+        rounding=model.rounding,
         gradient_checkpointing=model.gradient_checkpointing,
         lora=LoraSettings(r=model.lora.r) if model.lora else None,
         quantization=model.quantization,
         offload=loaded.config.distributed.offload,
     )
-    elsewhere = (engine := loaded.components.optional("engine")) and engine.component.traits.get("elsewhere", False)
+    engine = loaded.components.optional("engine")
+    remote = engine is not None and registry.engine.traits_of(engine.component).remote
 
     def taken(shape: ModelShape, gpu: float) -> dict[str, int]:
-        """Bytes by purpose on GPUs of so many GB, by the rule of `shard = "auto"`."""
+        """Return bytes by purpose on GPUs of `gpu` GB, sharded by the rule of `shard = "auto"`."""
         shard = loaded.config.distributed.shard
         if shard == "auto":
             whole = blocks or (model.lora and 2 * frozen_base(shape, settings) <= gpu * 1e9)
             shard = "none" if whole else "full"
         sizes = estimate_memory(
-            shape, replace(settings, shard=shard), rows=rows, tokens=training.max_tokens, beside=beside, ranks=ranks
+            shape,
+            replace(settings, shard=shard),
+            rows=rows,
+            tokens=training.max_tokens,
+            signal_models=signal_models,
+            ranks=ranks,
         )
-        return {name: size for name, size in sizes.items() if not (elsewhere and name in OF_THE_SAMPLER)}
+        sizes |= {"other_shapes": teaching // (ranks if shard == "full" else 1)} if teaching else {}
+        return {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
 
     def on_gpu(shape: ModelShape, gpu: float) -> int:
         return sum(size for name, size in taken(shape, gpu).items() if name != "offloaded")
@@ -261,7 +340,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, beside: Sequence[str], rank
         found |= {"ranks": ranks, "memory_is_of": "each rank"}
         if megabytes(inf) != megabytes(0):
             least = (
-                f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold all of LoRA's base, MB about"
+                f"of at least {2 * frozen_base(shape, settings) / 1e9:.2g} GB, which hold the whole LoRA base, MB about"
             )
             found[f"memory on GPUs {least}"] = megabytes(inf)
     fits = {gpu: layers_that_fit(shape, gpu, lambda shape, gpu=gpu: on_gpu(shape, gpu)) for gpu in _GPUS}

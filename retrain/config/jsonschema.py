@@ -1,22 +1,26 @@
-"""The JSON Schema of a configuration file: completion and checks in an editor."""
+"""JSON Schema of a configuration file, for completion and checks in an editor."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from retrain import registry
-from retrain.algorithms.transforms import CHAINS
-from retrain.config.document import aliases, show
+from retrain.algorithms.transforms.token_stages import CHAINS
+from retrain.config.document import EXTENDS, show
 from retrain.config.presets import preset_names
 from retrain.config.resolve import AUTO, MIXED
 from retrain.config.schema import Config
+from retrain.registry.built_in import ALIASES
 
 _DOTTED = "[.:]"
-"""What a dotted path has and no registered name."""
+"""Pattern of dotted paths: a registered name has neither a dot nor a colon."""
 
 
 def json_schema() -> dict[str, Any]:
-    """Sections, and the table of every registered component. A dotted path is valid wherever a name is."""
+    """Return the schema of all sections and of the tables of registered components.
+
+    A dotted path is valid wherever a registered name is.
+    """
     schema = Config.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
     for kind in registry.KINDS.values():
@@ -29,20 +33,26 @@ def json_schema() -> dict[str, Any]:
                 keys = _table(schema, table)["properties"]
                 keys[named] = _choice(keys[named], names)
     for name, readers in registry.table_names().items():
+        if name in Config.model_fields:  # the section says what its keys are
+            continue
         table = registry.table_schema(readers).model_json_schema()
         definitions |= table.pop("$defs", {})
         schema["properties"][name] = table | {"description": _used_by(readers)}
-    for alias, key in aliases().items():
+    for alias, key in ALIASES.items():
         first: dict[str, Any] = _table(schema, str(key[0]))["properties"][str(key[1])]
-        said = {"description": f"The same as {show(key)}."}
-        _table(schema, str(alias[0])).get("properties", {})[alias[1]] = first | said
+        description = {"description": f"Alias of {show(key)}."}
+        _table(schema, str(alias[0])).get("properties", {})[alias[1]] = first | description
     dialect = "https://json-schema.org/draft/2020-12/schema"
+    schema["properties"][EXTENDS] = {
+        "type": "string",
+        "description": "Another file; the keys of this file override its keys.",
+    }
     own = {"patternProperties": {_DOTTED: {"type": "object"}}}
     return {"$schema": dialect, **schema, **own, "title": "retrain configuration"}
 
 
 def _choice(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The schema of a key that names a component: every text in it is one of `names` or a dotted path."""
+    """Return the schema of a key that names a component: each string is one of `names` or a dotted path."""
     if schema.get("type") == "string":
         kept = {key: value for key, value in schema.items() if key not in ("type", "minLength")}
         return kept | {"anyOf": [{"enum": names}, {"type": "string", "pattern": _DOTTED}]}
@@ -56,7 +66,7 @@ def _used_by(readers: list[registry.Component]) -> str:
 
 
 def _table(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """The schema of a table, or of the entries of a list of tables; {} if there is none."""
+    """Return the schema of a table, or of the entries of a list of tables; {} if the table does not exist."""
     found: dict[str, Any] = schema["properties"].get(name, {})
     found = found.get("items", found)
     return schema["$defs"][found["$ref"].rsplit("/", 1)[1]] if "$ref" in found else found

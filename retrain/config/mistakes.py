@@ -1,4 +1,4 @@
-"""From pydantic's errors to sentences: what is wrong, and what to type instead."""
+"""Translate pydantic's validation errors into problems with fixes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from retrain.config.document import Document, aliases
+from retrain.config.document import Document
 from retrain.config.positions import Path
 from retrain.errors import did_you_mean
+from retrain.registry.built_in import ALIASES
 
 Catalog = dict[tuple[str, ...], list[str]]
-"""Keys of every table by its dotted name; `()` holds the tables themselves."""
+"""Path of a table -> its keys; `()` -> the names of the tables."""
 
 _TYPES = {
     "int_type": "an integer",
@@ -37,12 +38,16 @@ _LENGTHS = {"too_short": "give at least {min_length}", "too_long": "give at most
 
 
 def catalog(tables: Mapping[str, Any]) -> Catalog:
-    """What may be written where, for "did you mean"."""
+    """List the valid keys of every table, for "did you mean".
+
+    Args:
+        tables: name of a table -> its pydantic model or annotation.
+    """
     found: Catalog = {(): list(tables)}
     for name, model in tables.items():
         for path, inner in _models((name,), model):
             found[path] = list(inner.model_fields)
-    for alias in aliases():
+    for alias in ALIASES:
         found.setdefault((str(alias[0]),), []).append(str(alias[1]))
     return found
 
@@ -50,16 +55,19 @@ def catalog(tables: Mapping[str, Any]) -> Catalog:
 def collect(
     document: Document, error: ValidationError, known: Catalog, locate: Callable[[Path], Path] = lambda path: path
 ) -> list[Path]:
-    """Record every mistake of a failed validation in `document`; returns the paths of the culprits.
+    """Record all errors of a failed validation in `document`, and return the paths of the invalid values.
 
     Args:
-        locate: from pydantic's location in the validated value to the path in the document.
+        document: the configuration.
+        error: error of pydantic.
+        known: valid keys, for "did you mean".
+        locate: maps pydantic's location in the validated value to the path in the document.
     """
     found: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         path = locate(detail["loc"])
         found.setdefault(path if detail["type"] == "missing" else _existing(document.data, path), []).append(detail)
-    # A union reports each alternative; the one that fails further inside is what the user meant.
+    # pydantic reports every alternative of a union; the user meant the one that fails at the innermost value.
     outer = {path[:depth] for path in found for depth in range(len(path))}
     for path in (path for path in found if path not in outer):
         document.refuse(path, *(("", "") if document.full else _describe(path, found[path], known)))
@@ -67,7 +75,7 @@ def collect(
 
 
 def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
-    """Every pydantic model inside an annotation, with the keys that lead to it."""
+    """Yield every pydantic model inside an annotation, with its path."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield path, annotation
         for name, info in annotation.model_fields.items():
@@ -78,7 +86,7 @@ def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str,
 
 
 def _existing(data: Any, location: Path) -> Path:
-    """The part of pydantic's location that is in the data: names of union members are not."""
+    """Return the part of pydantic's location that exists in the data, without names of union members."""
     path: Path = ()
     part: Any
     for part in location:
@@ -99,11 +107,11 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[
         return f"{_toml(value)} is too {kind[4:]}", _LENGTHS[kind].format(**context)
     if kind == "literal_error":
         names = [name.strip("'") for name in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        fix = f"{did_you_mean(str(value), names)} it is one of {', '.join(map(_toml, names))}".lstrip()
-        return f"{_toml(value)} is none of its values", fix
+        fix = f"{did_you_mean(str(value), names)} use one of {', '.join(map(_toml, names))}".lstrip()
+        return f"{_toml(value)} is not a valid value", fix
     if kind in _BOUNDS:
         bound = f"{_BOUNDS[kind]} {next(iter(context.values()))}"
-        return f"{_toml(value)} is out of range", f"it must be {bound}"
+        return f"{_toml(value)} is out of range", f"use a value {bound}"
     wanted = " or ".join(dict.fromkeys(_TYPES[item["type"]] for item in details if item["type"] in _TYPES))
     if wanted:
         return f"must be {wanted}, not {_toml(value)}", _retype(path, wanted, value)
@@ -112,17 +120,17 @@ def _describe(path: Path, details: list[ErrorDetails], known: Catalog) -> tuple[
 
 
 def close(table: str, known: Catalog) -> bool:
-    """Whether a table's name looks like a slip in a known one, or is a key of a known one."""
+    """Return True if a table's name resembles that of a known table, or is a key of one."""
     return bool(did_you_mean(table, known[()])) or any(table in keys for keys in known.values())
 
 
 def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
-    """What is wrong with a key that nothing reads: another trainer's word, a slip, the wrong table, or neither."""
+    """Return problem and fix of an unknown key: an alias of another trainer, a typo, the wrong table, or neither."""
     from retrain.config.sections.synonyms import translated
 
     key, is_table = str(path[-1]), isinstance(value, dict)
-    if not is_table and (here := translated(key, value)):
-        return "is another trainer's word", here
+    if here := translated(key, value):
+        return "is a key of another trainer", here
     table = tuple(part for part in path[:-1] if isinstance(part, str))
     siblings = known.get(table, [])
     if near := did_you_mean(key, siblings, cutoff=0.75):
@@ -132,19 +140,17 @@ def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
         return "unknown key here", f"{key} belongs {f'in {places}' if homes[0] else 'at the top level'}"
     fix = f"keys of [{'.'.join(table)}]: {', '.join(siblings) or 'none'}"
     if not table:
-        fix = (
-            f"tables: {', '.join(sorted(siblings))}" if is_table else "every key stands in a table, such as [training]"
-        )
+        fix = f"tables: {', '.join(sorted(siblings))}" if is_table else "put every key into a table, such as [training]"
     what = "unknown table" if is_table and not table else "unknown key"
     return what, did_you_mean(key, siblings, fix)
 
 
 def _retype(path: Path, wanted: str, value: Any) -> str:
-    """What to type instead, worked out from the value where it can be."""
+    """Return the fix for a value of the wrong type, with the corrected value if it can be derived."""
     key = path[-1] if isinstance(path[-1], str) else "the item"
     if "table" in wanted:
         names = ".".join(str(part) for part in path)
-        return f"write [{names}] on a line of its own, and its keys below"
+        return f"write [{names}] on a separate line, and its keys below"
     if wanted == "true or false":
         return f"write {key} = true or {key} = false"
     if "string" in wanted:
@@ -160,7 +166,7 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """The value as TOML would write it, shortened."""
+    """Format a value as in TOML, shortened to 60 characters."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):  # dates, integers of thousands of digits, deep nesting

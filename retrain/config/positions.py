@@ -1,6 +1,6 @@
-"""Where every key of a TOML text stands, so that a mistake can be shown at its line and column.
+"""Line and column of every key of a TOML text, for error messages.
 
-tomli parses; this scanner only walks text that tomli has accepted, and remembers where keys began.
+tomli parses the text. The scanner only walks text that tomli has accepted, and records where keys begin.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _STRINGS = tuple(
 
 
 def positions(text: str) -> dict[Path, tuple[int, int]]:
-    """(line, column), both from 1, of every key, table header and list item in valid TOML.
+    """Return the (line, column), both from 1, of every key, table header and list item in valid TOML.
 
-    A list of tables is numbered in the order of its headers: `("rewards", 0, "weight")`.
+    Entries of a list of tables are numbered in the order of their headers: `("rewards", 0, "weight")`.
     """
     return _Scanner(text.replace("\r\n", "\n")).document()
 
@@ -59,7 +59,7 @@ class _Scanner:
 
     def take(self, pattern: re.Pattern[str]) -> str:
         match = pattern.match(self.text, self.at)
-        assert match is not None, f"tomli accepted what the scanner does not at offset {self.at}"
+        assert match is not None, f"the scanner rejects TOML that tomli accepted, at offset {self.at}"
         self.at = match.end()
         return match.group()
 
@@ -87,7 +87,7 @@ class _Scanner:
         return (*path, self.entries[path]) if path in self.entries else path
 
     def dotted_key(self) -> list[tuple[str, int]]:
-        """Names of a dotted key with their offsets; stops behind the last one's blanks."""
+        """Return the names of a dotted key with their offsets; also consumes the whitespace after it."""
         names: list[tuple[str, int]] = []
         while True:
             self.skip_blank()

@@ -1,115 +1,168 @@
-"""`[algorithm] algorithm_mode = "dapo"`: a shipped TOML fragment laid under the keys of the configuration."""
+"""Presets, such as `[algorithm] algorithm_mode = "dapo"`: TOML files whose keys are defaults of a configuration."""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
-import tomli
-
 from retrain import registry
-from retrain.config.document import Document, Place, fork, lay, show
-from retrain.config.positions import Path, positions
+from retrain.config.document import Document, flat, fork, lay, read, show
+from retrain.config.positions import Path
 from retrain.config.sections.heldout import EvalSet
+from retrain.errors import ConfigProblem
 
+_MODE: Path = ("algorithm", "algorithm_mode")
 FOLDER = FilePath(__file__).parents[1] / "presets"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What a preset set in one configuration.
+    """A preset as applied to one configuration.
 
     Attributes:
-        name, file: of the preset.
-        keys: every key of the preset -> its value there.
-        overridden: the keys that the configuration sets itself -> where.
+        name, file: name and path of the preset.
+        keys: every key of the preset -> its value in the preset.
+        overridden: keys that the configuration sets itself -> `FILE:LINE`.
+        replaced: warnings about keys that a file sets to another value.
     """
 
     name: str
     file: str
     keys: Mapping[str, Any]
     overridden: Mapping[str, str]
+    replaced: tuple[ConfigProblem, ...]
 
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """Every shipped preset."""
+    """Return the names of the built-in presets."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.toml")))
 
 
 def preset_summary(name: str) -> str:
-    """What the first line of a preset's file says of it."""
+    """Return the summary of a preset: the first line of its file."""
     return (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
 def lay_under(document: Document) -> Preset | None:
-    """Add what the preset that `document` names sets and the document does not; None if it names none.
+    """Add the keys of the preset that `document` names and does not set itself; return None without a preset.
 
-    Tables are merged key by key; a list, such as `[[loss]]`, is the document's or the preset's as a whole.
+    Tables are merged key by key. A list, such as `[[loss]]`, is taken as a whole from the document, else from the
+    preset. A preset file of the user is expanded, so that the document no longer refers to it.
     """
     algorithm = document.data.get("algorithm")
     name = algorithm.get("algorithm_mode") if isinstance(algorithm, dict) else None
-    if name not in preset_names():
+    own = isinstance(name, str) and name.endswith(".toml")
+    if not own and name not in preset_names():
         return None
-    file = FOLDER / f"{name}.toml"
-    text = file.read_text(encoding="utf-8")
-    written = {path: Place(str(file), *place, path) for path, place in positions(text).items()}
+    file = _own_file(document, str(name)) if own else FOLDER / f"{name}.toml"
+    if own:
+        del document.data["algorithm"]["algorithm_mode"]
+    if file is None:
+        return None
+    source = read(file)
+    document.problems += source.problems
+    preset = _laid(document, source, str(name))
+    if own:
+        document.text = flat(document.file, document.data)
+    return preset
+
+
+def _laid(document: Document, source: Document, name: str) -> Preset:
+    """Add the keys of a preset that the document does not set."""
     keys: dict[str, Any] = {}
     overridden: dict[str, str] = {}
-    for path, value in leaves(tomli.loads(text)):
+    replaced: list[ConfigProblem] = []
+    for path, value in _each_entry(leaves(source.data), document.data):
+        if path == _MODE:
+            document.problems.append(source.at(path, "a preset must not name a preset", "use extends in this file"))
+            continue
         keys[show(path)] = value
         if around := _set_already(document.data, path):
-            place = document.at(around, "", "")
+            place = document.at(around, *_replaces(name, path, value))
             overridden[show(path)] = f"{place.file}:{place.line}" if place.line else place.file
+            if place.line and (around != path or _value_at(document.data, path) != value):
+                replaced.append(place)
         else:
             _put(document.data, path, value)
-            below = {at: place for at, place in written.items() if at[: len(path)] == path or at == path[: len(at)]}
+            below = {at: one for at, one in source.places.items() if at[: len(path)] == path or at == path[: len(at)]}
             document.places = below | document.places
-    return Preset(str(name), str(file), keys, overridden)
+    return Preset(name, source.file, keys, overridden, tuple(replaced))
+
+
+def _each_entry(found: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """Yield the keys of a preset; a key of a table that `data` has several of, such as `[[expert]]`, once for each."""
+    for path, value in found:
+        table, *rest = path
+        several = data.get(str(table)) if rest else None
+        if isinstance(several, list) and all(isinstance(entry, dict) for entry in several):
+            yield from (((table, index, *rest), value) for index in range(len(several)))
+        else:
+            yield path, value
+
+
+def _own_file(document: Document, name: str) -> FilePath | None:
+    """Return the path of the user's preset, relative to the file that names it; None after recording an error."""
+    place = document.places.get(_MODE)
+    file = (FilePath(place.file).parent if place and place.line else FilePath()) / FilePath(name).expanduser()
+    if file.is_file():
+        return file
+    document.refuse(_MODE, f'there is no file "{file}"', "give the path of a TOML file, relative to this one")
+    return None
+
+
+def _replaces(preset: str, path: Path, value: Any) -> tuple[str, str]:
+    """Return problem and fix for a key that overrides the preset."""
+    entries = value if isinstance(value, list) else []
+    names = [str(entry["name"]) for entry in entries if isinstance(entry, dict) and "name" in entry]
+    if names:
+        return f'replaces {", ".join(names)} of preset "{preset}"', "list these as well, or remove your own"
+    return f'replaces {json.dumps(value, default=str)} of preset "{preset}"', "remove it to have the preset's"
 
 
 def lay_task(document: Document) -> None:
-    """Add what the task of this package that `document` names has in its trait `settings` and the document does not."""
+    """Add the settings that a registered task recommends (trait `settings`) and the document does not set."""
     section = document.data.get("task")
     name = section.get("name") if isinstance(section, dict) else None
     if not isinstance(name, str) or not registry.is_registered("task", name):
         return
-    for path, value in leaves(registry.find("task", name).traits.get("settings", {})):
+    for path, value in leaves(registry.task.traits_of(registry.find("task", name)).settings):
         if not _set_already(document.data, path):
             _put(document.data, path, copy.deepcopy(value))
 
 
 _MOVED: dict[str, Path] = {"task": ("task", "name"), "task_params": ("task", "params"), "rewards": ("rewards",)}
-"""Keys of an evaluation set, and where the configuration of a run has them; the others are keys of [eval]."""
+"""Key of an evaluation set -> its path in the configuration of a run; any other key belongs to [eval]."""
 
 
 _WHOLE = {"heldout_fraction": 1.0, "heldout_path": None, "heldout_split": None}
-"""Parameters with which a task holds out every row."""
+"""Parameters for which a task holds out every row."""
 
 
 def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
-    """The run's configuration with what entry `index` of `[[eval.sets]]` says instead."""
+    """Return the run's configuration with the changes of entry `index` of `[[eval.sets]]`."""
     found, at = fork(document), ("eval", "sets", index)
     del found.data["eval"]["sets"]
-    for table, key in (("checkpoint", "best"), ("training", "stop_when")):  # which may name another set
+    for table, key in (("checkpoint", "best"), ("training", "stop_when")):  # their metric may be one of another set
         found.data.get(table, {}).pop(key, None)
     if entry.task is not None:
         found.data.pop("tasks", None)
         found.data["task"] = {}
-        if registry.is_registered("task", entry.task):  # of a file that is named for evaluation every row is held out
+        if registry.is_registered("task", entry.task):  # every row of an evaluation file is held out
             found.data["task"]["params"] = registry.find("task", entry.task).takes(_WHOLE)
-    said = entry.model_dump(mode="json", exclude_defaults=True) | {"problems": entry.problems}
-    for key in [key for key in said if key != "name"]:
-        lay(found, _MOVED.get(key, ("eval", key)), said[key], document, (*at, key))
+    changes = entry.model_dump(mode="json", exclude_defaults=True) | {"problems": entry.problems}
+    for key in [key for key in changes if key != "name"]:
+        lay(found, _MOVED.get(key, ("eval", key)), changes[key], document, (*at, key))
     return found
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value in `value` at `path` that is no table, with the keys that lead to it."""
+    """Yield every value in `value` that is not a table, with its path, which begins with `path`."""
     if not isinstance(value, Mapping):
         yield path, value
         return
@@ -118,17 +171,23 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _set_already(data: Any, path: Path) -> Path:
-    """The part of `path` at which the document has a value of its own, or ()."""
+    """Return the part of `path` at which the document sets a value, or ()."""
     for depth, part in enumerate(path, 1):
-        if part not in data:
+        if isinstance(part, str) and part not in data:
             return ()
         data = data[part]
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) and not (depth < len(path) and isinstance(path[depth], int)):
             return path[:depth]
     return path
 
 
-def _put(data: dict[str, Any], path: Path, value: Any) -> None:
+def _value_at(data: Any, path: Path) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def _put(data: Any, path: Path, value: Any) -> None:
     for part in path[:-1]:
-        data = data.setdefault(str(part), {})
+        data = data[part] if isinstance(part, int) else data.setdefault(part, {})
     data[str(path[-1])] = value

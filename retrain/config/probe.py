@@ -1,10 +1,9 @@
-"""Try every component once on a small synthetic batch, before any model is loaded."""
+"""Call every component once on a small synthetic batch, before a model is loaded."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import islice
 from random import Random
 from string import ascii_lowercase, digits
@@ -13,11 +12,11 @@ from typing import Any
 import torch
 
 from retrain.algorithms.graph.pipeline import Pipeline
-from retrain.config.credit_checks import check_data
+from retrain.config.data_checks import check_data
 from retrain.config.environment_checks import launch
 from retrain.config.resolve import LoadedConfig, labels
-from retrain.environments.spoken import spoken
-from retrain.environments.world_pool import WorldPool
+from retrain.environments.env_pool import EnvPool
+from retrain.environments.text_episode import text_episode
 from retrain.errors import ComponentError, RetrainError
 from retrain.functional.seeds import derive_seed
 from retrain.rewards.pool import RewardPool
@@ -26,33 +25,37 @@ from retrain.types import POLICY_COLUMNS, Batch, Problem
 
 _GROUPS, _PROMPT = 4, 3
 _EPISODES, _LETTERS = 64, ascii_lowercase + digits + " =+-"
-"""Problems that are looked through for one of each environment, and what random replies are made of."""
+"""Number of problems searched for one of each environment; alphabet of random replies."""
 _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths")
 
 
 def probe(loaded: LoadedConfig) -> dict[str, str]:
-    """What each part said to a synthetic input: "ok ..." or "failed: ..."."""
+    """Call task, rewards, data checks, credit and loss on synthetic inputs.
+
+    Returns:
+        Name of the part -> "ok ..." or "failed: ...".
+    """
     problem = attempt(lambda: loaded.task(loaded.config.training.seed).problem(0))
     if isinstance(problem, str):
-        results = {"task": problem, "rewards": "not tried: there is no problem to answer"}
+        results = {"task": problem, "rewards": "skipped: the task gave no problem"}
     else:
         results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}"}
         results["rewards"] = _said(attempt(lambda: _rewards(loaded, problem)))
-        results["data"] = _said(attempt(lambda: check_data(loaded)) or "what training asks of it before its first step")
+        results["data"] = _said(attempt(lambda: check_data(loaded)) or "passed the checks before training")
     results["credit and loss"] = _said(attempt(lambda: _credit_and_loss(loaded)))
     return results
 
 
 def episodes(loaded: LoadedConfig) -> list[dict[str, Any]]:
-    """One training episode of each environment, without a model: what is said in turn, and how it ends.
+    """Play one training episode of each environment without a model; return observations, actions and the end.
 
-    The replies are those that the task shows for the warm start, else random text.
+    The actions are the task's demonstrations for the warm start, if it has any, else random text.
     """
     missing, found = set(labels(loaded.config)), list[dict[str, Any]]()
     if not missing:
         return []
     task = loaded.task(loaded.config.training.seed)
-    with closing(WorldPool(launch(loaded.config, loaded.components))) as pool:
+    with EnvPool(launch(loaded.config, loaded.components)) as pool:
         for problem in map(task.problem, range(_EPISODES)):
             if problem.environment in missing:
                 missing.remove(problem.environment)
@@ -60,26 +63,26 @@ def episodes(loaded: LoadedConfig) -> list[dict[str, Any]]:
     return found
 
 
-def _episode(loaded: LoadedConfig, pool: WorldPool, problem: Problem) -> list[dict[str, Any]]:
+def _episode(loaded: LoadedConfig, pool: EnvPool, problem: Problem) -> list[dict[str, Any]]:
     seed, turns = derive_seed(loaded.config.training.seed, "probe", problem.id), loaded.config.environment.max_turns
     label = {"of": problem.environment} if problem.environment else {}
     rows: list[dict[str, Any]] = [{**label, "prompt": plain_text(problem.prompt)}]
     draw = Random(seed)
     made = ("".join(draw.choices(_LETTERS, k=draw.randint(1, 12))) for _ in range(turns))
-    who = "shown reply" if problem.replies else "random reply"
+    who = "demonstrated reply" if problem.replies else "random reply"
 
     def replies() -> Iterator[str]:
         for reply in islice(problem.replies or made, turns):
             rows.append({who: reply})
             yield reply
 
-    for kind, text in spoken(pool, problem.facts, seed, replies(), loaded.config.training.max_tokens):
+    for kind, text in text_episode(pool, problem.facts, seed, replies(), loaded.config.training.max_tokens):
         rows.append({kind: text})
-    return rows if {"ended", "failed"} & set(rows[-1]) else [*rows, {"ended": f"by nobody within {turns} turns"}]
+    return rows if {"ended", "failed"} & set(rows[-1]) else [*rows, {"ended": f"not within {turns} turns"}]
 
 
 def synthetic_batch(group_size: int, max_tokens: int) -> Batch:
-    """Groups of random completions, half of them right, of different lengths, with the policy's columns."""
+    """Return 4 groups of random completions of different lengths, half of them correct, with the policy's columns."""
     draw = torch.Generator().manual_seed(0)
     rows, width = _GROUPS * group_size, _PROMPT + min(max_tokens, 12)
     lengths = torch.randint(1, width - _PROMPT + 1, (rows,), generator=draw)
@@ -123,20 +126,21 @@ def _credit_and_loss(loaded: LoadedConfig) -> str:
     kept = float(pipeline.informative(batch)[0].float().mean())
     logprobs = batch.sampler_logprobs.clone().requires_grad_()
     columns = {name: batch.column(name) for name in objective.reads} | {"logprobs": logprobs}
-    loss, _ = objective(columns, objective.weights(batch))
+    step = objective.step(batch)
+    loss, _ = step.of(columns, step.weights)
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return f"loss {loss.item():.4g}, gradient norm {gradient.norm().item():.4g}, {kept:.0%} of rows informative"
 
 
 def _stand_in(name: str, batch: Batch) -> Any:
-    """A column of a signal that needs the model: a mask if its name says so, else log-probs."""
+    """Return a substitute for a signal that needs the model: a mask if its name ends with _mask, else log-probs."""
     if name.endswith("_mask"):
         return batch.response_mask & (torch.arange(batch.response_mask.shape[1]) % 3 == 0)
     return batch.sampler_logprobs
 
 
 def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
-    """What the rewards say of the problem's worked solution, or else of its bare answer."""
+    """Score the problem's worked solution, or else its bare answer, and return the rewards as text."""
     completion = problem.solution or problem.answer or "1"
     item = {
         "completion": completion,
@@ -150,22 +154,22 @@ def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
     }
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "workers": 1, "max_failed": 1.0}
     with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:
-        # Twice: a reward that takes a batch must answer for each of several completions.
+        # Two completions, because a reward that takes a batch must return a score for each.
         score = min(pool.score([item, item]), key=lambda one: one.status == "ok")
     parts = ", ".join(f"{name} = {value}" for name, value in score.parts.items())
     if score.status != "ok":
         shown = reprlib.repr(completion)
-        raise ComponentError(f"{score.status}: {score.detail}", f"see what it makes of the completion {shown}")
+        raise ComponentError(f"{score.status}: {score.detail}", f"check its result for the completion {shown}")
     return parts
 
 
 def attempt(action: Callable[[], Any]) -> Any:
-    """What it returns, or why it failed."""
+    """Return the result of `action`, or "failed: ..." with the reason."""
     try:
         return action()
     except RetrainError as error:
         return f"failed: {error}"
-    except Exception as error:  # user code may raise anything, and that is what is to be shown
+    except Exception as error:  # user code may raise any exception; it is shown to the user
         return f"failed: {type(error).__name__}: {error}"
 
 

@@ -1,9 +1,10 @@
-"""From names in a configuration to bound components, and the loaded configuration that holds both."""
+"""Resolve the component names of a configuration to bound components; `LoadedConfig` holds both."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 from pathlib import Path as FilePath
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from retrain import registry
-from retrain.algorithms.graph.column_graph import Stage, plan
+from retrain.algorithms.graph.column_graph import Stage, contributing, plan
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.algorithms.graph.plain_functions import hyper_of
-from retrain.algorithms.transforms import transform_chain
+from retrain.algorithms.transforms.token_stages import USUAL_CORRECTION, transform_chain
 from retrain.config.document import Place
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, preset_names
@@ -25,38 +26,43 @@ from retrain.errors import ConfigProblem
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
 from retrain.registry import Bound
-from retrain.rewards.pool import Entry
+from retrain.rewards.pool import Entry, unique_names
 from retrain.types import BASE_COLUMNS
 
 AUTO = "auto"
-"""`[rollout] engine` when the model decides."""
+"""Value of `[rollout] engine` for which the model decides."""
 
 
 MIXED = {
     "environments": {"environment": ("name", "params"), "task": ("task", "task_params")},
     "tasks": {"task": ("name", "params")},
 }
-"""Lists of what a run mixes: keys of an entry that name a component, and those with its parameters, by kind."""
+"""Section with entries to mix -> kind -> (key that names the component, key with its parameters)."""
 
 
 def labels(config: Config) -> tuple[str, ...]:
-    """Of the environments of a run; a single one has the label ""."""
+    """Return the labels of a run's environments; a single environment has the label ""."""
     return mixed_labels(config) if config.environments else ("",) if config.environment.name else ()
 
 
 def mixed_labels(config: Config) -> tuple[str, ...]:
-    """Of the entries of `[[environments]]` or `[[tasks]]`."""
+    """Return the labels of the entries of `[[environments]]` or `[[tasks]]`."""
     return tuple(entry.label or entry.name for entry in config.environments or config.tasks)
 
 
-def is_elsewhere(config: Config, environment: str | None) -> bool:
-    """Whether only the interpreter of `[environment] python` can import the environment of this name."""
+def needs_own_interpreter(config: Config, environment: str | None) -> bool:
+    """Return True if only the interpreter of `[environment] python` can import the environment of this name."""
     return config.environment.python is not None and registry.is_dotted(str(environment))
 
 
 def is_correction(stage: Bound) -> bool:
-    """It weighs advantages by how far the sampler is from the trainer: a transform with the trait `correction`."""
-    return bool(stage.component.traits.get("correction"))
+    """Return True for a transform that corrects for the mismatch of sampler and trainer (trait `correction`)."""
+    return registry.transform.traits_of(stage.component).correction
+
+
+def _is_weight(stage: Bound) -> bool:
+    """Return True for a correction that multiplies by importance weights; a run has at most one."""
+    return is_correction(stage) and not registry.transform.traits_of(stage.component).drops_only
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,12 @@ class Slot:
     """A place in the configuration that names a component.
 
     Attributes:
-        kind: what it must be.
-        name: what the configuration says.
-        path: the key that says so.
-        params, params_path: the table next to it with parameters; `inline` if it serves registered names too.
-        weight: of the entry, where entries have one and this entry sets it.
+        kind: kind of the component.
+        name: registered name or dotted path.
+        path: path of the key that names the component.
+        params_path, params: path and content of the table with parameters next to the name.
+        inline: True if that table also serves registered names; otherwise only dotted paths.
+        weight: weight of the entry; None if it sets none.
     """
 
     kind: str
@@ -82,57 +89,103 @@ class Slot:
 
 @dataclass
 class Resolved:
-    """Components of a run with their parameters, by kind and in the order of the configuration."""
+    """Components of a run with their parameters.
+
+    Attributes:
+        tables: tables of components, as written.
+        slots: every place that names a component -> that component, in the order of the configuration.
+        observe: columns of `[logging] observe`.
+        written: keys set in a file or on the command line.
+    """
 
     tables: Mapping[str, Any]
+    slots: Mapping[Slot, Bound] = field(default_factory=dict[Slot, Bound])
     observe: tuple[str, ...] = ()
-    bound: dict[str, list[Bound]] = field(default_factory=dict[str, list[Bound]])
+    written: Collection[Path] = ()
+
+    @cached_property
+    def bound(self) -> Mapping[str, Sequence[Bound]]:
+        """Components by kind."""
+        found: dict[str, list[Bound]] = {}
+        for slot, one in self.slots.items():
+            found.setdefault(slot.kind, []).append(one)
+        return found
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """Credit stages with the signals that they and the objective read.
+
+        Raises:
+            ComponentError: nothing computes a column that is read.
+        """
+        return Pipeline.resolve(self.stages(self.objective(exact=False).signals), self.signal)
+
+    @property
+    def contributing(self) -> list[Stage]:
+        """Stages that the loss depends on, in order."""
+        return contributing(self.pipeline.graph, {"advantages", *self.objective(exact=False).reads})
 
     def all(self, kind: str) -> tuple[Bound, ...]:
-        """Components of a kind that a list names: transform, loss, reward, tracker."""
+        """Return the components of a kind that takes a list: transform, loss, reward, tracker."""
         return tuple(self.bound.get(kind, ()))
 
     def every(self) -> Iterator[Bound]:
-        """Every component that the configuration names."""
+        """Yield every component that the configuration names."""
         return (bound for several in self.bound.values() for bound in several)
 
     def one(self, kind: str) -> Bound:
-        """The component of a kind that one key names: advantage, uncertainty, filter, reduction, task."""
+        """Return the component of a kind that takes one name: advantage, uncertainty, filter, reduction, task."""
         return self.bound[kind][0]
 
     def optional(self, kind: str) -> Bound | None:
-        """As `one`; None where the configuration leaves it open: algorithm, and engine = "auto"."""
+        """Return the component of a kind that may be unset (algorithm, or engine = "auto"), or None."""
         return next(iter(self.all(kind)), None)
 
+    @cached_property
+    def in_use(self) -> Mapping[Slot, Bound]:
+        """`slots` without the sources of expert rows alone where no loss term trains on expert rows."""
+        if "expert" in self.objective(exact=False).sources:
+            return self.slots
+        return {slot: one for slot, one in self.slots.items() if slot.kind != "source" or brings(one, "rollouts")}
+
+    @cached_property
+    def sources(self) -> Mapping[str, Bound]:
+        """Sources in use, by unique name."""
+        used = [one for slot, one in self.in_use.items() if slot.kind == "source"]
+        return dict(zip(unique_names([one.name for one in used]), used, strict=True))
+
     def objective(self, exact: bool) -> Objective:
-        """What an update minimizes.
+        """Return the objective that an update minimizes.
 
         Args:
-            exact: the engine's log-probs are the trainer's own; where they are not, the difference is
-                corrected by truncated importance weights, unless the chain does so already.
+            exact: True if the engine's log-probs equal the trainer's. Otherwise, or if a source brings rollouts of
+                other weights, truncated importance weights are added, unless the chain has importance weights or a
+                loss term compares with the sampler's log-probs. Corrections that only drop tokens are kept in addition.
         """
+        exact = exact and not any(brings(one, "rollouts") for one in self.all("source"))
         chain = self._chain
         corrections = chain[len(self._credit_chain()) :]
-        if not exact and not any(map(is_correction, chain)):
-            usual = (one.name for one in registry.components("transform", trait="default"))
-            corrections = tuple(filter(None, (self.named("transform", name) for name in usual)))
+        anchored = any("sampler_logprobs" in term.reads for term in self.all("loss"))
+        if not exact and not anchored and not any(map(_is_weight, chain)):
+            usual = self.named("transform", USUAL_CORRECTION)
+            corrections = (*corrections, usual) if usual else corrections
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1])
 
     @property
     def _chain(self) -> tuple[Bound, ...]:
-        """The transforms in use: an algorithm stands in their place."""
+        """Transforms in use; empty with an algorithm, which replaces them."""
         return () if self.optional("algorithm") else self.all("transform")
 
     def _credit_chain(self) -> tuple[Bound, ...]:
-        """The chain without the corrections at its end: the update makes those, from a forward that it needs anyway."""
+        """Return the chain without trailing corrections: the update computes them from its own forward pass."""
         chain = self._chain
         return chain[: max((place for place, stage in enumerate(chain, 1) if not is_correction(stage)), default=0)]
 
     def stages(self, also: Collection[str] = ()) -> Stages:
-        """The credit pipeline's components.
+        """Return the components of the credit pipeline.
 
         Args:
-            also: columns to compute besides those of `[logging] observe`.
+            also: columns to compute in addition to `[logging] observe`.
         """
         return Stages(
             self.one("advantage"),
@@ -145,51 +198,52 @@ class Resolved:
         )
 
     def graph(self, objective: Objective) -> list[Stage]:
-        """The stages of credit in order, with the signals that they and the objective read."""
+        """Return the credit stages in order, with the signals that they and the objective read."""
         return Pipeline.resolve(self.stages(objective.signals), self.signal).graph
 
     def check_observed(self) -> None:
-        """ComponentError if `[logging] observe` names a column that nothing computes."""
+        """Raise ComponentError if `[logging] observe` names a column that nothing computes."""
         plan(self.observe, self.one("uncertainty"), self.signal, BASE_COLUMNS)
 
     def described(self) -> dict[str, list[dict[str, Any]]]:
-        """Name, source and parameters of every component, by kind."""
+        """Return name, source and parameters of every component, by kind."""
         return {
             kind: [{"name": one.name, "source": one.component.source, "params": dict(one.params)} for one in bound]
             for kind, bound in self.bound.items()
         }
 
     def named(self, kind: str, name: str) -> Bound | None:
-        """A registered component that no key names, with the parameters of its table; None if there is none."""
+        """Return a registered component with the parameters of its table; None if the name is not registered."""
         if name not in registry.names(kind):
             return None
         component = registry.find(kind, name)
         return component.bind(component.takes(self.tables.get(component.table, {})))
 
     def engines(self, model: str) -> list[Bound]:
-        """The engine that the configuration names, or else all that "auto" may mean for the model at this path."""
+        """Return the engine that the configuration names, or else all that "auto" may choose for this model."""
         named = self.optional("engine")
         found = [named] if named else [self.named("engine", name) for name in engines_at(model)]
         return [one for one in found if one]
 
     def signal(self, name: str) -> Bound | None:
-        """The signal that computes the column of that name."""
+        """Return the signal that computes the column of this name, or None."""
         return self.named("signal", name)
 
 
 def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
-    """Every key of a section, or of a table by a parameter annotated with a kind, that names a component."""
+    """Yield every key that names a component: keys of sections, and parameters annotated with a kind in tables."""
     mix = next((section for section in MIXED if getattr(config, section)), "")
+    yield from _expert_slots(config)
     for kind in registry.KINDS.values():
         mixed = MIXED[mix].get(kind.name) if mix else None
-        section, key, beside = (mix, *mixed) if mixed else (*(kind.key or ("", "")), kind.params)
+        section, key, params_key = (mix, *mixed) if mixed else (*(kind.key or ("", "")), kind.params)
         several = getattr(config, section, ())
         whole = not isinstance(several, tuple)
         for index, entry in enumerate((several,) if whole else several):
             around: Path = (section,) if whole else (section, index)
-            params = getattr(entry, beside) if beside else {}
-            at = (*around, beside) if beside else ()
-            if kind.name == "environment" and is_elsewhere(config, getattr(entry, key)):
+            params = getattr(entry, params_key) if params_key else {}
+            at = (*around, params_key) if params_key else ()
+            if kind.name == "environment" and needs_own_interpreter(config, getattr(entry, key)):
                 continue
             for place, name in _named(kind.name, getattr(entry, key)):
                 weight = None if mixed else getattr(entry, "weight", None)
@@ -201,8 +255,19 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
                     yield Slot(kind.name, name, (component.table, key))
 
 
+def _expert_slots(config: Config) -> Iterator[Slot]:
+    """`[expert]`, or every `[[expert]]`, that names a file: each is a source."""
+    for index, entry in enumerate(config.experts):
+        if entry.path is not None:
+            at: Path = ("expert", index) if isinstance(config.expert, tuple) else ("expert",)
+            yield Slot("source", "expert", (*at, "path"), at, entry.model_dump(), inline=True)
+
+
 def _named(kind: str, value: str | tuple[str, ...] | None) -> Iterator[tuple[Path, str]]:
-    """Names in the value of a key, with their index in a list: a chain's stages; no preset, no "auto"."""
+    """Yield the component names in the value of a key with their indices; chains are expanded.
+
+    Presets and "auto" are skipped, because they are not components.
+    """
     nothing = {"engine": (AUTO,), "algorithm": preset_names()}.get(kind, ())
     if value is None or value in nothing:
         return
@@ -212,17 +277,28 @@ def _named(kind: str, value: str | tuple[str, ...] | None) -> Iterator[tuple[Pat
 
 
 def needs_import(slot: Slot) -> bool:
-    """Whether finding the component runs code that the package has not loaded: a dotted path or an entry point."""
+    """Return True if finding the component imports new code: a dotted path, or an entry point not yet loaded."""
     imported = registry.is_dotted(slot.name) or slot.name in registry.names(slot.kind)
     return imported and not registry.is_registered(slot.kind, slot.name)
 
 
-def division(config: Config, *, expert: bool) -> tuple[int, int]:
-    """(prompts, expert rows) of a step; without an expert it is all prompts."""
+def division(config: Config, ratios: Sequence[float]) -> tuple[int, list[int]]:
+    """Return the prompts of a step, and the rows of each source with these shares of it, which replace prompts."""
     rows = config.training.batch_size * config.training.group_size
-    # Less a hair: 0.07 * 100 is 7, whatever binary fractions make of it.
-    written = ceil(config.expert.ratio * rows - 1e-9) if expert else 0
-    return (rows - written) // config.training.group_size, written
+    # 1e-9 absorbs rounding: 0.07 * 100 is 7.000000000000001, which `ceil` would make 8.
+    own = [ceil(ratio * rows - 1e-9) for ratio in ratios]
+    return (rows - sum(own)) // config.training.group_size, own
+
+
+def ratio_of(source: Bound) -> float:
+    """Return the share of a step's rows that a source provides in place of prompts."""
+    key = registry.source.traits_of(source.component).ratio
+    return float(source.params[key]) if key else 0.0
+
+
+def brings(source: Bound, rows: str) -> bool:
+    """Return whether a source may provide rows of this sort: "rollouts" or "expert"."""
+    return rows in registry.source.traits_of(source.component).brings
 
 
 @dataclass(frozen=True)
@@ -230,16 +306,16 @@ class LoadedConfig:
     """A valid configuration.
 
     Attributes:
-        file, text: where it was read from, and what stood there.
-        config: the sections, every key with its value.
-        tables: the components' tables as written.
-        components: the components that the configuration names, bound to their parameters.
-        places: where each value was written.
-        warnings: what works and is probably not what was meant.
-        preset: what `algorithm_mode` expanded to, if it names a preset.
-        sets: what evaluates each of `[[eval.sets]]`, by its name: the run's configuration with the keys of the set.
-        unread: keys that nothing in the run reads, with the mistake that they are; `load` refuses them, a campaign
-            where no condition reads them.
+        file, text: path and content of the file.
+        config: the sections, with defaults filled in.
+        tables: tables of components, as written.
+        components: components that the configuration names, bound to their parameters.
+        places: key -> place in the file.
+        warnings: settings that are valid but probably not intended.
+        preset: the preset that `algorithm_mode` names, as applied; None without one.
+        unread: keys that nothing in the run reads -> the error. `load` raises it, and a campaign raises it if no
+            condition reads the key.
+        sets: name of each of `[[eval.sets]]` -> the run's configuration with the keys of the set.
     """
 
     file: str
@@ -255,7 +331,7 @@ class LoadedConfig:
 
     @property
     def name(self) -> str:
-        """Name of the run directory, unless `[logging] name` says otherwise."""
+        """Default name of the run directory, without `[logging] name`."""
         return FilePath(self.file).stem
 
     @property
@@ -265,7 +341,7 @@ class LoadedConfig:
 
     @property
     def rewards(self) -> list[Entry]:
-        """The rewards with their settings in the pool."""
+        """Rewards with their settings for the reward pool."""
         pairs = zip(self.config.rewards, self.components.all("reward"), strict=True)
         return [
             Entry(bound, float(bound.params["weight"]), one.timeout_s, one.concurrency, one.network)
@@ -274,16 +350,17 @@ class LoadedConfig:
 
     @property
     def objective(self) -> Objective:
-        """What an update minimizes."""
+        """Objective that an update minimizes, for an engine whose log-probs equal the trainer's."""
         return self.components.objective(exact=True)
 
     @property
     def division(self) -> tuple[int, int]:
-        """(prompts, expert rows) of a step."""
-        return division(self.config, expert="expert" in self.objective.sources)
+        """Prompts of a step, and rows that sources add in the place of other prompts."""
+        prompts, own = division(self.config, [*map(ratio_of, self.components.sources.values())])
+        return prompts, sum(own)
 
     def task(self, seed: int) -> Task:
-        """The task of this seed; with `[[environments]]` or `[[tasks]]` the mixture of theirs."""
+        """Build the task with a seed; with `[[environments]]` or `[[tasks]]` the mixture of their tasks."""
         bound, entries = self.components.all("task"), self.config.environments or self.config.tasks
         if not entries:
             return bound[0].build({"seed": seed})
@@ -297,18 +374,18 @@ class LoadedConfig:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """The parts of a run that a component may ask for by name and that the configuration alone tells."""
+        """Resources that a component may request by name and that depend only on the configuration."""
         training = self.config.training
         shared = training.model_dump(include={"seed", "max_tokens", "group_size", "temperature"})
         return {**shared, "total_steps": training.max_steps, "search_paths": self.config.plugins.search_paths}
 
     @property
     def overrides(self) -> list[str]:
-        """What the command line overrode, as `--set key=value`."""
+        """Overrides from the command line, as `--set key=value`."""
         return list(dict.fromkeys(place.file for place in self.places.values() if not place.line))
 
     def resolved(self) -> dict[str, Any]:
-        """Everything that decides the run, as JSON: sections with all defaults, tables, components with parameters."""
+        """Return the complete configuration as JSON data: sections with defaults, tables, bound components."""
         return {
             **self.config.model_dump(mode="json"),
             **to_jsonable_python(self.tables, fallback=str),

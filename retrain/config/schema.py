@@ -1,6 +1,6 @@
-"""One frozen model per TOML section. Bounds, defaults and descriptions here are the documentation.
+"""Pydantic models of the TOML sections. The reference pages are made from their bounds, defaults and docstrings.
 
-Tables that are not sections (`[gtpo]`, `[sepa]` ...) belong to components; their schema is the component's signature.
+Other tables (`[gtpo]`, `[sepa]` ...) belong to components; their schema is the component's signature.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from retrain.system.model_paths import RANDOM_MODEL
 RUN_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
 REAL_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {"optimizer": {"lr": 1e-6}, "warmup": {"steps": 0}}
-"""What the defaults are for every model but "builtin:tiny": its weights are trained already."""
+"""Defaults that change for every model but "builtin:tiny", because those models are pretrained."""
+LORA_DEFAULTS: dict[str, dict[str, Any]] = {"optimizer": {"lr": 1e-4}}
+"""Further defaults that change with `[model.lora]`, for every model but "builtin:tiny"."""
 
 
 class Lora(Section):
@@ -28,74 +30,85 @@ class Lora(Section):
     r: Count = 16
     """Rank of the adapters."""
     alpha: Positive = 32.0
-    """Scale: the adapter's output is multiplied by alpha / r."""
+    """Scaling factor: the adapter's output is multiplied by alpha / r."""
     dropout: Decay = 0.0
-    """Dropout on the adapter's input; anything but 0 makes sampler and trainer disagree."""
+    """Dropout probability on the adapter's input. Only the trainer applies it, so above 0 its log-probs differ from the
+    sampler's."""
     target_modules: str | Annotated[tuple[str, ...], Array] = "all-linear"
-    """Names of the layers that get an adapter, or "all-linear"."""
+    """Names of the layers that get an adapter, or "all-linear" for every linear layer but the head."""
 
 
 class Model(Section):
-    """`[model]`: what is trained."""
+    """`[model]`: the model to train."""
 
     path: Annotated[str, Field(min_length=1)] = RANDOM_MODEL
-    """A directory, a name on the model hub, "builtin:tiny" (random weights) or "builtin:smollm2" (fetched before)."""
+    """A directory, a name on the model hub, "builtin:tiny" (small, with random weights) or "builtin:smollm2"
+    (SmolLM2-135M, downloaded beforehand)."""
     revision: str | None = None
-    """Commit or tag of a hub model."""
+    """Commit or tag of a model on the hub; unset: the default branch."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the matrix products; the trained weights, logits and the loss stay float32.
-    "auto" is bfloat16 on a GPU or on a CPU that multiplies it in hardware, else float32."""
+    """Data type of matrix products; trained weights, logits and the loss stay float32. "auto": bfloat16 on a GPU, or on
+    a CPU with bfloat16 instructions; else float32."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """Rounding of trained weights to bfloat16. "nearest": in every matrix product, which hides updates smaller than a
+    weight's last digit. "stochastic": at random once per step, unbiased, and the same in trainer, sampler and saved
+    model."""
     lora: Lora | None = None
-    """Present: train LoRA adapters. Absent: train all weights."""
+    """With this table only LoRA adapters are trained; without it all weights are."""
     quantization: Literal["nf4"] | None = None
-    """"nf4" holds the linear layers that LoRA freezes in 4 bits, all but the head; needs `[model.lora]`."""
+    """"nf4" stores the frozen linear layers, all but the head, in 4 bits; needs `[model.lora]`."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model."""
+    """Run Python code from the model's repository."""
     chat: Literal["auto", "on", "off"] = "auto"
-    """Render prompts with the tokenizer's chat template; "auto": if it has one."""
+    """Render prompts with the tokenizer's chat template. "auto": if it has one."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: needs less memory and about a third more time."""
 
 
 class RolloutSettings(Section):
-    """`[rollout]`: how completions are sampled."""
+    """`[rollout]`: sampling of completions for training."""
 
     engine: Annotated[str, Field(min_length=1)] = "auto"
-    """A registered engine, the dotted path of one, or "auto": the fastest that can run the model."""
+    """A registered engine, the dotted path of one, or "auto": the fastest engine that can run the model."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; must be 1 while training, where sampler and trainer share one distribution."""
+    """Probability mass of nucleus sampling. Must be 1: sampler and trainer need the same distribution."""
     top_k: Natural = 0
-    """Sample among the k likeliest tokens; 0 switches it off, and must while training."""
+    """Sample from the k most likely tokens; 0: from all. Must be 0: sampler and trainer need the same distribution."""
     resample: Literal["none", "uninformative"] = "none"
-    """Sample other prompts in place of groups that `[algorithm] filter` drops (default: no advantage at all)."""
+    """"uninformative": replace groups that `[algorithm] filter` drops with groups of other prompts. The default filter
+    drops groups whose advantages are all 0."""
     max_resample: Count = 4
-    """Rounds of such resampling per step; after that the step trains on what there is."""
+    """Most rounds of resampling per step; after the last one the step trains on the groups it has."""
     overlap: Natural = 0
-    """k samples the batch of k steps later while the trainer updates: k steps stale. 1 hides all that can be hidden."""
+    """Steps by which sampling runs ahead of training; rollouts are then so many steps stale. 0: on-policy. 1 already
+    hides the shorter of sampling and training behind the other."""
     mask_truncated: bool = False
-    """Leave completions that ran into max_tokens out of the loss."""
+    """Exclude completions that were cut off at max_tokens from the loss."""
     parity_every: Natural = 10
-    """Steps between checks that sampler and trainer compute the same log-probs; 0 switches them off."""
+    """Steps between parity checks, which compare the log-probs of sampler and trainer; 0: no checks."""
     parity_tolerance: Positive | None = None
-    """Largest mean difference per token in nats; unset: 0.001 where both multiply in float32, else 0.15."""
+    """Largest mean difference per token, in nats, that a parity check accepts. Unset: 0.001 if sampler and trainer both
+    multiply in float32, else 0.15."""
 
     @cached_property
     def resamples(self) -> bool:
-        """Whether other prompts take the place of groups that are dropped."""
+        """Return True if dropped groups are replaced by groups of other prompts."""
         return self.resample != "none"
 
 
 class Algorithm(Section):
-    """`[algorithm]`: from rewards to the advantage of every token, and from that to the loss."""
+    """`[algorithm]`: computation of every token's advantage, and reduction of the loss."""
 
     advantage_mode: Annotated[str, Field(min_length=1)] = "grpo"
-    """Episode advantage: a registered name or a dotted path."""
+    """Advantage of a completion: a registered name or a dotted path."""
     transform_mode: str | Annotated[tuple[str, ...], Array] = "none"
-    """Token transforms: "none", one name, a documented chain such as "gtpo_sepa", or a list of names."""
+    """Token transforms: "none", one name, a documented chain such as "gtpo_sepa", or a list of names or dotted paths,
+    applied in order."""
     algorithm_mode: str | None = None
-    """A preset, laid under this file's keys; or, for advantage and transforms, a registered or dotted algorithm."""
+    """A preset, the path of a TOML file, or an algorithm. The keys of a preset or file apply where this file does not
+    set them. An algorithm (a registered name or a dotted path) replaces advantage and transforms."""
     uncertainty_kind: Annotated[str, Field(min_length=1)] = "surprisal"
-    """The uncertainty of a token that transforms read."""
+    """Uncertainty of a token, as transforms read it: a registered name or a dotted path."""
     advantage_params: Params = {}
     """Parameters of an advantage_mode given as a dotted path."""
     transform_params: Params = {}
@@ -103,161 +116,180 @@ class Algorithm(Section):
     params: Params = {}
     """Parameters of an algorithm_mode given as a dotted path."""
     reduction: Annotated[str, Field(min_length=1)] = "token_mean"
-    """How losses per token become one number."""
+    """Reduction of the losses of all tokens to one number: a registered name or a dotted path."""
     filter: Annotated[str, Field(min_length=1)] = "uninformative"
-    """Which groups are worth training on."""
+    """Selection of the groups to train on: a registered filter or a dotted path."""
 
 
 class Loss(Section):
-    """One `[[loss]]` entry; the loss is the weighted sum, and a term of weight 0 is not computed."""
+    """One `[[loss]]` entry. The loss is the weighted sum of all terms; a term of weight 0 is not computed."""
 
     name: Annotated[str, Field(min_length=1)]
     """A registered loss term or the dotted path of one."""
     weight: float | None = None
-    """Factor of the term; unset: the term's table, then the term's own default."""
+    """Weight of the term. Unset: `weight` in the term's own table, else the term's default."""
     params: Params = {}
     """Parameters of the term."""
 
 
+class SourceEntry(Section):
+    """One `[[source]]` entry: rows to train on beside the step's rollouts, or in their place."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """A registered source such as "replay", or the dotted path of one."""
+    params: Params = {}
+    """Parameters of the source."""
+
+
 class Expert(Section):
-    """`[expert]`: worked answers to imitate beside the rollouts, read when a loss term trains on expert rows."""
+    """`[expert]`: demonstrations to imitate in addition to rollouts, for loss terms that train on expert rows.
+
+    With several files, `[[expert]]` is one entry of a list; each entry is a source.
+    """
 
     path: Annotated[str, Field(min_length=1)] | None = None
-    """A .jsonl or .parquet file; a row is {"messages": [...]}, the assistant's turn last, or prompt and completion."""
+    """A .jsonl or .parquet file. A row has either `messages`, the last of which is the assistant's, or `prompt` and
+    `completion`."""
     ratio: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of a step's rows, batch_size x group_size, that an expert wrote; they take the place of prompts."""
+    """Share of the batch_size x group_size rows of a step that are expert rows; the step has fewer prompts instead."""
     all_assistant_turns: bool = False
-    """Train on every turn of the assistant instead of the last alone; needs a chat template."""
+    """Train on every turn of the assistant instead of only the last one; needs a chat template."""
     same_prompts: bool = False
-    """Take rows with the prompts of the step's rollouts first; the others in their order."""
+    """Choose expert rows with the prompts of the step's rollouts first, then the others in the order of the file."""
 
 
 class OptimizerSettings(Section):
-    """`[optimizer]`"""
+    """`[optimizer]`: optimizer and learning rate of RL."""
 
     name: Literal["adamw", "adamw8bit", "muon"] = "adamw"
-    """adamw8bit keeps a byte for each moment. Muon takes the weight matrices; the rest is left to AdamW."""
+    """The optimizer. "adamw8bit" stores each moment in one byte. "muon" updates the weight matrices, AdamW the rest."""
     lr: Positive = 2e-4
-    """Learning rate at its peak. Default 2e-4 for builtin:tiny and 1e-6 for any other model."""
+    """Peak learning rate. Default 2e-4 for builtin:tiny; for any other model 1e-6, or 1e-4 with LoRA."""
     betas: Annotated[tuple[Decay, Decay], Array] = (0.9, 0.95)
-    """Decay of the first and second moment."""
+    """Decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     eps: Positive = 1e-8
-    """Added to the root of the second moment."""
+    """Constant added to the square root of the second moment."""
     warmup_steps: Natural = 0
-    """Steps over which the learning rate rises linearly to its peak."""
+    """Optimizer steps over which the learning rate rises linearly to its peak."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after that, until max_steps."""
+    """Learning rate schedule from the end of the warm-up to max_steps."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradient clipping: a larger norm is scaled down to this one."""
 
 
 class Training(Section):
-    """`[training]`"""
+    """`[training]`: size and length of a step and of the run."""
 
     seed: Seed = 0
-    """Every random draw of the run derives from it."""
+    """Seed of every random number in the run."""
     max_steps: Natural = 200
-    """Steps of sampling and training; 0 evaluates and saves the warm-started model."""
+    """Steps of sampling and training; 0: only evaluate and save the warm-started model."""
     batch_size: Count = 16
     """Prompts per step."""
     group_size: Count = 8
     """Completions per prompt."""
     max_tokens: Count = 64
-    """Response budget in tokens, end-of-sequence included."""
+    """Longest completion in tokens, end-of-sequence included."""
     curriculum: Annotated[str, Field(min_length=1)] | None = None
-    """A registered curriculum, which chooses the next problems by how earlier ones went, or the dotted path of one."""
+    """A registered curriculum or the dotted path of one. It chooses problems by the rewards of earlier ones."""
     max_prompt_tokens: Count | None = None
-    """Prompts that are longer are left out of training; unset: only those that the model has no room for."""
+    """Longest prompt in tokens; longer ones are skipped in training. Unset: only prompts too long for the model are."""
     temperature: Positive = 1.0
-    """Sampling temperature; the trainer's log-probs are taken at the same."""
+    """Sampling temperature. The trainer computes log-probs at the same temperature."""
     stop_when: StopWhen | None = None
-    """End the run early: { metric = "eval/accuracy", above = 0.95 }."""
+    """Condition that ends the run early, such as { metric = "eval/accuracy", above = 0.95 }."""
     epochs: Count = 1
     """Passes over each step's batch."""
     minibatches: Count = 1
     """Optimizer steps per pass."""
     micro_batch_tokens: Count = 16384
-    """Tokens per forward and backward, on a CPU at most 2048; changes memory and speed, never the result."""
+    """Tokens per forward and backward pass (at most 2048 on a CPU). Changes memory and speed, not the result."""
     threads: Literal["auto"] | Natural = "auto"
-    """CPU threads of the trainer; "auto": OMP_NUM_THREADS where it is set, else by the cores and the model's size, and
-    1 with a GPU. 0: as "auto", whatever the size."""
+    """CPU threads of the trainer. "auto": OMP_NUM_THREADS if it is set, 1 with a GPU, else a number that depends on the
+    cores and the size of the model. 0: as "auto", but regardless of the model's size."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
+    """Device of the trainer: "auto" (a GPU if there is one), "cpu", "cuda", or a GPU by its index, such as "cuda:1"."""
 
 
 class Distributed(Section):
-    """`[distributed]`: a run on several ranks (`retrain train --ranks`); without ranks nothing of it applies."""
+    """`[distributed]`: training on several ranks (`retrain train --ranks N`)."""
 
     shard: Literal["auto", "full", "none"] = "auto"
-    """"full" spreads the weights over the ranks; "none" holds all on each; "auto" is full where that pays."""
+    """"full": shard the weights over the ranks. "none": each rank holds all weights. "auto": shard if that pays off."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """"optimizer" keeps its moments in the processor's memory, without ranks as well; "all" whatever is sharded."""
+    """State to keep in CPU memory instead of GPU memory. "optimizer": its moments, also on a single rank. "all":
+    everything that is sharded."""
     timeout_s: Positive = 600.0
-    """Seconds a rank waits for the others in an update; ten times as long while rollouts are sampled and scored."""
+    """Seconds that a rank waits for the others during an update; ten times as long while rollouts are sampled and
+    scored."""
 
 
 class Warmup(Section):
-    """`[warmup]`: supervised steps on the task's worked solutions before RL."""
+    """`[warmup]`: the warm start, supervised training on the task's worked solutions before RL."""
 
     steps: Natural = 1000
-    """Optimizer steps; 0 for none. Default 1000 for builtin:tiny and 0 for any other model."""
+    """Optimizer steps of the warm start; 0: no warm start. Default 1000 for builtin:tiny, 0 for any other model."""
     batch_size: Count = 16
     """Solutions per step."""
     lr: Positive = 1.5e-3
-    """Learning rate at its peak; it decays to 0."""
+    """Peak learning rate; it decays to 0."""
     warmup_steps: Natural = 50
-    """Steps over which the learning rate rises."""
+    """Steps over which the learning rate rises linearly to its peak."""
     problems: Annotated[Problems, Field(ge=1)] = 20000
-    """Problems whose solutions are imitated, over and over."""
+    """Number of problems whose solutions are imitated, in as many passes as the steps need."""
     seed: Seed = 1
-    """Its own seed, so that runs with different `[training] seed` start from the same weights."""
+    """Seed of the warm start, separate so that runs with different `[training] seed` start from the same weights."""
     cache: bool = True
-    """Reuse the weights of an earlier warm-up with the same settings."""
+    """Reuse the weights of an earlier warm start with the same settings."""
 
 
 class Checkpoint(Section):
-    """`[checkpoint]`"""
+    """`[checkpoint]`: saving and resuming."""
 
     every: Natural = 50
-    """Steps between checkpoints; 0 saves at the end only."""
+    """Steps between checkpoints; 0: save only at the end."""
     keep: Count = 2
-    """Newest checkpoints that stay on disk."""
+    """Number of newest checkpoints to keep on disk."""
     best: Annotated[str, Field(pattern=r"^eval/.")] | None = None
-    """Also keep the state whose evaluation was best by this share, such as "eval/accuracy" or "eval/NAME/pass@4"."""
+    """Metric of evaluations, such as "eval/accuracy" or "eval/NAME/pass@4"; the state with its highest value is kept
+    as well."""
     on_save_error: Literal["stop", "warn"] = "stop"
-    """What a full disk does to the run."""
+    """Reaction to a failed save, such as on a full disk: "stop" the run, or "warn" and continue."""
     resume: Literal["never", "auto"] = "never"
-    """Default of `--resume`: "auto" goes on from the newest valid checkpoint of the run directory."""
+    """Default of `--resume`. "auto": resume from the newest valid checkpoint in the run directory."""
 
 
 class Logging(Section):
-    """`[logging]`"""
+    """`[logging]`: run directory, metrics and stored rollouts."""
 
     name: Annotated[str, Field(pattern=RUN_NAME)] | None = None
-    """Name of the run directory: letters, digits, dot, dash and underscore. Unset: the name of the TOML file."""
+    """Name of the run directory: letters, digits, dots, dashes and underscores. Unset: the name of the TOML file."""
     dir: Annotated[str, Field(min_length=1)] = "runs"
-    """Where run directories are made."""
+    """Directory in which run directories are created."""
     rollouts_every: Natural = 10
-    """Steps between steps whose rollouts are stored; 0 stores none."""
+    """Store the rollouts of every so many steps; 0: of no step."""
     observe: Annotated[tuple[str, ...], Array] = ()
-    """Columns to compute for their metrics alone, such as "sepa_lambda". A campaign adds what any condition reads."""
+    """Columns to compute only for their metrics, such as "sepa_lambda". A campaign adds the signals that any of its
+    conditions reads."""
     trackers: Annotated[tuple[str, ...], Array] = ()
-    """Sinks of metrics besides metrics.jsonl, by registered name or dotted path."""
+    """Trackers that receive metrics in addition to metrics.jsonl: registered names or dotted paths."""
+    metric_names: dict[str, str] = {}
+    """Other names for metrics in trackers: { "loss/sft" = "expert/sft_loss" }. Names in metrics.jsonl do not change."""
     completions: Natural = 0
-    """Completions that trackers get of each step whose rollouts are stored."""
+    """Completions sent to trackers from each step whose rollouts are stored; 0: none."""
 
 
 class Plugins(Section):
-    """`[plugins]`"""
+    """`[plugins]`: code of your own."""
 
     search_paths: Annotated[tuple[str, ...], Array] = ()
-    """Directories where dotted paths are looked up, after the current one."""
+    """Directories in which dotted paths are looked up, after the current directory and its `plugins/`."""
 
 
 class Config(Section):
-    """A whole run. Every default is the vetted setting of the builtin model and task."""
+    """Configuration of a run. The defaults are tested settings for the builtin model and task."""
 
     model: Model = Model()
     task: TaskSettings = TaskSettings()
@@ -273,7 +305,8 @@ class Config(Section):
         Loss(name="kl"),
         Loss(name="entropy"),
     )
-    expert: Expert = Expert()
+    expert: Expert | Annotated[tuple[Expert, ...], Array] = Expert()
+    source: Annotated[tuple[SourceEntry, ...], Array] = ()
     optimizer: OptimizerSettings = OptimizerSettings()
     training: Training = Training()
     distributed: Distributed = Distributed()
@@ -283,13 +316,20 @@ class Config(Section):
     logging: Logging = Logging()
     plugins: Plugins = Plugins()
 
+    @property
+    def experts(self) -> tuple[Expert, ...]:
+        """`[expert]`, or every `[[expert]]`."""
+        return self.expert if isinstance(self.expert, tuple) else (self.expert,)
+
     @model_validator(mode="before")
     @classmethod
     def _real_model_defaults(cls, data: Any) -> Any:
-        """Defaults that depend on whether the model starts from random weights."""
+        """Fill in defaults that depend on LoRA and on whether the model's weights are random."""
         match data:
-            case {"model": {"path": str(path)}} if path != RANDOM_MODEL:
+            case {"model": {"path": str(path), **others}} if path != RANDOM_MODEL:
+                lora = LORA_DEFAULTS if others.get("lora") is not None else {}
                 given = [name for name in REAL_MODEL_DEFAULTS if isinstance(data.get(name, {}), Mapping)]
-                return {**data, **{name: REAL_MODEL_DEFAULTS[name] | dict(data.get(name, {})) for name in given}}
+                defaults = {name: REAL_MODEL_DEFAULTS[name] | lora.get(name, {}) for name in given}
+                return {**data, **{name: defaults[name] | dict(data.get(name, {})) for name in given}}
             case _:
                 return data

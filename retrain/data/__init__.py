@@ -1,1 +1,1 @@
-"""Where problems come from."""
+"""Tasks: sources of problems."""

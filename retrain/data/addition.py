@@ -26,7 +26,7 @@ HELDOUT_SHARE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """Probabilities of what the demonstrator does.
+    """Probabilities of the demonstrator's actions.
 
     Args:
         p_quick: answers at once instead of column by column.
@@ -94,7 +94,7 @@ class Addition(Habits, Task):
         return list(found.values())
 
     def fingerprint(self) -> str:
-        """Hash of everything that decides what the problems are, the seed aside."""
+        """Hash of everything that determines the problems, except the seed."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         digits = [own.pop("min_digits"), own.pop("max_digits")]
         settings = {**own, "task": type(self).__name__.lower(), "digits": digits}
@@ -119,7 +119,7 @@ class Addition(Habits, Task):
 
 
 def is_heldout(a: int, b: int) -> bool:
-    """Whether the sum of this pair, in either order, belongs to the held-out problems."""
+    """Return whether this pair of summands, in either order, is held out."""
     pair = f"{min(a, b)}+{max(a, b)}"
     return hashlib.sha256(pair.encode()).digest()[0] % HELDOUT_SHARE == 0
 

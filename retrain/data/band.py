@@ -20,7 +20,7 @@ class Band(Task):
     """Keeps the success rate between `low` and `high` by choosing among the next problems of the run's task.
 
     Draw number d looks at the problems d * candidates ... (d + 1) * candidates - 1 of the task and takes the first
-    whose rate is unknown or in the band; where there is none, the one whose rate is nearest to the band. The rate of a
+    whose rate is unknown or in the band, otherwise the one whose rate is nearest to the band. The rate of a
     problem is the mean of the shares of right answers in its last two steps. It needs problems that come again, as the
     rows of a file do: of problems that are new every time no rate is known, and every first candidate is taken.
 
@@ -68,7 +68,7 @@ class Band(Task):
         return {"curriculum/in_band": inside, "curriculum/known": float(known)}
 
     def heldout(self, count: int) -> list[Problem]:
-        """Those of the task."""
+        """Return the task's."""
         return self._task.heldout(count)
 
     def finite(self) -> Iterable[Problem]:
@@ -76,23 +76,23 @@ class Band(Task):
         return self._task.finite()
 
     def pose(self, text: str) -> Any:
-        """As the task does."""
+        """Forward to the task."""
         return self._task.pose(text)
 
     def fingerprint(self) -> str | None:
-        """That of the task."""
+        """Return the task's."""
         return self._task.fingerprint()
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """Those of the task."""
+        """Return the task's."""
         return self._task.figures(problems, answers)
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """Those of the task."""
+        """Return the task's."""
         return self._task.spans(problem, text)
 
     def state_dict(self) -> State:
-        """Steps, and every problem's rate with the step that it was last updated in; and what the task has learned."""
+        """Steps, each problem's rate with the step of its last update, and the state of the task."""
         rates = {name: [*known] for name, known in self._rates.items()}
         return {"steps": self._steps, "rates": rates, "task": self._task.state_dict()}
 
@@ -107,6 +107,6 @@ class Band(Task):
         return rate if self._steps - step < self._memory else None
 
     def _off(self, name: str) -> float:
-        """How far a problem's rate is from the band; 0 in it, and where it is not known."""
+        """Distance of a problem's rate from the band; 0 inside, and for an unknown rate."""
         rate = self._known(name)
         return 0.0 if rate is None else max(self._low - rate, rate - self._high, 0.0)

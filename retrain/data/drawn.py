@@ -1,4 +1,4 @@
-"""Tasks whose problems are drawn one by one, and how the premise of such a task is measured."""
+"""Tasks that draw problems one by one, and measurements of their premise."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SHORT: Mapping[str, Any] = {"training": {"max_steps": 60}, "eval": {"every": 20,
 
 
 class Drawn(Task):
-    """Problems drawn one by one; whether one is held out is a hash of what it asks, whatever the seed.
+    """Problems drawn one by one; a hash of the prompt decides which are held out, whatever the seed.
 
     Args:
         seed: of the training problems and of every demonstration.
-        settings: what else decides the problems, for `fingerprint`.
+        settings: further settings that determine the problems, for `fingerprint`.
     """
 
     def __init__(self, seed: int, **settings: float) -> None:
@@ -58,7 +58,7 @@ class Drawn(Task):
         return list(found.values())
 
     def fingerprint(self) -> str:
-        """Hash of everything that decides what the problems are, the seed aside."""
+        """Hash of everything that determines the problems, except the seed."""
         settings = {"task": type(self).__name__, **self.settings}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 

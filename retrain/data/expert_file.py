@@ -48,7 +48,7 @@ def read_experts(path: str) -> list[Problem]:
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:
-    """Hash of what the expert says, and of the order of the rows."""
+    """Hash of the expert's rows and their order."""
     return digest_of([[problem.prompt, problem.solution] for problem in problems])
 
 
@@ -69,26 +69,27 @@ def _problem(place: str, row: Any) -> Problem:
 
 
 class ExpertBuffer(Generic[RowT]):
-    """Rows in a seeded order, a new one for every pass; it wraps, and a checkpoint says where it is.
+    """Rows in a seeded order, a new one for every pass; it wraps, and a checkpoint holds the position.
 
     Args:
         rows: at least one.
         seed: of the run.
-        keys: what each row answers; rows with a wanted key come first (see `take`).
+        keys: key of each row's prompt; rows with a wanted key come first (see `take`).
+        name: of the buffer; the order derives from it and the seed.
 
     Attributes:
         epoch: passes that are complete. offset: rows taken since.
     """
 
-    def __init__(self, rows: Sequence[RowT], seed: int, keys: Sequence[Hashable] = ()) -> None:
-        self._rows, self._seed = rows, derive_seed(seed, "expert")
+    def __init__(self, rows: Sequence[RowT], seed: int, keys: Sequence[Hashable] = (), name: str = "expert") -> None:
+        self._rows, self._seed = rows, derive_seed(seed, name)
         self._by_key: dict[Hashable, list[int]] = {}
         for index, key in enumerate(keys):
             self._by_key.setdefault(key, []).append(index)
         self.epoch = self.offset = 0
 
     def take(self, count: int, wanted: Iterable[Hashable] = ()) -> list[RowT]:
-        """The next `count` rows; first those with wanted keys, one of each key in turn, which are not used up by it."""
+        """Return the next `count` rows; first, without using them up, rows with wanted keys, one per key in turn."""
         matches = [self._by_key.get(key, []) for key in dict.fromkeys(wanted)]
         most = max(map(len, matches), default=0)
         found = [rows[turn] for turn in range(most) for rows in matches if turn < len(rows)][:count]
@@ -102,9 +103,9 @@ class ExpertBuffer(Generic[RowT]):
         return [self._rows[index] for index in found]
 
     def state_dict(self) -> State:
-        """Where it is; the order itself derives from the seed and the epoch."""
+        """Position; the order itself derives from the seed and the epoch."""
         return {"epoch": self.epoch, "offset": self.offset}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from `state_dict`."""
+        """Restore `state_dict`."""
         self.epoch, self.offset = int(state["epoch"]), int(state["offset"])

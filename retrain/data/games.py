@@ -58,10 +58,10 @@ class Sums(Drawn):
     },
 )
 class CalculatorSums(Sums):
-    """A tool answers what the model cannot: `sums` in the environment "calculator".
+    """Sums that need a tool: `sums` in the environment "calculator".
 
-    A right answer takes two calls, each of them and the answer copied without a mistake. Training has to make calls
-    the likely way, and copies exact.
+    A right answer takes two calls, each of them and the answer copied without a mistake. Training has
+    to make calls likely and copies exact.
     """
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
@@ -80,7 +80,7 @@ class Numbers(Drawn):
         seed: of the training problems and of every demonstration.
         top: the largest number; `[guess] top` must be the same.
         guesses: of the demonstrator, who halves what the hints leave.
-        p_forget: how often it forgets the hints, and says any number.
+        p_forget: how often it forgets the hints and guesses any number.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Numbers(Drawn):
         )
 
     def problem(self, index: int) -> Problem:
-        """Any number: the prompt does not tell which, so that there is nothing to learn by heart, nor to hold out."""
+        """Any number: the prompt does not reveal it, so it cannot be memorised and needs no held-out set."""
         return self._problem(Random(derive_seed(self.seed, "train", index)))
 
     def heldout(self, count: int) -> list[Problem]:
@@ -131,7 +131,7 @@ class GuessedNumbers(Numbers):
     """Hints must be remembered: `numbers` in the environment "guess".
 
     Six guesses find 63 of 64 numbers, if each halves what the hints before it leave. A guess outside of that is
-    wasted, and the reward at the end does not tell which one was.
+    wasted, and the final reward does not show which one was.
     """
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:

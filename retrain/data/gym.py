@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, cast, get_args
@@ -26,7 +29,7 @@ Dataset = Literal[
     "string_manipulation", "string_splitting", "string_synthesis", "syllogism", "word_sorting",
 ]  # fmt: skip
 """Data sets whose problems depend on their number alone (in every process: not on the order of sets) and take
-milliseconds to make, and whose scorers give the oracle's answer 1 and junk nothing, and do not evaluate the
+milliseconds to make, and whose scorers give 1 to the oracle's answer and 0 to junk, and do not evaluate the
 answer. Scorers of other data sets of the library run an answer as Python code."""
 
 INSTRUCTION = "Give the final answer between <answer> and </answer>."
@@ -34,6 +37,8 @@ HELDOUT_SHARE = 8
 """One question in this many is held out."""
 
 _NUMBERS = 2**31
+_TRIED, _TRIED_S = 4, 0.5
+"""Problems that are made for a trial of a config, and seconds of processor time for them."""
 _ANSWER_FIX = 'use "tag", "number", or an expression with one group, such as "Answer: (.*)"'
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -58,6 +63,8 @@ class Gym(Task):
         self.seed, self.name, self.instruction = seed, name, instruction
         self.config = dict(config or {})
         self._data = _create(name, self.config)
+        if config:
+            _try(name, self._data)
 
     def problem(self, index: int) -> Problem:
         """Training problem number `index`."""
@@ -80,7 +87,7 @@ class Gym(Task):
         return list(found.values())
 
     def fingerprint(self) -> str:
-        """Hash of everything that decides what the problems are, the seed aside."""
+        """Hash of everything that determines the problems, except the seed."""
         return digest_of("gym", self.name, self.config, self.instruction, importlib.metadata.version("reasoning-gym"))
 
     def _draw(self, number: int) -> tuple[Problem, bool]:
@@ -99,9 +106,9 @@ class GymReward:
     Args:
         partial: the scorer's own value in [0, 1] instead; many scorers pay for guesses.
         answer: which part of the completion is scored. "tag": what stands in the last <answer>...</answer>, or without
-            one the last line. "number": the last number, without its commas; nothing where there is none. Anything else
+            one the last line. "number": the last number, without its commas. Anything else
             is a regular expression with one group: what the group captures in its last match, which may span lines only
-            where the expression says so; nothing where it does not match.
+            where the expression allows it. Without a match the score is 0.
     """
 
     def __init__(self, *, partial: bool = False, answer: str = "tag") -> None:
@@ -121,7 +128,7 @@ class GymReward:
 
 
 def _finder(answer: str) -> Callable[[str], str | None]:
-    """What finds the answer in a completion."""
+    """Return the function that finds the answer in a completion."""
     if answer == "tag":
         return _tagged
     if answer == "number":
@@ -129,7 +136,7 @@ def _finder(answer: str) -> Callable[[str], str | None]:
     try:
         pattern = re.compile(answer)
     except re.error as error:
-        raise ComponentError(f"[gym] answer = {answer!r} is no regular expression: {error}", _ANSWER_FIX) from error
+        raise ComponentError(f"[gym] answer = {answer!r} is not a regular expression: {error}", _ANSWER_FIX) from error
     if pattern.groups != 1:
         raise ComponentError(f"[gym] answer = {answer!r} has {pattern.groups} groups", _ANSWER_FIX)
 
@@ -164,3 +171,31 @@ def _create(name: str, config: Mapping[str, Any]) -> Any:
         return gym.create_dataset(name, seed=0, size=_NUMBERS, **config)
     except (TypeError, AssertionError, ValueError) as error:
         raise ComponentError(f"[gym] {name} refuses its config: {error}", "see the library for its settings") from error
+
+
+def _try(name: str, data: Any) -> None:
+    """Make problems of a config in a process that can be ended in a long loop or in the middle of a long number.
+
+    A process with other threads makes none: a fork would have their locks, but not the threads.
+
+    Raises:
+        ComponentError: they take too long, or cannot be made.
+    """
+    if threading.active_count() == 1:
+        child = os.fork()
+        if not child:
+            try:
+                signal.signal(signal.SIGPROF, signal.SIG_DFL)
+                signal.setitimer(signal.ITIMER_PROF, _TRIED_S)
+                for number in range(_TRIED):
+                    data[number]
+            finally:
+                os._exit(0)  # an error is raised once more below
+        if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+            problem = f"[gym] {name} takes more than {_TRIED_S:g} s to make {_TRIED} problems of this config"
+            raise ComponentError(problem, "choose smaller numbers")
+    try:
+        data[0]
+    except Exception as error:  # of the library
+        problem = f"[gym] {name} makes no problem of this config: {type(error).__name__}: {error}"
+        raise ComponentError(problem, "see the library for its settings") from error

@@ -12,7 +12,7 @@ from retrain.types import Problem
 
 
 class ProblemStore(Sequence[Problem]):
-    """Problems as bytes, one behind the other. Reading one makes it anew.
+    """Problems as concatenated bytes; reading one parses it again.
 
     Attributes:
         hashes: `hash_key` of each.
@@ -23,7 +23,7 @@ class ProblemStore(Sequence[Problem]):
         self._bytes, self._ends, self._order = bytearray(), array("Q", [0]), array("L")
 
     def append(self, problem: Problem, key: int) -> None:
-        """Add one, whose `hash_key` is `key`, behind the last."""
+        """Append a problem whose `hash_key` is `key`."""
         fields = tuple(getattr(problem, name) for name in Problem.__slots__)
         self._bytes += pickle.dumps(fields, pickle.HIGHEST_PROTOCOL)
         self.hashes.append(key)
@@ -41,7 +41,7 @@ class ProblemStore(Sequence[Problem]):
         return self._picked(sorted(range(len(self)), key=self.hashes.__getitem__))
 
     def _picked(self, places: Iterable[int]) -> ProblemStore:
-        """Those at these places, in this order; the bytes are shared, so neither is added to afterwards."""
+        """Return the problems at these places, in this order. Bytes are shared, so append to neither afterwards."""
         some = ProblemStore()
         some._bytes, some._ends = self._bytes, self._ends
         for place in places:

@@ -28,7 +28,7 @@ from retrain.types import Problem
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
-"""A column in a template. Empty braces are none."""
+"""A column in a template; empty braces do not name one."""
 _BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
 _FILE = {**_BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
 """Trait `when` of a task that reads a file."""
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class RowFormat:
-    """How rows are read. A column inside another is named with a dot, as in `reward_model.ground_truth`.
+    """Columns and checks of rows. A dot names a nested column, as in `reward_model.ground_truth`.
 
     Args:
         prompt_field: column with the prompt, as text or as a list of chat messages (role, content); where rows
@@ -65,7 +65,7 @@ class RowFormat:
     system_prompt: str = ""
     on_bad_row: Literal["error", "skip"] = "error"
     max_bad_fraction: ProperFraction = 0.01
-    fix: ClassVar[str] = "mend or remove them"
+    fix: ClassVar[str] = "fix or remove them"
 
     def posed(self, prompt: str | list[Any]) -> str | list[Any]:
         """The prompt with the system's message before it."""
@@ -101,7 +101,7 @@ class RowTask(RowFormat, Task):
     _: KW_ONLY
     heldout_fraction: Share = 0.1
     shuffle: bool = True
-    fix: ClassVar[str] = 'mend them, or leave them out with on_bad_row = "skip"'
+    fix: ClassVar[str] = 'fix them, or leave them out with on_bad_row = "skip"'
 
     def divide(self, rows: records.Rows, name: str, heldout: tuple[records.Rows, str] | None) -> None:
         """Read the problems of both sides. Names are those of the sources, for errors.
@@ -142,7 +142,7 @@ class RowTask(RowFormat, Task):
         return chain(self.train, self.held)
 
     def fingerprint(self) -> str:
-        """Hash of everything that decides what the problems are, the seed aside."""
+        """Hash of everything that determines the problems, except the seed."""
         return self.digest
 
 
@@ -173,7 +173,7 @@ class FileTask(RowTask):
 
 
 def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], Any], Iterator[Finding]]:
-    """A check: files that are not there, and files whose first rows do not have the columns that are named."""
+    """Check for missing files, and for named columns that the first rows lack."""
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         reading = RowFormat(**{one.name: params[one.name] for one in fields(RowFormat)})
@@ -183,13 +183,19 @@ def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], 
                 first = islice(rows(params[key]), _TRIED)
                 found, bad = records.parsed_rows(first, lambda place, row: _problem(row, place, reading))
                 tolerated = reading.on_bad_row == "skip" and found
-                problem, fix = "" if tolerated or not bad else f"bad row {bad[0]}", RowTask.fix
+                problem, fix = "" if tolerated or not bad else _listed(bad), RowTask.fix
                 if not found and re.search("not JSON|expected an object", problem):
+                    problem = f"bad row {bad[0]}"
                     fix = "each line must be one JSON object: convert a JSON array, indented JSON or CSV first"
             if problem:
                 yield Finding((key,), problem, fix, exit_code=DataError.exit_code)
 
     return check
+
+
+def _listed(bad: Sequence[str]) -> str:
+    """Bad rows among the first rows of a file, in one line."""
+    return f"bad row {bad[0]}" if len(bad) == 1 else f"{len(bad)} bad rows: {'; '.join(bad)}"
 
 
 @task("jsonl", when=_FILE, check_files=_files(records.jsonl_rows))
@@ -242,18 +248,27 @@ class Hub(RowTask):
         self.sign("hub", contents)
 
     def _load(self, split: str) -> Any:
-        datasets = library("datasets", "hub")
-        try:
-            return datasets.load_dataset(self.name, self.config, split=split, revision=self.revision)
-        except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            raise DataError(
-                f"data set {self.name}, split {split}: {reason}; check [hub] name, config, split and revision, "
-                "and without a network that the data set is in the cache"
-            ) from error
+        return hub_split(self.name, split, self.config, self.revision)
 
     def _rows(self, data: Any, split: str) -> records.Rows:
         return ((f"{self.name}/{split}:{number}", row) for number, row in enumerate(data, start=1))
+
+
+def hub_split(name: str, split: str, config: str | None = None, revision: str | None = None) -> Any:
+    """Load one split of a data set of the hub, or of a directory in its layout.
+
+    Raises:
+        MissingExtraError: the extra `hub` is not installed. DataError: it cannot be loaded.
+    """
+    datasets = library("datasets", "hub")
+    try:
+        return datasets.load_dataset(name, config, split=split, revision=revision)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        raise DataError(
+            f"data set {name}, split {split}: {reason}; check name, config, split and revision, "
+            "and without a network that the data set is in the cache"
+        ) from error
 
 
 def read_problems(
@@ -274,7 +289,7 @@ def read_problems(
         problem, (source, _, line) = _problem(row, place, reading), place.rpartition(":")
         if (key := hash_key(problem)) in forbidden:
             raise records.BadRow("this prompt is held out")
-        # A million names as hashes take less than half of what they take as text.
+        # A million names take less than half of the memory as hashes.
         first = known.setdefault(hash(problem.id), len(problems))
         if first < len(problems) and problems[first].id == problem.id:
             raise records.BadRow(f'{reading.id_field} "{problem.id}" is taken by {source}:{lines[first]}')
@@ -287,7 +302,7 @@ def read_problems(
         raise DataError(f"{name}: no rows; it needs at least one")
     allowed = reading.max_bad_fraction * total if reading.on_bad_row == "skip" else 0
     if len(bad) > allowed or not problems:
-        limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; mend them or raise it"
+        limit = f"more than max_bad_fraction = {reading.max_bad_fraction:g} of {total:,} rows; fix them or raise it"
         fix = limit if reading.on_bad_row == "skip" else reading.fix
         raise records.refusal(bad, f"{name}: {len(bad):,} bad rows: {fix}")
     if bad:
@@ -311,7 +326,7 @@ def _problem(row: Any, place: str, reading: RowFormat) -> Problem:
 
 
 def _is_chat(row: Any, reading: RowFormat) -> bool:
-    """Whether `messages` stands for the prompt."""
+    """Return whether the prompt is read from `messages`."""
     return isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row
 
 
@@ -335,7 +350,7 @@ def _filled(row: dict[str, Any], names: Mapping[str, str], reading: RowFormat) -
 
 
 def _last(said: Any, role: str = "") -> Any:
-    """What the last message says, if that is of this role; a text is said as it is."""
+    """Return the text of the last message if it has this role; a plain text as it is."""
     if not isinstance(said, list):
         return None if role else said
     last: Any = cast("list[Any]", said)[-1] if said else None
@@ -343,7 +358,7 @@ def _last(said: Any, role: str = "") -> Any:
 
 
 def _inside(row: dict[str, Any], name: str) -> list[Any]:
-    """The value at a dotted name, alone in a list; empty if there is none."""
+    """Return the value at a dotted name in a list of one; an empty list without it."""
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -360,7 +375,7 @@ def _shown(row: dict[str, Any], name: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """An answer that is a number, a list or an object as JSON; what is no answer as it is."""
+    """Encode a number, list or object as JSON; return any other value unchanged."""
     if value is None or isinstance(value, str):
         return value
     try:
@@ -371,7 +386,7 @@ def _as_text(value: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _schema(prompt: str, answer: str, solution: str, id: str) -> TypeAdapter[Any]:
-    """A row with columns of these names; it keeps whatever else it holds."""
+    """Schema of a row with columns of these names; other columns are kept."""
     text = Annotated[str, BeforeValidator(_as_text)]
     answers: Any = (text, Field(alias=answer)) if answer else (Literal[""], Field("", alias="\0"))
     row: Any = create_model(

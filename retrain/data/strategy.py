@@ -1,4 +1,4 @@
-"""The tasks `strategy`, where the likely way is wrong, and `rare`, where one sample in fifty is right."""
+"""The tasks `strategy`, where greedy decoding is wrong, and `rare`, where one sample in fifty is right."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _EVAL = {"every": 40, "problems": 64, "samples": 64, "pass_at": [1, 64]}
 @task("strategy", premise={"greedy_accuracy": (0.0, 0.35), "accuracy": (0.15, 0.45)}, knob="p_quick", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Addition):
-    """The likely way is wrong, a rarer way is right: sums with a carry, most of which are answered without it.
+    """Greedy decoding is wrong, a rarer answer is right: sums whose demonstrations mostly forget the carry.
 
-    Training has to make the rarer way, column by column, the likely one: greedy and sampled accuracy both rise.
+    Training has to make the rarer way, column by column, likely: greedy and sampled accuracy rise.
 
     Args:
         p_quick: the knob: how often the demonstrator answers at once.

@@ -1,1 +1,1 @@
-"""Where completions come from: the embedded engine, transformers' generate, and vLLM."""
+"""Inference engines: the embedded engine, transformers' `generate`, and vLLM."""

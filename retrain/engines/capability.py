@@ -1,16 +1,15 @@
-"""What an engine reads off a model's configuration: whether it can serve the model, and the weights to expect."""
+"""Checks of a model's configuration: which engine can serve it, and which weights it expects."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from retrain.errors import EngineError
-from retrain.protocols import shapes_of
-from retrain.system.model_paths import RANDOM_MODEL, model_location
+from retrain.system.model_paths import RANDOM_MODEL, model_location, positions
 from retrain.types import Request
+from retrain.weights import as_lazy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,20 +17,20 @@ if TYPE_CHECKING:
 _FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FUSED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 
-BESIDE_OR_MERGED = {None: "beside a bfloat16 base, merged into a float32 one"}
-"""How an engine computes LoRA's update, by the value of its parameter `lora`, for `retrain explain`."""
+UNMERGED_OR_MERGED: Mapping[str | None, str] = {None: "unmerged with a bfloat16 base, merged into a float32 one"}
+"""Description of how an engine applies LoRA, by its parameter `lora`; shown by `retrain explain`."""
 
 
 def base_model(model: Any) -> Any:
-    """The transformers model itself, with a PEFT wrapper taken off."""
+    """Return the transformers model without its PEFT wrapper, if it has one."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def choose_engine(model: Any) -> tuple[str, str]:
-    """The engine that `engine = "auto"` means for this model, and why.
+    """Choose the engine for this model under `engine = "auto"`.
 
     Returns:
-        ("torch", why) if the embedded engine can serve it, else ("transformers", why not).
+        ("torch", reason) if the embedded engine can serve the model, else ("transformers", reason).
     """
     reason = unsupported(model)
     if reason is None:
@@ -40,14 +39,18 @@ def choose_engine(model: Any) -> tuple[str, str]:
 
 
 def engines_at(path: str) -> tuple[str, ...]:
-    """Every engine that `engine = "auto"` may choose for a model, judged by its path alone."""
+    """Return the engines that `engine = "auto"` may choose, given only the model's path."""
     return ("torch",) if path == RANDOM_MODEL else ("torch", "transformers")
 
 
 def choose_engine_at(path: str) -> tuple[str, str] | None:
-    """`choose_engine` of `builtin:tiny`, or of a model in a directory or in the hub's local cache, without its weights.
+    """Apply `choose_engine` to the configuration of a local model, without loading its weights.
 
-    Runs no code that the model brings along and asks no network. None: it is not known.
+    The model is `builtin:tiny`, a directory, or in the hub's local cache. Neither code from the
+    model's repository nor the network is used.
+
+    Returns:
+        The result of `choose_engine`; None if the model's configuration cannot be read.
     """
     if path == RANDOM_MODEL:
         return "torch", "the embedded engine serves builtin:tiny"
@@ -57,16 +60,18 @@ def choose_engine_at(path: str) -> tuple[str, str] | None:
     try:
         config = AutoConfig.from_pretrained(model_location(path), local_files_only=True)
         with torch.device("meta"):
-            return choose_engine(AutoModelForCausalLM.from_config(config))
-    except Exception:  # loading the model reports what is wrong with it
+            # The config may name an attention implementation that is code from the hub.
+            return choose_engine(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    except Exception:  # loading the model later reports the error
         return None
 
 
 def unsupported(model: Any) -> str | None:
-    """Why the embedded engine cannot serve this transformers model; None if it can.
+    """Return the reason why the embedded engine cannot serve this model; None if it can.
 
-    It keeps one key and one value per token, layer and head, and computes softmax attention over all of them.
-    A sliding window that is never shorter than the model's longest sequence is full attention.
+    The engine caches one key and one value per token, layer and head, and computes softmax
+    attention over all of them. A sliding window at least as long as the model's longest sequence
+    is full attention.
     """
     model = base_model(model)
     config = getattr(model, "config", None)
@@ -75,7 +80,7 @@ def unsupported(model: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         return "it is an encoder-decoder or attends to another sequence"
     if config.get_text_config() is not config:
-        return "it sees more than text"
+        return "it is multimodal"
     if model.get_output_embeddings() is None:
         return "it has no language-model head"
     if getattr(model, "_is_stateful", False):
@@ -86,24 +91,22 @@ def unsupported(model: Any) -> str | None:
 
 
 def fusable(model: Any) -> bool:
-    """Whether the rewritten forward of the Llama family computes this model, with LoRA in its layers alone."""
+    """Return True if `FusedDecoder` can compute this model.
+
+    It supports the Llama family with LoRA in the layers, but not in the embedding or the head.
+    """
     model = base_model(model)
     if any(hasattr(edge, "base_layer") for edge in (model.get_input_embeddings(), model.get_output_embeddings())):
         return False
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     return (
-        type(model).__module__.startswith("transformers.")  # a subclass may compute something else
+        type(model).__module__.startswith("transformers.")  # a user's subclass may override the forward
         and config.model_type in _FUSED_FAMILIES
         and config.hidden_act == "silu"
         and rope.get("rope_type", "default") in _FUSED_ROPE
         and rope.get("partial_rotary_factor", 1.0) == 1.0
     )
-
-
-def positions(model: Any) -> float:
-    """Tokens of prompt and completion together that the model knows; inf if it sets no limit."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def _unusual_attention(model: Any) -> str | None:
@@ -123,7 +126,7 @@ def _unusual_attention(model: Any) -> str | None:
 
 
 def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the full state dict of this model without its adapters."""
+    """Return the names and shapes of the model's full state dict, without adapters."""
     import torch
 
     with torch.device("meta"):
@@ -132,8 +135,8 @@ def full_shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
-    """EngineError naming what is missing, unknown or of another shape."""
-    found = shapes_of(weights)
+    """Raise EngineError if weights are missing, unknown or of another shape than expected."""
+    found = as_lazy(weights).shapes
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is unknown" for name in found if name not in expected]
     for name, shape in expected.items():
@@ -142,22 +145,26 @@ def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str,
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise EngineError(
-            f"these weights are not the sampler's: {'; '.join(wrong[:3])}{more}; "
+            f"these weights do not fit the sampler's model: {'; '.join(wrong[:3])}{more}; "
             "send the full state_dict() of the merged model, tied entries included"
         )
 
 
 def check_requests(requests: Sequence[Request], version: int | None, limit: float, holder: str, fix: str) -> int:
-    """The version of an engine's weights, which can serve these requests.
+    """Check that an engine can serve these requests, and return the version of its weights.
 
+    Args:
+        version: of the engine's weights; None if it has none.
+        limit: tokens of the longest sequence that `holder` supports, context and completion together.
+        holder, fix: used in the error message.
     Raises:
-        EngineError: there are no weights, or a context is empty, or with its completion longer than the `limit`
-            tokens that the holder has room for.
+        EngineError: there are no weights, a context is empty, or a context and its completion are
+            longer than `limit`.
     """
     if version is None:
         raise EngineError("the sampler has no weights: call load_weights first")
     if not all(len(request.ids) for request in requests):
-        raise EngineError("a prompt has no tokens: there is nothing to continue; check the task and its template")
+        raise EngineError("a prompt has no tokens; check the task and its template")
     longest = max(requests, key=lambda request: len(request.ids) + request.max_tokens, default=None)
     if longest is not None and len(longest.ids) + longest.max_tokens > limit:
         raise EngineError(

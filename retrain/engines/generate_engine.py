@@ -1,4 +1,4 @@
-"""transformers' own generate behind the engine's contract: slower, and serves every causal LM."""
+"""Engine that calls transformers' `generate`: slower, but supports every causal LM."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from retrain.engines.capability import BESIDE_OR_MERGED, base_model, check_requests, positions
+from retrain.engines.capability import UNMERGED_OR_MERGED, base_model, check_requests
 from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
+from retrain.system.event_loop import check_stop
+from retrain.system.model_paths import positions
 from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@engine("transformers", adapters=BESIDE_OR_MERGED)
+@engine("transformers", adapters=UNMERGED_OR_MERGED)
 class GenerateEngine(Sampler):
-    """`model.generate`, with tokens drawn as in the embedded engine; the model's generation_config never decides.
+    """Samples with `model.generate`, drawing tokens as the embedded engine does.
 
-    A logits processor draws each token from the request's stream, so no global generator takes part.
+    A logits processor draws each token from the request's own random stream, so no global random
+    generator is used. The model's generation_config is ignored.
 
     Args:
         model: any transformers causal LM; its weights are copied, as in the embedded engine.
-        max_rows: completions sampled at once.
+        max_rows: largest number of completions in one call of `generate`.
 
     Attributes:
         version, tolerance: as in the embedded engine.
@@ -37,7 +40,8 @@ class GenerateEngine(Sampler):
 
         base = base_model(model)
         self._model = own_instance(base, next(base.parameters()).dtype)
-        self._model.generation_config = GenerationConfig()  # fields that are None would be filled from it
+        # transformers fills the None fields of our config in _generate from this one.
+        self._model.generation_config = GenerationConfig()
         self._max_rows = max_rows
         self.tolerance = tolerance_of(self._model.dtype)
         self.version: int | None = None
@@ -45,18 +49,22 @@ class GenerateEngine(Sampler):
             self.load_weights(model.state_dict(), 0)
 
     def describe(self) -> str:
-        """What samples, in words."""
+        """Describe the engine in one line."""
         return f"transformers engine, generate of {type(self._model).__name__} on {self._model.device}"
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
+        """Copy a full state dict.
+
+        Raises:
+            EngineError: names or shapes do not fit the model; the old weights stay in use.
+        """
         from retrain.engines.embedded.general import copy_weights
 
         copy_weights(self._model, weights)
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """The completions of every request, in the requests' order."""
+        """Return the completions of every request, in the order of the requests."""
         fix = "lower [training] max_tokens or drop long prompts"
         check_requests(requests, self.version, positions(self._model), "the model", fix)
         size = max(1, self._max_rows // max((request.count for request in requests), default=1))
@@ -76,7 +84,8 @@ class GenerateEngine(Sampler):
         uniform, chosen = decoder.uniforms(requests, sampling.seed).to(device), list[Any]()
 
         def one_token(_: Any, logits: Any) -> Any:
-            """Scores that leave the drawn token alone; the log-probs are kept."""
+            """Draw a token and record its log-prob; return scores that are finite for this token alone."""
+            check_stop()
             drawn = draw(logits, uniform[len(chosen)], sampling.temperature, sampling.top_k, sampling.top_p)
             chosen.append(drawn[1])
             return torch.full_like(logits, -torch.inf).scatter(1, drawn[0][:, None], 0.0)

@@ -1,49 +1,56 @@
-"""The embedded engine: sampling in the trainer's process, built for groups of completions of one prompt."""
+"""The embedded engine: samples in the trainer's process, optimised for groups of completions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from retrain.engines.capability import BESIDE_OR_MERGED, base_model, check_requests, fusable, positions, unsupported
+from retrain.engines.capability import UNMERGED_OR_MERGED, base_model, check_requests, fusable, unsupported
 from retrain.errors import ComponentError
 from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
+from retrain.system.model_paths import positions
 from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from retrain.engines.embedded.decoder import Decoder
-    from retrain.engines.embedded.kept import Kept
+    from retrain.engines.embedded.prefix_cache import CachedPrefix, PrefixCache
 
 
-@engine("torch", exact=True, concurrent=True, adapters=BESIDE_OR_MERGED)
+@engine("torch", exact=True, concurrent=True, adapters=UNMERGED_OR_MERGED)
 class TorchEngine(Sampler):
-    """Samples with the trainer's own forward, and no per-token bookkeeping.
+    """Samples in the trainer's process, one token per step for all completions of a chunk.
 
-    A prompt is computed once and its keys and values repeated for the group; finished rows are compacted away.
-    The weights are a copy: optimizer steps do not reach the sampler before `load_weights`.
+    A prompt is computed once, and its keys and values are repeated for the completions of its
+    group. Finished completions are removed from the batch. The weights are a copy: optimizer steps
+    reach the sampler only through `load_weights`.
 
-    The log-prob of a token is log_softmax(logits / temperature)[token] in float32. At temperature 0 tokens are
-    greedy and log-probs those of temperature 1. top_k, then top_p, truncate the tempered distribution, and the
-    log-probs are the truncated one's.
+    The log-prob of a token is log_softmax(logits / temperature)[token] in float32. At temperature 0
+    tokens are greedy, and the log-probs are those of temperature 1. top_k, then top_p, truncate the
+    tempered distribution, and the log-probs are those of the truncated distribution.
 
     Args:
         model: a transformers causal LM with full attention (see `unsupported`).
-        dtype: of the matrix products. "auto" is the model's own dtype on an accelerator; on a CPU bfloat16 if it
-            multiplies bfloat16 in hardware (twice as fast; log-probs within about 0.02), else float32.
-            On a CPU all but the layers' matrix products is float32, and so is the head unless it fits no cache.
-        fused: use the rewritten forward where there is one (Llama, Mistral, Qwen2, Qwen3).
-        graphs: on a GPU replay the rewritten forward's decode step as a CUDA graph.
-        memory_mb: bound on keys, values, logits and prefill activations; more prompts than fit are sampled in turn.
-            With an environment, bound also on the keys and values that wait for the next turns of a worker's episodes.
+        dtype: of the matrix products. "auto" is the model's dtype on an accelerator. On a CPU it is
+            bfloat16 if the hardware multiplies bfloat16 (twice as fast; log-probs within about
+            0.02), else float32. On a CPU everything but the layers' matrix products is float32,
+            and so is the head unless it is too large for the processor's cache.
+        fused: use `FusedDecoder` where it supports the model (Llama, Mistral, Qwen2, Qwen3).
+        graphs: on a GPU, replay the fused decode step as a CUDA graph.
+        memory_mb: limit on keys, values, logits and prefill activations; prompts that do not fit
+            together are sampled one chunk after the other. With an environment, also the limit on
+            the keys and values that are cached for the next turns of a worker's episodes.
 
     Attributes:
-        version: of the weights in force; None until there are any (an adapter model's must be loaded merged).
-        tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
+        version: of the weights in use; None before the first `load_weights`, which a model with
+            adapters needs (it takes merged weights).
+        tolerance: mean difference per token from the trainer's log-probs, in nats, that rounding
+            explains.
     """
 
     def __init__(
@@ -55,75 +62,110 @@ class TorchEngine(Sampler):
         graphs: bool = True,
         memory_mb: Annotated[int, Field(gt=0)] = 2048,
     ) -> None:
-        from retrain.engines.embedded.fused import FusedDecoder
-        from retrain.engines.embedded.general import GeneralDecoder
-
         if reason := unsupported(model):
             raise ComponentError(f"engine 'torch' cannot serve this model: {reason}", 'use engine = "transformers"')
         self._model = base_model(model)
         self._dtype = _resolve(dtype, self._model)
         self._device = next(self._model.parameters()).device
-        kind = FusedDecoder if fused and fusable(self._model) else GeneralDecoder
-        self._decoder: Decoder = kind(self._model, self._dtype)
-        self._graphs = graphs and kind is FusedDecoder and self._device.type == "cuda"
+        fused = fused and fusable(self._model)
+        self._decoder = _decoder(self._model, self._dtype, fused)
+        self._graphs = graphs and fused and self._device.type == "cuda"
         if self._graphs:
             from retrain.engines.embedded.static import StaticSlots
 
             self._decoder.kind = StaticSlots
         self._budget, self._limit = memory_mb << 20, positions(self._model)
-        self._kept: Kept | None = None
+        self._cache: PrefixCache | None = None
         self.tolerance = tolerance_of(self._dtype)
         self.version: int | None = None
-        if self._model is model:  # else its adapters are not in the state dict by the base model's names
+        if self._model is model:  # with adapters, the state dict does not have the base model's names
             self.load_weights(model.state_dict(), 0)
 
     def describe(self) -> str:
-        """The path, type and device in use, in words."""
+        """Describe the decoder, dtype and device in one line."""
         graphs = ", CUDA graphs" if self._graphs else ""
         return f"torch engine, {self._decoder.name} decoder, {str(self._dtype)[6:]} products on {self._device}{graphs}"
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Copy a full state dict; EngineError, with the old weights still in force, if it does not fit."""
+        """Copy a full state dict.
+
+        Raises:
+            EngineError: names or shapes do not fit the model; the old weights stay in use.
+        """
         self._decoder.load(weights)
-        self._kept = None
+        self._cache = None
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """The completions of every request, in the requests' order.
+        """Return the completions of every request, in the order of the requests.
 
-        Requests that extend contexts of the calls before, in a continued sampling, compute what is new of them.
+        In a continued sampling, keys and values of contexts from earlier calls are reused. In other
+        calls, contexts of which one is a prefix of the other are computed once.
         """
-        from retrain.engines.embedded import decoder
+        from retrain.engines.embedded import decoder, prefix_cache
 
         fix = "lower [training] max_tokens or drop long prompts"
-        version = check_requests(requests, self.version, self._limit, "the model", fix)
-        results: dict[int, list[Completion]] = {}
-        kept = self._kept = self._keeping(sampling) if sampling.continued else None
-        known = kept.known(requests) if kept else {}
-        for fresh in (True, False):
-            ours = [index for index in range(len(requests)) if (index not in known) == fresh]
-            for chunk in decoder.chunks([requests[index] for index in ours], self._budget, self._bytes):
-                places = [ours[index] for index in chunk]
-                some = [requests[index] for index in places]
-                start = kept.start([known[index] for index in places], some) if kept and not fresh else None
-                ids, logprobs, parts = decoder.sample_chunk(self._decoder, some, sampling, self._device, start)
-                rows = decoder.completions(ids, logprobs, some, sampling, version)
-                if kept:
-                    kept.add(parts, some, rows)
-                results.update(zip(places, rows, strict=True))
-        if kept:
-            kept.end(one for one, _ in known.values())
+        check_requests(requests, self.version, self._limit, "the model", fix)
+        cache = self._cache = self._cache_for(sampling) if sampling.continued else None
+        known = cache.known(requests) if cache else {}
+        contexts = {} if cache else prefix_cache.longest_contexts(requests)
+        fresh = [index for index in range(len(requests)) if index not in known and index not in contexts]
+        results = self._sample(requests, sampling, fresh)
+        results |= self._sample(requests, sampling, [*known], known)
+        longest = [Request(ids, 1, 1, 0) for ids in dict.fromkeys(contexts.values())]
+        # Half of the memory for the shared contexts, half for the requests that reuse them.
+        for chunk in decoder.chunks(longest, self._budget // 2, self._bytes):
+            computed = prefix_cache.computed(self._decoder, [longest[index].ids for index in chunk], self._device)
+            found = prefix_cache.sharing(contexts, computed, requests)
+            results |= self._sample(requests, sampling, [*found], found, self._budget // 2)
+        if cache:
+            cache.end(one for one, _ in known.values())
         return [results[index] for index in range(len(requests))]
 
-    def _keeping(self, sampling: Sampling) -> Kept:
-        from retrain.engines.embedded.kept import Kept
+    def _sample(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        ours: Sequence[int],
+        known: Mapping[int, tuple[CachedPrefix, int]] = MappingProxyType({}),
+        budget: int | None = None,
+    ) -> dict[int, list[Completion]]:
+        """Sample the requests with the indices `ours`, and return their completions by index.
 
-        kept = self._kept or Kept(self._budget)
-        kept.begin(sampling)
-        return kept
+        Args:
+            known: cached context of each request, and the number of tokens that both share; given
+                for all requests of `ours` or for none.
+            budget: bytes; unset, the engine's.
+        """
+        from retrain.engines.embedded import decoder, prefix_cache
+
+        results: dict[int, list[Completion]] = {}
+        for chunk in decoder.chunks([requests[index] for index in ours], budget or self._budget, self._bytes):
+            places = [ours[index] for index in chunk]
+            some = [requests[index] for index in places]
+            start = prefix_cache.start_from([known[index] for index in places], some) if known else None
+            ids, logprobs, parts = decoder.sample_chunk(self._decoder, some, sampling, self._device, start)
+            rows = decoder.completions(ids, logprobs, some, sampling, self.version or 0)
+            if sampling.continued and self._cache:
+                self._cache.add(parts, some, rows)
+            results.update(zip(places, rows, strict=True))
+        return results
+
+    def _cache_for(self, sampling: Sampling) -> PrefixCache:
+        from retrain.engines.embedded.prefix_cache import PrefixCache
+
+        cache = self._cache or PrefixCache(self._budget)
+        cache.begin(sampling)
+        return cache
 
     def _bytes(self, prompts: int, rows: int, length: int, max_tokens: int) -> int:
-        """Memory of prompts of this length with rows of completions, in bytes (float32 throughout)."""
+        """Estimate the memory of a chunk, in bytes, with every tensor in float32.
+
+        Args:
+            prompts, rows: numbers of prompts and of their completions.
+            length: tokens of the longest prompt.
+            max_tokens: tokens of the longest completion.
+        """
         config = self._model.config
         hidden, heads = config.hidden_size, config.num_attention_heads
         size = getattr(config, "head_dim", None) or hidden // heads
@@ -132,6 +174,17 @@ class TorchEngine(Sampler):
         inner = getattr(config, "intermediate_size", None) or 4 * hidden
         prefill = length * (8 * hidden + 4 * inner + 2 * length)
         return 4 * (rows * (slots + 4 * config.vocab_size) + prompts * prefill)
+
+
+def _decoder(model: Any, dtype: Any, fused: bool) -> Decoder:
+    """Return the fused or the general decoder, importing only the module that is needed."""
+    if fused:
+        from retrain.engines.embedded.fused import FusedDecoder
+
+        return FusedDecoder(model, dtype)
+    from retrain.engines.embedded.general import GeneralDecoder
+
+    return GeneralDecoder(model, dtype)
 
 
 def _resolve(dtype: str, model: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Who answers the model: environments, the processes that hold their live episodes, and those that are built in."""
+"""Multi-turn environments: their contract, the worker processes that run them, and built-in ones."""

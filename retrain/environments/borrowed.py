@@ -1,4 +1,4 @@
-"""Environments that were written for other libraries, as they are. Needs nothing of this package's own dependencies."""
+"""Adapters for environments of other libraries. Uses none of this package's dependencies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from retrain import Say, environment
+from retrain import Observation, environment
 from retrain.environments.contract import Game, Limits
 from retrain.environments.tools import called, importable, load_object
 
@@ -31,14 +31,15 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     parser: str = "hermes",
     describe: bool = True,
 ) -> Game:
-    """A class, or another callable without arguments, for `environment_factory` of TRL's GRPOTrainer.
+    """Environment in the form of `environment_factory` of TRL's GRPOTrainer.
 
-    `reset(prompt=, answer=, **extra)` begins and returns what is added to the prompt, or None. The other public
-    methods are tools (see the environment "tools"). The first reply that calls none ends the episode, as max_turns
-    and the token budget do; `get_reward()`, if there is one, is its reward, and otherwise [[rewards]] score it.
+    `reset(prompt=, answer=, **extra)` starts an episode and returns text to add to the prompt, or
+    None. The other public methods are tools (see the environment "tools"). The episode ends at the
+    first action without a tool call, at max_turns, or when the token budget is used up. Its reward
+    is `get_reward()`; without this method, [[rewards]] score it.
 
     Args:
-        factory: dotted path.
+        factory: dotted path of a class or another callable without arguments.
         parser, describe: as for "tools".
     """
     world = load_object(factory)()
@@ -59,26 +60,28 @@ def skyrl(
     env_class: str,
     config: dict[str, Any] | None = None,
 ) -> Game:
-    """A `BaseTextEnv` of SkyRL-gym: `init(prompt)`, and `step(reply)` until it is done.
+    """A `BaseTextEnv` of SkyRL-gym: calls `init(prompt)`, then `step(action)` until it is done.
 
-    What `init` returns begins with the prompt as it is; ValueError if not.
-    Its `extras` are the problem's, with `reward_spec.ground_truth` = the answer and `max_turns` unless they have them.
+    The messages from `init` must start with the unchanged prompt. `extras` are the problem's extra
+    fields; `reward_spec.ground_truth` (the answer) and `max_turns` are added if they are missing.
 
     Args:
         env_class: dotted path.
         config: its `env_config`.
+    Raises:
+        ValueError: `init` changed the prompt.
     """
     spec = {"reward_spec": {"method": "rule", "ground_truth": answer}, "max_turns": limits.max_turns}
     world = load_object(env_class)(env_config=config or {}, extras=spec | dict(extra))
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     messages, _ = world.init([dict(one) for one in asked])
     if messages[: len(asked)] != asked:
-        raise ValueError("init changed the prompt, which stands; let it add messages behind, and change the data")
+        raise ValueError("init changed the prompt; let it only append messages, and change prompts in the data")
     reply = yield [dict(one) for one in messages[len(asked) :]]
     while not (found := world.step(str(reply)))["done"]:
         said = found["observations"]
         text, role = "\n".join(one["content"] for one in said), said[-1]["role"] if said else "user"
-        reply = yield Say(text, reward=float(found["reward"]), role=role)
+        reply = yield Observation(text, reward=float(found["reward"]), role=role)
     world.close()
     return float(found["reward"])
 
@@ -93,16 +96,16 @@ def skyrl(
     ),
 )
 def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str") -> Game:
-    """An `Environment` of OpenEnv in the worker's process: `reset(seed=)`, and `step(action)` until it is done.
+    """An `Environment` of OpenEnv in the worker process: calls `reset(seed=)`, then `step(action)` until it is done.
 
     Args:
         env_class: dotted path.
-        action: dotted path of what makes an action of the reply's text.
-        show: dotted path of what makes a text of an observation.
+        action: dotted path of a function from the model's text to an action.
+        show: dotted path of a function from an observation to text.
     """
     act, text, world = load_object(action), load_object(show), load_object(env_class)()
     seen = world.reset(seed=seed % 2**31)
     reply = yield text(seen)
     while not (seen := world.step(act(str(reply)))).done:
-        reply = yield Say(text(seen), reward=float(seen.reward or 0))
+        reply = yield Observation(text(seen), reward=float(seen.reward or 0))
     return float(seen.reward or 0)

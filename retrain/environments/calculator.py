@@ -1,4 +1,4 @@
-"""A calculator that the model must learn to call."""
+"""Environment with a calculator that the model can call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from retrain import Say, environment
+from retrain import Observation, environment
 from retrain.environments.contract import Game
 
 _CALL = re.compile(r"=\s*(\d{1,9})\+(\d{1,9})\s*")
@@ -16,19 +16,20 @@ _FINAL = re.compile(r"so (\d{1,10})\s*")
 
 @environment("calculator")
 def calculator(answer: str, *, calls: Annotated[int, Field(ge=0)] = 3) -> Game:
-    """`=12+34` is answered `46`, and `so 46` ends the episode with 1 if it is the answer, else 0.
+    """Calculator: the action `=12+34` gets the observation `46`; `so 46` submits an answer.
 
-    Anything else is answered `?`. After `calls` answers the next reply is the last.
+    A submission ends the episode with reward 1 if the answer is right, else 0. Any other action gets
+    the observation `?`. The action after the last observation must be the submission.
 
     Args:
-        calls: how often it answers.
+        calls: number of observations.
     """
-    reply = yield None
+    action = yield None
     for _ in range(calls):
-        if final := _FINAL.fullmatch(reply):
+        if final := _FINAL.fullmatch(action):
             return float(final[1] == answer)
-        call = _CALL.fullmatch(reply)
+        call = _CALL.fullmatch(action)
         text = f"{int(call[1]) + int(call[2])}\n" if call else "?\n"
-        reply = yield Say(text, role="tool", metrics={"tool_calls": bool(call), "tool_errors": not call})
-    final = _FINAL.fullmatch(reply)
+        action = yield Observation(text, role="tool", metrics={"tool_calls": bool(call), "tool_errors": not call})
+    final = _FINAL.fullmatch(action)
     return float(final is not None and final[1] == answer)

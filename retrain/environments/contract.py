@@ -1,4 +1,4 @@
-"""What an environment reads, yields and returns. Needs nothing but the standard library, as its workers do."""
+"""Contract of environments: what they read, yield and return. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -6,35 +6,41 @@ import inspect
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, NamedTuple, SupportsFloat
 
 from retrain.errors import ComponentError
 from retrain.types import fits_float32
 
 FIELDS: tuple[str, ...] = ("answer", "prompt", "problem", "extra", "rng", "seed", "limits")
-"""What an environment may read by naming it: `answer`, `prompt` and `extra` are the problem's and `problem` a dict of
-them with its id; `rng` is a `random.Random` made from `seed`, which all episodes of a group share; `limits` are the
-episode's `Limits`."""
+"""Names of the positional parameters that an environment may have. `answer`, `prompt` and `extra` are
+the problem's; `problem` is a dict of them with its id. `rng` is a `random.Random` with the seed
+`seed`, which is the same for all episodes of a group. `limits` are the episode's `Limits`."""
 
 
 _REPORTED = {"turns", "replayed", "observation_tokens", "episodes", "reward", "accuracy"}
-"""Metrics of episodes that no environment counts."""
+"""Names of episode metrics that the run reports; environments cannot use them."""
 
-Game = Generator["str | Say | Sequence[Mapping[str, str]] | None", "Reply", "float | Mapping[str, float] | None"]
-"""What an environment is: it yields what it says, is sent the model's reply, and returns the reward."""
+Game = Generator[
+    "str | Observation | Sequence[Mapping[str, str]] | None", "Action", "float | Mapping[str, float] | None"
+]
+"""An environment: a generator that yields observations, receives actions, and returns the reward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """What an environment yields to say more than a text.
+class Observation:
+    """Observation with more than a text, yielded by an environment.
 
     Attributes:
-        text: for the model; None says nothing.
-        reward: what the reply before it earned.
-        role: of the message in a chat: "user", or "tool" for the result of a call.
-        metrics: counts, which the episode's metrics add up.
-        tools: before the first reply, JSON schemas of what the model may call, for chat templates that show them.
-        tools_text: is added to the text where the chat template shows no tools.
+        text: shown to the model; None shows nothing.
+        reward: of the previous action.
+        role: of the chat message: "user", or "tool" for the result of a call.
+        metrics: counts, summed over the episode.
+        tools: JSON schemas of the tools, before the first action; used by chat templates that
+            support tools.
+        tools_text: added to the text if the chat template does not support tools.
+        state: identifies the environment's state, for advantages that compare turns in equal
+            states; None identifies it by the text.
     """
 
     text: str | None = None
@@ -43,29 +49,34 @@ class Say:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     tools: Sequence[Mapping[str, Any]] = ()
     tools_text: str = ""
+    state: str | None = None
 
 
-class Reply(str):
-    """What the model said in one turn: its text, without special tokens.
+class Action(str):
+    """The model's text of one turn, without special tokens.
 
     Attributes:
-        finish_reason: "stop", or "length" where it was cut.
+        finish_reason: "stop", or "length" if a token limit cut the text.
         turn: number of the turn, from 0.
-        tokens_left: tokens that the episode may still sample.
+        tokens_left: number of tokens that the model may still sample in this episode.
     """
 
     finish_reason: str
     turn: int
     tokens_left: int
 
-    def __new__(cls, text: str, finish_reason: str = "stop", turn: int = 0, tokens_left: int = 0) -> Reply:
-        reply = super().__new__(cls, text)
-        reply.finish_reason, reply.turn, reply.tokens_left = finish_reason, turn, tokens_left
-        return reply
+    def __new__(cls, text: str, finish_reason: str = "stop", turn: int = 0, tokens_left: int = 0) -> Action:
+        action = super().__new__(cls, text)
+        action.finish_reason, action.turn, action.tokens_left = finish_reason, turn, tokens_left
+        return action
+
+
+Say, Reply = Observation, Action
+"""Earlier names, importable until version 0.3."""
 
 
 class Limits(NamedTuple):
-    """Of an episode: `[environment] max_turns, turn_tokens, observation_tokens` and `[training] max_tokens`."""
+    """Limits of an episode, from `[environment]` and, for max_tokens, from `[training]`."""
 
     max_turns: int
     turn_tokens: int
@@ -74,16 +85,17 @@ class Limits(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of one step of an episode, as plain data.
+    """Result of one step of an episode, as plain data.
 
     Attributes:
-        kind: "say", "end", or why the episode failed: "error" or "timeout".
-        messages: (role, text) for the model, in order.
-        reward: what the last reply earned.
-        parts: what the environment returned: its rewards by name; None for no opinion.
+        kind: "say" for an observation, "end", or a failure: "error" or "timeout".
+        messages: (role, text) of the observation, in order.
+        reward: of the last action.
+        parts: rewards that the environment returned at the end, by name; None if it returned None.
         metrics: counts to add to the episode's.
-        detail, trace: of a failure.
-        tools, tools_text: see `Say`.
+        detail, trace: message and traceback of a failure.
+        tools, tools_text: see `Observation`.
+        state: digest of the state, or of the messages if it has no name; "" without either.
     """
 
     kind: str
@@ -95,14 +107,19 @@ class Answer(NamedTuple):
     trace: str = ""
     tools: Sequence[Mapping[str, Any]] = ()
     tools_text: str = ""
+    state: str = ""
 
 
 def fields_read(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
-    """The FIELDS that an environment names; ComponentError if it wants something else."""
+    """Return the FIELDS that are parameters of an environment.
+
+    Raises:
+        ComponentError: another parameter without a default is positional, or one is positional-only.
+    """
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     wanted = [one for one in inspect.signature(function).parameters.values() if one.kind in kinds]
     unknown = [one.name for one in wanted if one.name not in FIELDS and one.default is one.empty]
-    fix = f"name its parameters among: {', '.join(FIELDS)}; those of its table stand behind a *"
+    fix = f"use parameters among: {', '.join(FIELDS)}; put keys of its TOML table after a *"
     if unknown:
         raise ComponentError(f'environment "{name}" reads {", ".join(unknown)}, which no episode has', fix)
     if any(one.kind is one.POSITIONAL_ONLY for one in wanted):
@@ -111,26 +128,36 @@ def fields_read(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def said(value: Any, first: bool) -> Answer:
-    """What an environment yielded; ValueError if that is nothing it may yield."""
-    say = value if isinstance(value, Say) else Say(value) if value is None or isinstance(value, str) else None
-    if say is None:
-        return Answer("say", [_message(one) for one in _list(value)])
+    """Convert the value that an environment yielded to an `Answer`.
+
+    Args:
+        first: the value precedes the first action, so it may not have a reward.
+    Raises:
+        ValueError: the value is invalid.
+    """
+    say = Observation(value) if value is None or isinstance(value, str) else value
+    if not isinstance(say, Observation):
+        messages = [_message(one) for one in _list(value)]
+        return Answer("say", messages, state=_digest(messages))
     if say.text is not None and not isinstance(say.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"Say was given a text that is {type(say.text).__name__}")
-    reward = _number(say.reward, "the reward of Say")
+        raise ValueError(f"Observation was given a text that is {type(say.text).__name__}")
+    reward = _number(say.reward, "the reward of Observation")
     if first and reward:
-        raise ValueError("gave a reward before the first reply")
+        raise ValueError("yielded a reward before the first reply; remove it")
     metrics = {str(key): _number(number, f"metric {key!r}") for key, number in say.metrics.items()}
     if taken := [key for key in metrics if key in _REPORTED or key.startswith("ended_")]:
         raise ValueError(f"metric {taken[0]!r}: the run reports env/{taken[0]} itself; give it another name")
     messages = [] if say.text is None else [(str(say.role), say.text)]
-    return Answer(
-        "say", messages, reward, None, metrics, "", "", [dict(tool) for tool in say.tools], str(say.tools_text)
-    )
+    tools, state = [dict(tool) for tool in say.tools], _digest(messages if say.state is None else str(say.state))
+    return Answer("say", messages, reward, None, metrics, "", "", tools, str(say.tools_text), state)
 
 
 def returned(value: Any) -> Answer:
-    """What an environment returned; ValueError if that is no reward."""
+    """Convert the value that an environment returned to an `Answer`.
+
+    Raises:
+        ValueError: the value is neither a reward, a mapping of rewards, nor None.
+    """
     if value is None:
         return Answer("end")
     parts: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"env": value}
@@ -139,10 +166,15 @@ def returned(value: Any) -> Answer:
     return Answer("end", parts={str(key): _number(number, f"reward {key!r}") for key, number in parts.items()})
 
 
+def _digest(state: str | Sequence[tuple[str, str]]) -> str:
+    """Hash the name of a state, or messages, to 16 hexadecimal digits; "" if it is empty."""
+    return blake2b(repr(state).encode(errors="surrogatepass"), digest_size=8).hexdigest() if state else ""
+
+
 def _list(value: Any) -> Sequence[Any]:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return value
-    raise ValueError(f"yielded a {type(value).__name__}; yield text, Say(...), messages or None")
+    raise ValueError(f"yielded a {type(value).__name__}; yield text, Observation(...), messages or None")
 
 
 def _message(value: Any) -> tuple[str, str]:
@@ -154,7 +186,7 @@ def _message(value: Any) -> tuple[str, str]:
 
 
 def _number(value: Any, what: str) -> float:
-    number = float(value) if isinstance(value, SupportsFloat) else math.nan  # numpy's bool is no Real
+    number = float(value) if isinstance(value, SupportsFloat) else math.nan  # numpy's bool is not a Real
     if not fits_float32(number):
         raise ValueError(f"{what} is not a finite number: {type(value).__name__}")
     return number

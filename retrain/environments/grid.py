@@ -1,4 +1,4 @@
-"""A goal to be walked to: five to ten turns, of which each earns what it brings nearer."""
+"""Walk to a goal in five to ten turns, with a reward in each turn for getting closer."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from typing import Annotated
 
 from pydantic import Field
 
-from retrain import Say, environment
+from retrain import Observation, environment
 from retrain.environments.contract import Game
 
 
 @environment("grid")
 def grid(answer: str, *, steps: Annotated[int, Field(ge=1)] = 8, shaping: Annotated[float, Field(ge=0)] = 1.0) -> Game:
-    """The answer `3 -2` says how far east and north the goal is; `n`, `s`, `e` and `w` go a step, all else stays.
+    """Grid walk: the actions `n`, `s`, `e` and `w` move one step, any other action does not move.
 
-    Every step is answered with how far the goal is now. The episode ends with {"reached": 1} there, and with
-    {"reached": 0} after the last step. A step earns shaping * (what it brings nearer) / (distance at the start).
+    The problem's answer, such as `3 -2`, is the offset of the goal to the east and north. Each
+    observation is the remaining offset. The episode ends with {"reached": 1} at the goal, and with
+    {"reached": 0} after the last step. A step has the reward shaping * (decrease of the distance) /
+    (distance at the start).
 
     Args:
-        steps: how many there are.
-        shaping: sum of what the steps earn, apart from reaching the goal, if they reach it.
+        steps: number of steps.
+        shaping: sum of the step rewards of an episode that reaches the goal, without `reached`.
     """
     east, north = map(int, answer.split())
     start = distance = abs(east) + abs(north)
-    reply = yield None
+    action = yield None
     for left in reversed(range(steps)):
-        east -= (reply.strip() == "e") - (reply.strip() == "w")
-        north -= (reply.strip() == "n") - (reply.strip() == "s")
+        east -= (action.strip() == "e") - (action.strip() == "w")
+        north -= (action.strip() == "n") - (action.strip() == "s")
         if (east, north) == (0, 0):
             return {"reached": 1.0, "nearer": shaping * distance / start}
         nearer, distance = distance - abs(east) - abs(north), abs(east) + abs(north)
         if left == 0:
             return {"reached": 0.0, "nearer": shaping * nearer / start}
-        reply = yield Say(f"{east} {north}:", reward=shaping * nearer / start)
+        action = yield Observation(f"{east} {north}:", reward=shaping * nearer / start)
     return None

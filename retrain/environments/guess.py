@@ -1,4 +1,4 @@
-"""A number to be guessed from hints: reward that comes turn by turn."""
+"""Guess a number from hints, with an optional reward in each turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from retrain import Say, environment
+from retrain import Observation, environment
 from retrain.environments.contract import Game
 
 
@@ -19,21 +19,22 @@ def guess(
     guesses: Annotated[int, Field(ge=1)] = 6,
     shaping: Annotated[float, Field(ge=0)] = 0.0,
 ) -> Game:
-    """The answer is a number in 0..top; a guess below it is answered `+`, above it `-`, and anything else `?`.
+    """Number guessing in 0..top: the hint is `+` after a guess that is too low, `-` if too high.
 
-    The episode ends with {"found": 1} when the number is guessed, and with {"found": 0} after the last guess. A guess
-    that leaves m of the n numbers that the hints before it left earns shaping * log2(n / m) / log2(top + 1). The
-    metric `forgot` counts guesses that the hints before them had excluded, and replies that are no number.
+    Any other action gets `?`. The episode ends with {"found": 1} when the guess is right, and with
+    {"found": 0} after the last guess. A guess that reduces the n possible numbers to m has the
+    reward shaping * log2(n / m) / log2(top + 1). The metric `forgot` counts guesses that earlier
+    hints had excluded, and actions that are not numbers.
 
     Args:
         top: the largest number.
-        guesses: how many there are.
-        shaping: sum of what the guesses earn, apart from finding the number, if they find it.
+        guesses: number of guesses.
+        shaping: sum of the guesses' rewards in an episode that finds the number, without `found`.
     """
     low, high, number = 0, top, int(answer)
-    reply = yield None
+    action = yield None
     for left in reversed(range(guesses)):
-        said = int(reply) if reply.strip().isdecimal() else -1
+        said = int(action) if action.strip().isdecimal() else -1
         if said == number:
             return {"found": 1.0}
         if left == 0:
@@ -45,5 +46,5 @@ def guess(
             high = said - 1
         earned = shaping * log2(before / (high - low + 1)) / log2(top + 1)
         hint = "?\n" if said < 0 else "+\n" if said < number else "-\n"
-        reply = yield Say(hint, reward=earned, metrics={"forgot": forgot})
+        action = yield Observation(hint, reward=earned, metrics={"forgot": forgot})
     return {"found": 0.0}

@@ -1,4 +1,4 @@
-"""Problems of several tasks, one after the other by chance: the task of `[[environments]]`."""
+"""Random mixture of several tasks: the task of `[[environments]]`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from retrain.types import Metrics, Problem, Rollout, State
 
 
 class WeightedTask(NamedTuple):
-    """A task, and how often it is drawn relative to the others."""
+    """A task and its sampling weight relative to the others."""
 
     task: Task
     weight: float
 
 
 class Mixture(Task):
-    """Draws for every problem which part poses it, each part's problems in their own order.
+    """Draws a task for every problem and takes the problems of each task in order.
 
-    What number `index` is depends on the seed, the weights and `index` alone, so a run that is resumed at its cursor
-    continues the same mix.
+    Problem number `index` depends only on the seed, the weights and `index`, so a resumed run
+    continues the same sequence.
 
     Args:
         seed: of the draws.
-        parts: by the labels that their problems carry as `environment`.
+        parts: tasks by label; a problem has the label of its task in its field `environment`.
     """
 
     def __init__(self, seed: int, parts: Mapping[str, WeightedTask]) -> None:
         self._seed, self._parts = seed, parts
-        self._drawn: list[tuple[str, int]] = []  # label and number within the part of every problem so far
+        self._drawn: list[tuple[str, int]] = []  # label, and number within its task, of every problem so far
         self._counts = dict.fromkeys(parts, 0)
 
     def problem(self, index: int) -> Problem:
-        """Training problem number `index`."""
+        """Return training problem number `index`."""
         labels, weights = list(self._parts), [part.weight for part in self._parts.values()]
         while len(self._drawn) <= index:
             [label] = Random(derive_seed(self._seed, "mix", len(self._drawn))).choices(labels, weights)
@@ -48,7 +48,7 @@ class Mixture(Task):
         return _labelled(label, self._parts[label].task.problem(number))
 
     def heldout(self, count: int) -> list[Problem]:
-        """The held-out problems of every part, `count` in all: as many of each, whatever the weights."""
+        """Return `count` held-out problems, equally many of each task regardless of the weights."""
         share, rest = divmod(count, len(self._parts))
         return [
             _labelled(label, problem)
@@ -57,18 +57,18 @@ class Mixture(Task):
         ]
 
     def finite(self) -> Iterator[Problem]:
-        """All problems of the parts whose problems are in memory."""
+        """Return all problems of the tasks that have a finite number in memory."""
         return (_labelled(label, one) for label, part in self._parts.items() for one in part.task.finite())
 
     def fingerprint(self) -> str | None:
-        """Hash of the parts' data and weights; None if a part does not know its own."""
+        """Return a hash of the tasks' data and weights; None if a task has no fingerprint."""
         known = [(label, part.weight, part.task.fingerprint()) for label, part in self._parts.items()]
         if any(data is None for _, _, data in known):
             return None
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """The figures of every part, `LABEL/NAME`."""
+        """Return the figures of every task, named `LABEL/NAME`."""
         found = Metrics()
         for label, part in self._parts.items():
             own = [pair for pair in zip(problems, answers, strict=True) if pair[0].environment == label]
@@ -77,7 +77,7 @@ class Mixture(Task):
         return found
 
     def learn(self, rates: Mapping[str, float]) -> Metrics:
-        """Tell every part of its own problems; returns its metrics as `LABEL/NAME`."""
+        """Pass every task the success rates of its problems; return its metrics as `LABEL/NAME`."""
         found = Metrics()
         for label, part in self._parts.items():
             own = {name.removeprefix(f"{label}/"): rates[name] for name in rates if name.startswith(f"{label}/")}
@@ -85,16 +85,16 @@ class Mixture(Task):
         return found
 
     def state_dict(self) -> State:
-        """What the parts have learned, by label."""
+        """Return the states of the tasks, by label."""
         return {label: part.task.state_dict() for label, part in self._parts.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore every part."""
+        """Restore the states of the tasks."""
         for label, part in self._parts.items():
             part.task.load_state_dict(state.get(label, {}))
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """What the part that posed the problem knows of the text."""
+        """Return the spans that the problem's task finds in a text."""
         return self._parts[problem.environment].task.spans(problem, text)
 
 

@@ -1,4 +1,4 @@
-"""Python functions as tools that the model may call."""
+"""Environment in which the model calls Python functions as tools."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from retrain import Say, environment
-from retrain.environments.contract import Game, Limits, Reply
+from retrain import Observation, environment
+from retrain.environments.contract import Action, Game, Limits
 from retrain.errors import ComponentError, did_you_mean
 from retrain.system import model_code
 
 ToolCall = tuple[str, Mapping[str, Any] | str]
-"""Name and arguments of a tool; or an empty name, and why the text is no call."""
+"""Name and arguments of a tool call; or "" and the reason why the text is not a valid call."""
 
 _PYTHON_S, _LONGEST = 5.0, 1 << 15
-"""Of the tool `python`: seconds for a call, and bytes of what it prints that are read."""
+"""Timeout of the tool `python` in seconds, and largest number of bytes of its output."""
 
 _TYPES: dict[tuple[type, ...], str] = {
     (bool,): "boolean",
@@ -32,7 +32,7 @@ _TYPES: dict[tuple[type, ...], str] = {
     (dict, Mapping): "object",
     (list, tuple, Sequence): "array",
 }
-"""The first that a class is a subclass of is its type in JSON."""
+"""Python types and their JSON type; the first row with a base class of the annotation applies."""
 
 _ARGUMENTS = re.compile(r"^Args:\n((?:[ \t]+\S.*\n?|[ \t]*\n)+)", re.MULTILINE)
 _ARGUMENT = re.compile(r"^( +)(\w+)(?: \(.*?\))?:(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
@@ -46,19 +46,21 @@ _FORMS = {
 
 
 def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
-    """The check of an environment whose parameters of these names are dotted paths to code of the user's."""
+    """Return a configuration check for parameters that are dotted paths to the user's code."""
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Any]:
         from retrain import Finding
 
-        for key in keys if config.environment.python is None else ():  # another interpreter's packages are not here
+        for key in (
+            keys if config.environment.python is None else ()
+        ):  # this process cannot import another interpreter's packages
             paths: Sequence[str] = [params[key]] if isinstance(params[key], str) else params[key]
             if not paths:
                 yield Finding((key,), "is empty, so there would be no tool", "name a function")
             for place, path in enumerate(paths):
                 try:
-                    _check_path(key, path, key == "functions" and params["describe"], config.plugins.search_paths)
-                    if path.replace(":", ".") == f"{__name__}.python" and (why := _unprotected(config)):
+                    found = _check_path(key, path, key == "functions" and params["describe"], config)
+                    if found is python and (why := _unprotected(config)):
                         raise ComponentError(f"the tool python runs code of the model, and {why[0]}", why[1])
                     if _name(path) in map(_name, paths[:place]):
                         raise ComponentError(f'two tools are called "{_name(path)}"', "rename one of the functions")
@@ -69,48 +71,53 @@ def importable(*keys: str) -> Callable[[Mapping[str, Any], Any], Iterator[Any]]:
 
 
 def _unprotected(config: Any) -> tuple[str, str] | None:
-    """Why there would be no sandbox around an environment, and what to do; None if there is one."""
+    """Return the reason why an environment would run without a sandbox, and the fix; None if it has one."""
     if config.environment.workers == 0:
         return "[environment] workers = 0 runs it in the trainer itself", "set [environment] workers = 1"
     if config.reward_pool.sandbox == "off":
         return '[reward_pool] sandbox = "off" leaves it without protection', 'set [reward_pool] sandbox = "auto"'
-    from retrain.system.sandbox import missing
-
-    if why := missing():
-        return f"this machine has no sandbox ({why})", "allow unprivileged user namespaces, or leave the tool out"
+    if why := model_code.method()[1]:
+        fix = "install bubblewrap, allow unprivileged user namespaces, or leave the tool out"
+        return f"this machine has no sandbox ({why})", fix
     return None
 
 
-def _check_path(key: str, path: str, shown: bool, search_paths: Sequence[str]) -> None:
+def _check_path(key: str, path: str, shown: bool, config: Any) -> Any:
+    """Import the object of a dotted path, or return the parser of this name.
+
+    Raises:
+        ComponentError: it cannot be imported, is not callable, or has no JSON schema.
+    """
     from retrain.registry import is_dotted, lookup
 
     if key == "parser" and path in PARSERS:
-        return
+        return PARSERS[path]
     if key == "parser" and not is_dotted(path):
         fix = did_you_mean(path, [*PARSERS], f"use {', '.join(PARSERS)}, or a dotted path to your own")
         raise ComponentError(f'there is no parser "{path}"', fix)
-    if not callable(found := lookup.load_object(path, search_paths)):
+    if not callable(found := lookup.load_object(path, config.plugins.search_paths)):
         raise ComponentError(f'"{path}" is a {type(found).__name__}, not a function', "point to a function")
     try:
         _ = shown and schema(path, found)
-    except Exception as error:  # a type hint is code of the user's
+    except Exception as error:  # evaluating a type hint runs the user's code
         raise ComponentError(f'"{path}" cannot be shown to a model: {error}', "wrap it in a function") from error
+    return found
 
 
 @environment("tools", rewards=False, check_code=importable("functions", "parser"), imports=("functions", "parser"))
 def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> Game:
-    """The model calls tools; its first reply without a call ends the episode, and [[rewards]] score that reply.
+    """Tool use: the model calls functions until its first action without a call, which [[rewards]] score.
 
-    A call that is broken, names no tool, or raises, is answered `error: ...`. env/tool_calls and env/tool_errors are
-    the calls and errors of an episode.
+    A call that is malformed, has an unknown name or raises an exception gets the observation
+    `error: ...`. The metrics env/tool_calls and env/tool_errors count calls and errors per episode.
 
     Args:
-        functions: dotted paths, of coroutine functions too; their signatures, and the first line and the `Args:` of
-            their docstrings, are what the model is told.
-        parser: how a call is written: "hermes", "json" or "python"; or the dotted path of `fn(text)`, which returns
-            (name, arguments) of every call.
-        describe: begin with the tools' schemas, in the chat template's own place for them if it has one; else in the
-            prompt, with how to call them.
+        functions: dotted paths of functions or coroutine functions. The model sees their signatures,
+            and the first line and the `Args:` section of their docstrings.
+        parser: syntax of a call: "hermes", "json" or "python"; or the dotted path of `fn(text)`,
+            which returns (name, arguments) of every call.
+        describe: show the tools' schemas first, as tools of the chat template if it supports them,
+            else in the prompt together with the syntax of a call.
     """
     named = {_name(path): load_object(path) for path in functions}
     yield from called(named, parser, describe)
@@ -123,39 +130,43 @@ def called(
     describe: bool,
     first: str | None = None,
     limits: Limits | None = None,
-) -> Generator[Say, Reply]:
-    """Answer the model's calls of tools until a reply has none.
+) -> Generator[Observation, Action]:
+    """Execute the model's tool calls until an action has none.
 
     Args:
-        named: the tools.
+        named: tools by name.
         parser, describe: see `tools`.
-        first: is added to the prompt.
-        limits: it ends with the last reply that they allow, whose calls are made; None leaves that to the driver.
+        first: text to add to the prompt.
+        limits: return after executing the calls of the last action that these allow; None leaves
+            the limits to the caller.
     """
     parse = PARSERS.get(parser) or load_object(parser)
     how = f"Call a tool with {_FORMS.get(parser, 'its syntax')}\n"
     schemas = [schema(name, function) for name, function in named.items()] if describe else []
     lines = "".join(json.dumps(one) + "\n" for one in schemas)
-    reply = yield Say(first, tools=schemas, tools_text=f"\nTools:\n{lines}{how}" * describe)
-    while calls := parse(reply):
+    action = yield Observation(first, tools=schemas, tools_text=f"\nTools:\n{lines}{how}" * describe)
+    while calls := parse(action):
         answers = [_call(named, name, arguments) for name, arguments in calls]
         broken = sum(text.startswith("error: ") for text in answers)
-        if limits and (reply.turn + 1 >= limits.max_turns or reply.tokens_left <= 0):
+        if limits and (action.turn + 1 >= limits.max_turns or action.tokens_left <= 0):
             return
-        reply = yield Say("\n".join(answers), role="tool", metrics={"tool_calls": len(calls), "tool_errors": broken})
+        action = yield Observation(
+            "\n".join(answers), role="tool", metrics={"tool_calls": len(calls), "tool_errors": broken}
+        )
 
 
 def python(code: str) -> str:
-    """Run Python code and see what it prints."""
+    """Run Python code and return its output."""
     if not model_code.available():
-        raise SystemExit("the tool python runs code of the model, and there is no sandbox around it")
+        raise SystemExit("the tool python runs code of the model and needs a sandbox; set [reward_pool] sandbox")
     return model_code.run(code, _PYTHON_S, _LONGEST)
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """What a model is told of a function, as JSON schema; `*args` and `**keys` are left out.
+    """Return the JSON schema of a function for the model; `*args` and `**keys` are left out.
 
-    ValueError if it has a parameter without a default that cannot be given by name.
+    Raises:
+        ValueError: a positional-only parameter has no default.
     """
     found, required, doc = dict[str, Any](), list[str](), inspect.getdoc(function) or ""
     section = _ARGUMENTS.search(doc)
@@ -172,9 +183,9 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def shape(hint: Any) -> dict[str, Any]:
-    """JSON schema of a type; `{}`, which is anything, if JSON has no such type.
+    """Return the JSON schema of a type; `{}`, which accepts anything, if JSON has no such type.
 
-    Not pydantic's, which the interpreter of `[environment] python` need not have.
+    pydantic is not used because the interpreter of `[environment] python` may not have it.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -193,17 +204,17 @@ def shape(hint: Any) -> dict[str, Any]:
 
 
 def hermes(text: str) -> list[ToolCall]:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and most others write it."""
+    """Parse `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the syntax of Qwen and most others."""
     return _calls(_HERMES.findall(text), _of_json)
 
 
 def json_block(text: str) -> list[ToolCall]:
-    """A fenced block of JSON: one call or a list of them."""
+    """Parse fenced blocks of JSON, each with one call or a list of calls."""
     return _calls(_JSON.findall(text), _of_json)
 
 
 def python_block(text: str) -> list[ToolCall]:
-    """Calls with literal arguments by name in a fenced block of Python, which is read and never run."""
+    """Parse calls with literal keyword arguments in fenced blocks of Python, without running them."""
     return _calls(_PYTHON.findall(text), _of_python)
 
 
@@ -211,13 +222,13 @@ PARSERS: dict[str, Callable[[str], Sequence[ToolCall]]] = {"hermes": hermes, "js
 
 
 def _calls(found: Sequence[str], read: Callable[[str], Iterator[ToolCall]]) -> list[ToolCall]:
-    """The calls in each of these texts, up to where one is broken."""
+    """Parse the calls in each text; after a malformed call, skip the rest of its text."""
     calls: list[ToolCall] = []
     for text in found:
         try:
             calls.extend(read(text))
         except Exception as error:  # a literal can raise nearly anything, such as RecursionError and MemoryError
-            calls.append(("", f"this is no call: {type(error).__name__}: {error}"))
+            calls.append(("", f"this is not a call: {type(error).__name__}: {error}"))
     return calls
 
 
@@ -230,7 +241,7 @@ def _of_json(text: str) -> Iterator[ToolCall]:
             case {"name": str(name)} if "arguments" not in call:
                 yield name, {}
             case _:
-                yield "", f'{str(call)[:200]} is no call: write {{"name": ..., "arguments": {{...}}}}'
+                yield "", f'{str(call)[:200]} is not a call: write {{"name": ..., "arguments": {{...}}}}'
 
 
 def _of_python(text: str) -> Iterator[ToolCall]:
@@ -239,7 +250,7 @@ def _of_python(text: str) -> Iterator[ToolCall]:
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=keys)) if all(k.arg for k in keys):
                 yield name, {str(one.arg): ast.literal_eval(one.value) for one in keys}
             case _:
-                yield "", f"{ast.unparse(line)[:200]} is no call of a tool with arguments by name"
+                yield "", f"{ast.unparse(line)[:200]} is not a call of a tool with arguments by name"
 
 
 def _call(named: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping[str, Any] | str) -> str:
@@ -260,6 +271,6 @@ def _name(path: str) -> str:
 
 @cache
 def load_object(path: str) -> Callable[..., Any]:
-    """What a dotted path names."""
+    """Import the object of a dotted path."""
     module, _, name = path.replace(":", ".").rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""What a device computes fast, and how much memory of it is used."""
+"""Fast dtype and memory use of a device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def matmul_dtype(device: torch.device) -> torch.dtype:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Bytes that this process has held at most: of the GPU if the device is one, else of the machine's memory."""
+    """Peak memory of this process in bytes: of the GPU if the device is one, else of the machine."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_reserved(device))
-    unit = 1 if sys.platform == "darwin" else 1024  # what getrusage counts in
+    unit = 1 if sys.platform == "darwin" else 1024  # the unit of getrusage
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

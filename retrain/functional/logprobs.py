@@ -22,17 +22,19 @@ _FILLING = 1 << 24
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What one pass over the logits tells about n tokens, in nats.
+    """Statistics of n tokens from one pass over the logits, in nats.
 
     Attributes:
         logprobs: [n] log p(token), <= 0.
         entropy: [n] H = -sum_v p_v ln p_v of the distribution the token was drawn from, in [0, ln V].
         varentropy: [n] sum_v p_v (ln p_v)^2 - H^2, variance of the surprisal, >= 0; never with gradient.
+        sum_pi_squared: [n] sum_v p_v^2 in (0, 1], without gradient; zeros unless requested.
     """
 
     logprobs: Tensor
     entropy: Tensor
     varentropy: Tensor
+    sum_pi_squared: Tensor
 
 
 def predictors(scored: Bool[Tensor, "N T"]) -> Int[Tensor, " n"]:
@@ -52,6 +54,7 @@ def token_scores(
     *,
     temperature: float = 1.0,
     chunk: int = 1024,
+    squares: bool = False,
 ) -> TokenScores:
     """Score tokens under softmax(head(hidden) / temperature), in float32, a chunk of positions at a time.
 
@@ -66,10 +69,11 @@ def token_scores(
         tokens: the token at each position.
         temperature: of sampling, > 0.
         chunk: positions at a time, >= 1.
+        squares: compute `sum_pi_squared`, which costs one more pass over the probabilities.
     """
 
     def score(part: Tensor, targets: Tensor) -> Any:
-        return _Scores.apply(head(part), targets, temperature)
+        return _Scores.apply(head(part), targets, temperature, squares)
 
     if len(tokens) <= chunk:
         return TokenScores(*score(hidden, tokens))
@@ -81,32 +85,37 @@ def token_scores(
 
 
 class _Scores(torch.autograd.Function):
-    """(lp, H, varentropy) of logits; saves the logits themselves and writes the gradient in closed form.
+    """(lp, H, varentropy, sum p^2) of logits; saves the logits themselves and writes the gradient in closed form.
 
     d lp / dz_v = [v = token] - p_v        d H / dz_v = -p_v (ln p_v + H)
 
-    A processor goes through a few rows at a time, which stay in its cache from one operation to the next. So the
-    backward pass takes the logarithms again: a second [n, V] table, in float32, would cost more.
+    A CPU works on a few rows at a time, which stay in its cache between operations. So the backward
+    pass recomputes the logarithms: a second [n, V] table in float32 would cost more.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, tokens: Tensor, temperature: float, squares: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = torch.promote_types(logits.dtype, torch.float32)
-        logprobs, entropy, varentropy = logits.new_empty(3, len(logits), dtype=wide)
+        logprobs, entropy, varentropy, collision = logits.new_zeros(4, len(logits), dtype=wide)
         for rows, work in _blocks(logits, wide):
             logs = _logs(logits[rows], temperature, work)
             logprobs[rows] = logs.gather(-1, tokens[rows, None])[:, 0]
-            weighted = torch.exp(logs, out=work).mul_(logs)
+            p = torch.exp(logs, out=work)
+            if squares:
+                collision[rows] = torch.linalg.vecdot(p, p)
+            weighted = p.mul_(logs)
             entropy[rows] = -weighted.sum(-1)
             varentropy[rows] = (torch.linalg.vecdot(weighted, logs) - entropy[rows].square()).clamp_min_(0)
         ctx.save_for_backward(logits, tokens, entropy)
         ctx.temperature = temperature
-        ctx.mark_non_differentiable(varentropy)
+        ctx.mark_non_differentiable(varentropy, collision)
         ctx.set_materialize_grads(False)
-        return logprobs, entropy, varentropy
+        return logprobs, entropy, varentropy, collision
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         of_logprob, of_entropy = grads[:2]
         logits, tokens, entropy = ctx.saved_tensors
         gradient = torch.empty_like(logits)
@@ -122,7 +131,7 @@ class _Scores(torch.autograd.Function):
             if of_logprob is not None:
                 out.scatter_add_(-1, tokens[rows, None], of_logprob[rows, None])
             gradient[rows] = out.div_(ctx.temperature)
-        return gradient, None, None
+        return gradient, None, None, None
 
 
 def _logs(logits: Tensor, temperature: float, work: Tensor) -> Tensor:
@@ -131,7 +140,7 @@ def _logs(logits: Tensor, temperature: float, work: Tensor) -> Tensor:
 
 
 def _blocks(logits: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of the logits in parts, each with memory of its size to work in, which the next part takes as well."""
+    """Yield blocks of rows of the logits with scratch memory of their size, which all blocks share."""
     count = max(1, (_CACHED if logits.device.type == "cpu" else _FILLING) // max(1, logits.shape[-1]))
     work = torch.empty_like(logits[:count], dtype=dtype)
     for first in range(0, len(logits), count):

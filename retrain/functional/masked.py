@@ -11,7 +11,7 @@ def keep(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tenso
 
 
 def masked_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:
-    """Mean over all masked positions of the batch; 0 if there are none."""
+    """Mean over all masked positions of the batch; 0 for an empty mask."""
     return keep(values, mask).sum() / mask.sum().clamp(min=1)
 
 
@@ -69,7 +69,7 @@ def top_fraction(
     order = order[groups[order].argsort(stable=True)]
     sizes = torch.bincount(groups)
     first = sizes.cumsum(0) - sizes
-    # In float64 and less a hair: 0.3 * 50 is 15, whatever binary fractions make of it.
+    # In float64 and minus an epsilon, so that ceil(0.3 * 50) is 15 despite binary rounding.
     kept = (sizes.double() * fraction - 1e-9).ceil().long().clamp(min=1)
     lowest = flat[order][first + kept - 1] if len(flat) else flat
     selected = torch.zeros_like(mask)

@@ -1,4 +1,4 @@
-"""How far the sampler's log-probs are from the trainer's, in sums that micro-batches add up."""
+"""Difference of the sampler's and the trainer's log-probs, as sums that add up over micro-batches."""
 
 import math
 from dataclasses import dataclass
@@ -62,20 +62,23 @@ class Mismatch:
 
 
 def is_stale(sampler: Float[Tensor, " n"], new: Float[Tensor, " n"], old: Float[Tensor, " n"]) -> bool:
-    """Whether a sampler's log-probs are nearer to those of an old policy than to those of the new one.
+    """Return whether a sampler is stale: closer to an old policy than to the new one.
 
-    Take the half of the tokens that the update moved most, by |new - old|. Each votes for the policy that the sampler's
-    log-prob is nearer to. The sampler is stale if all of this holds:
+    The half of the tokens that the update moved most, by |new - old|, vote: each for the policy whose
+    log-prob is closer to the sampler's. The sampler is stale if all of this holds:
 
-    1. More than 2/3 of the n votes are for the old policy. Where rounding is larger than the update, it splits them
-       evenly, because it is as large in one policy as in the other.
-    2. The share is no accident. Fair votes reach it with a probability of at most exp(-2 n (share - 1/2)^2)
-       (Hoeffding), which must be below 1e-6: 28 votes that agree are the fewest.
-    3. The sampler is nearer to the old policy than the new one is: sum |sampler - old| < sum |new - old|. A sampler
-       that computes too coarsely to tell the two apart, from quantized weights say, has not kept the old ones.
+    1. More than 2/3 of the n votes are for the old policy. If the sampler's rounding exceeds the update,
+       the votes split evenly. Rounding of `new` and `old` does not split them: an update tips weights
+       between two bfloat16 numbers, which moves the log-probs of a policy with rounded weights by
+       several times the update. So both must be computed at least as exactly as the sampler computes.
+    2. The share is significant. Fair votes reach it with a probability of at most
+       exp(-2 n (share - 1/2)^2) (Hoeffding), which must be below 1e-6, so at least 28 unanimous votes
+       are needed.
+    3. The sampler is closer to the old policy than the new one is: sum |sampler - old| < sum |new - old|.
+       This excludes coarse samplers (with quantized weights), which are far from both policies.
 
     Args:
-        sampler, new, old: log-probs of the same n tokens, in nats.
+        sampler, new, old: log-probs of the same n tokens, in nats; of the last two see 1.
     """
     moved = (new - old).abs()
     chosen = (moved > 0) & (moved >= moved.median())

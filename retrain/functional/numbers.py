@@ -5,12 +5,14 @@ r"""Numbers as people and models write them.
     whole    = digits, or groups of three behind commas: 1,234,567
     exponent = "e" or "E", a sign or none, and up to three digits
 
-\frac{1}{2}, \dfrac12 and their like are fractions; 12{,}345 and 12\,345 have thousands. Digits are those of ASCII.
+\frac{1}{2}, \dfrac12 and U+00BD are fractions; 12{,}345, 12\,345, 12'345 and a narrow space (U+202F) give thousands.
+Minus signs and dashes of Unicode are signs, except for the em dash. Digits are those of ASCII.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -21,8 +23,23 @@ _NUMBER = re.compile(
 _FRAC = re.compile(
     r"([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*(\d)\s*(\d))", re.ASCII
 )
-_NEAR = frozenset(".,:/^%+-\u2212\u00b0_")
-"""What belongs together with the digits, letters and signs around it: all of that is one number, or none."""
+_KEYS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\ufe63\uff0d", "-") | dict.fromkeys("\u2044\u2215", "/"))
+"""Dashes and fraction bars of Unicode, as on a keyboard."""
+_VULGAR = re.compile(r"(\d?)([\u00bc-\u00be\u2150-\u215e])", re.ASCII)
+_THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))", re.ASCII)
+_ROOT, _TIMES = "\u221a", "\u00d7"
+_COMMANDS = (
+    (re.compile(r"\\sqrt\s*(?:\[[^\[\]]*\])?|\\[dtc]?frac[^\n]{1,100}?\}\s*(?=\{)"), _ROOT),
+    (re.compile(r" ?\\(?:times|cdot|div)(?![a-z]) ?"), _TIMES),
+    (re.compile(r"\{\\,\}|\\,"), ","),
+    (re.compile(r"\\!|(?<=\d)\\[;: ](?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\\$"), "$"),
+)
+"""LaTeX that changes the value of the number behind it, or is part of one; other fractions count as roots."""
+_OPERATOR = re.compile(rf"(?<=[0-9)}}])( *)([*/^+\u00b7\u22c5\u00f7{_TIMES}\u2212])\1(?=[-\u2212.0-9({{{_ROOT}])")
+_BRACKET = re.compile(rf"(?<=[-\u2212^{_ROOT}{_TIMES}])[({{]+(?=[-+\u2212]?[.0-9])")
+_NEAR = frozenset(f".,:/^%+-\u2212\u00b0_{_ROOT}{_TIMES}")
+"""Characters that join what is around them into one token; the token is one number, or not a number."""
 _SPLIT = re.compile(r"(?<=[^\W\d])[.,:/%]+(?=[-+\u2212]?\d)")
 _NAME = re.compile(r"[^\W\d]")
 _UNIT = re.compile(r"(?:%|\u00b0[A-Za-z]*|[^\W\d_\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209f]+)\Z")
@@ -33,7 +50,7 @@ _LONGEST = 1000
 
 
 def read_number(text: str) -> Fraction | None:
-    """The number that the whole text is, exactly; None if it is anything else, or divides by zero."""
+    """Parse the whole text as an exact number; None if it is something else or divides by zero."""
     found = _NUMBER.fullmatch(_plain(text).strip()) if len(text) <= _LONGEST else None
     if found is None:
         return None
@@ -48,10 +65,10 @@ def read_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, as it is written; None if it has none, or if what its last digits are in is no number.
+    """Return the last number of a text as written; None if its last digits are not in a number.
 
-    12:30, 2024-01-05, 10^6, 5-3, 1,2345 and 1.2.3 are no numbers. Names such as H2O or covid-19 are passed over. Behind
-    a number there may be a unit (12km, 50%), which means nothing.
+    12:30, 2024-01-05, 10^6, 5-3, 1,2345 and 1.2.3 are not numbers. Names such as H2O or covid-19 are
+    skipped. A unit after a number (12km, 50%) is ignored.
     """
     text = _plain(text)
     while (last := max(map(text.rfind, "0123456789"))) >= 0:
@@ -79,7 +96,7 @@ def _with_sign(before: str, part: str) -> str:
 
 
 def _around(text: str, place: int) -> tuple[int, int]:
-    """Where what belongs together with the digit at this place begins and ends."""
+    """Return the (start, end) of the token that contains the digit at this position."""
     start = end = place
     lowest, highest = max(0, place - _LONGEST), min(len(text), place + _LONGEST)
     while start > lowest and (text[start - 1].isalnum() or text[start - 1] in _NEAR):
@@ -90,12 +107,24 @@ def _around(text: str, place: int) -> tuple[int, int]:
 
 
 def _plain(text: str) -> str:
-    """The text without what LaTeX writes around numbers: fractions, powers and thousands as on a keyboard."""
+    """The text with fractions, signs, powers and thousands as on a keyboard, and operations without blanks."""
+    if not text.isascii():
+        text = _VULGAR.sub(_vulgar, text).translate(_KEYS)
     if "\\" in text:
-        text = _FRAC.sub(_fraction, text).replace("\\,", ",")
+        text = _FRAC.sub(_fraction, text)
+        for pattern, plain in _COMMANDS:
+            text = pattern.sub(plain, text)
     if "{" in text:
         text = text.replace("{,}", ",").replace("^{", "^").replace("_{", "_")
-    return _POWER.sub("^", text) if "**" in text else text
+    text = _THOUSANDS.sub("", _POWER.sub("^", text) if "**" in text else text)
+    return _BRACKET.sub(
+        "", _OPERATOR.sub(lambda found: found[2] if not found[1] and found[2] in "/^+\u2212" else _TIMES, text)
+    )
+
+
+def _vulgar(found: re.Match[str]) -> str:
+    whole, character = found.groups()
+    return (f"{whole} " if whole else "") + unicodedata.normalize("NFKC", character)
 
 
 def _fraction(found: re.Match[str]) -> str:

@@ -1,9 +1,8 @@
-"""Names to components: registered name, then entry point, then dotted path. Built-ins have no privileges."""
+"""Lookup of components by registered name, entry point or dotted path, in this order."""
 
 from retrain.registry.component import KINDS as KINDS
 from retrain.registry.component import Bound as Bound
 from retrain.registry.component import Component as Component
-from retrain.registry.component import Finding as Finding
 from retrain.registry.component import Kind as Kind
 from retrain.registry.component import ParameterError as ParameterError
 from retrain.registry.kinds import *  # noqa: F403 - every row of the table
@@ -15,3 +14,4 @@ from retrain.registry.lookup import is_registered as is_registered
 from retrain.registry.lookup import names as names
 from retrain.registry.lookup import table_names as table_names
 from retrain.registry.lookup import table_schema as table_schema
+from retrain.registry.traits import Finding as Finding

@@ -1,4 +1,4 @@
-"""One way to call a component: what it raises or returns in error names it, and shows its own code alone."""
+"""Calls of components: errors name the component and show only the user's stack frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESERVED = {
     *("step", "reward", "rollout", "tokens", "time", "groups", "advantage", "loss", "update", "grad", "optim"),
     *("mismatch", "parity", "sampler", "eval", "expert"),
 }
-"""First parts of the names that the run itself reports under."""
+"""Prefixes of metric names that the run itself reports."""
 
 _LIBRARIES = (
     *(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "purelib", "platlib")),
@@ -35,28 +35,33 @@ _MOST = 500
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a component. `where` says which part of the step it is about."""
+    """Context and checks of a call of a component.
+
+    Attributes:
+        kind, name: of the component.
+        where: appended to the component in error messages.
+    """
 
     kind: str
     name: str
     where: str = ""
 
     def fail(self, problem: str) -> UserCodeError:
-        """The error that the component's fault is."""
+        """Return the error for a fault of the component."""
         return UserCodeError(f'{self.kind} "{self.name}"{self.where}: {problem}')
 
     @contextmanager
     def __call__(self, columns: Mapping[str, Any] | None = None) -> Generator[None]:
-        """Run a call of the component in this block.
+        """Call the component inside this block.
 
-        What the process shares is restored afterwards (see `restored`). Errors of the run (a reference that differs,
-        SIGTERM) and Ctrl-C pass.
+        Process-wide state is restored afterwards (see `restored`). RetrainError and Ctrl-C pass
+        through unchanged.
 
         Args:
-            columns: what the component is called with, by name.
+            columns: arguments of the component, by name.
         Raises:
-            UserCodeError: the component raised something (with the frames of its own code), wrote into one of the
-                columns, or closed a standard stream.
+            UserCodeError: the component raised an exception (its own frames are added as a note),
+                wrote into one of the columns, or closed a standard stream.
         """
         versions = [(name, value, value._version) for name, value in (columns or {}).items() if _counts_writes(value)]
         closed: list[str] = []
@@ -78,7 +83,7 @@ class Call:
             )
 
     def split(self, result: Any) -> tuple[Any, Any]:
-        """Components return a value, or a value with metrics."""
+        """Split the result of a component into its value and its metrics, which are optional."""
         if not isinstance(result, tuple):
             return result, {}
         if len(result) != 2 or not isinstance(result[1], Mapping):
@@ -86,7 +91,10 @@ class Call:
         return result
 
     def metrics(self, found: Any) -> Metrics:
-        """Metrics with names that are free and values that are numbers; None is no metrics."""
+        """Check a component's metrics: valid names that the run does not use, and finite numbers.
+
+        None counts as an empty dict.
+        """
         if found is None:
             return {}
         if not isinstance(found, Mapping):
@@ -96,15 +104,15 @@ class Call:
         return {self.free(name): self.number(value, f"metric {name!r}") for name, value in items}
 
     def free(self, name: Any) -> str:
-        """The name of a metric, if the run does not use it itself."""
+        """Return the name of a metric if it is valid and the run does not use it itself."""
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 200:
-            raise self.fail(f"{shown(name)} is no name of a metric; use text such as {self.kind}/{self.name}")
+            raise self.fail(f"{shown(name)} is not a valid name of a metric; use text such as {self.kind}/{self.name}")
         if name.partition("/")[0] in RESERVED or name == "policy/entropy":
             raise self.fail(f'the name of metric "{name}" is taken by the run; use another, such as "my/{name}"')
         return name
 
     def number(self, value: Any, what: str) -> float:
-        """A number as a float."""
+        """Convert a number to a float."""
         if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
             raise self.fail(f"{what} is {shown(value)}, not a number")
         try:
@@ -113,7 +121,7 @@ class Call:
             raise self.fail(f"{what} is {shown(value)}, not a finite number") from error
 
     def numbers(self, values: Any, expected: int, what: str) -> list[float]:
-        """A list of finite numbers, one for each; tensors and arrays count as lists."""
+        """Check a list of `expected` finite numbers; tensors and arrays count as lists."""
         with self():
             values = values.tolist() if hasattr(type(values), "tolist") else values
             if not isinstance(values, Sequence) or isinstance(values, str | bytes):
@@ -127,7 +135,7 @@ class Call:
         return found
 
     def tensor(self, value: Any, shape: Sequence[int], like: Tensor) -> Tensor:
-        """A plain tensor of real numbers of this shape, on the device of `like`."""
+        """Check a plain tensor of real numbers with this shape, on the device of `like`."""
         import torch
 
         if not isinstance(value, torch.Tensor):
@@ -144,13 +152,14 @@ class Call:
 
 @contextmanager
 def restored(closed: list[str]) -> Generator[None]:
-    """Restore what the whole process shares, if code of the user's changed it in this block.
+    """Restore process-wide state that the user's code changes inside this block.
 
-    That is torch's grad mode, default dtype and default device, the working directory, and the standard streams. A
-    stream that was closed is replaced by the null device, so that no other file gets its descriptor.
+    This covers torch's grad mode, default dtype and default device, the working directory, and the
+    standard streams. A closed stream is replaced by the null device, so that no other file gets its
+    descriptor.
 
     Args:
-        closed: gets the names of the streams that were closed.
+        closed: list to which the names of closed streams are appended.
     """
     modes = _torch_modes()
     streams, place = (sys.stdin, sys.stdout, sys.stderr), _working_directory()
@@ -169,12 +178,14 @@ def restored(closed: list[str]) -> Generator[None]:
             if getattr(stream, "closed", False):
                 closed.append(f"sys.{name}")
                 setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - it stays open
-            elif current_thread() is main_thread():  # which the live display belongs to, and what it redirects
+            elif (
+                current_thread() is main_thread()
+            ):  # the live display runs in the main thread and may redirect streams there
                 setattr(sys, name, stream)
 
 
 def _torch_modes() -> tuple[Any, ...]:
-    """Grad mode, default dtype and default device; () where torch was not imported, and nothing of it can change."""
+    """Return torch's grad mode, default dtype and default device; () if torch is not imported."""
     if "torch.autograd" not in sys.modules:
         return ()
     import torch
@@ -183,7 +194,7 @@ def _torch_modes() -> tuple[Any, ...]:
 
 
 def _working_directory() -> str | None:
-    """The working directory; None if it was deleted."""
+    """Return the working directory; None if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -191,12 +202,15 @@ def _working_directory() -> str | None:
 
 
 def _counts_writes(value: Any) -> bool:
-    """Whether a value is a tensor that counts the writes into it; those of inference mode do not."""
+    """Return True for tensors with a version counter; inference tensors have none."""
     return hasattr(type(value), "_version") and not value.is_inference()
 
 
 def described(error: BaseException) -> str:
-    """Type and message of an exception, even of one whose message cannot be read; nothing drives the terminal."""
+    """Format the type and message of an exception, without control characters.
+
+    Works for exceptions whose `__str__` raises.
+    """
     try:
         text = str(error)
     except BaseException:
@@ -205,7 +219,7 @@ def described(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in a bounded length."""
+    """Format a value for a message, with bounded length and without control characters."""
     try:
         return _cleaned(repr(value))
     except BaseException:
@@ -213,7 +227,10 @@ def shown(value: Any) -> str:
 
 
 def own_frames(error: BaseException) -> str:
-    """The traceback without the frames of this package and of libraries; the last frame if there are no others."""
+    """Format the traceback without frames of this package and of libraries.
+
+    The last frame is kept if all of them are of this kind.
+    """
     stack = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)] or stack[-1:]
     return "".join(traceback.format_list(own[-20:])).rstrip()

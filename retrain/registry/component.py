@@ -1,4 +1,4 @@
-"""A component: a function or class whose signature is its interface. A kind: the decorator that registers one."""
+"""Components (functions or classes whose signature is their interface) and the kinds that register them."""
 
 from __future__ import annotations
 
@@ -8,51 +8,37 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from retrain.errors import ComponentError, MissingExtraError
 from retrain.registry.call import Call
+from retrain.registry.traits import LossTraits, Traits, current_names
 from retrain.registry.verbs import ResultCheck, guarded, misread
 
 Contract = Literal["columns", "lists", "context"]
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+T_co = TypeVar("T_co", bound=Traits, covariant=True)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 _OPEN = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
 
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, Kind[..., Traits]] = {}
 """Every kind by its name, in the order of `retrain.registry.kinds`."""
 
 REGISTERED: dict[tuple[str, str], Component] = {}
 """(kind, name) -> component, in order of registration."""
 
 MARK = "__retrain_component__"
-"""Attribute that a decorated object carries, so that its dotted path finds it with its traits."""
-
-
-class Finding(NamedTuple):
-    """What a component's own check, its trait `check`, says of a configuration.
-
-    Attributes:
-        at: the parameter, with the index in it if it is a list; () is the key that names the component.
-        problem, fix: as in `ConfigProblem`.
-        fatal: the configuration is refused; otherwise this is a warning.
-        exit_code: as in `ConfigProblem`.
-    """
-
-    at: tuple[str | int, ...]
-    problem: str
-    fix: str
-    fatal: bool = True
-    exit_code: int = 2
+"""Attribute of a decorated object with its component, so that a dotted path finds its traits too."""
 
 
 class ParameterError(ComponentError):
-    """Parameters that a component does not take; `error` has the details."""
+    """Invalid parameters of a component; `error` has the details."""
 
     def __init__(self, component: Component, error: ValidationError) -> None:
         self.error = error
@@ -63,15 +49,15 @@ class ParameterError(ComponentError):
 
 @dataclass(frozen=True)
 class Component:
-    """One registered or dotted component.
+    """One component, registered or given by a dotted path.
 
     Attributes:
-        kind, name: its slot and the name it was found under.
+        kind, name: its kind, and the name by which it was found.
         target: the function, or a class whose instances are called.
-        table: the TOML table of its parameters (its own name unless said otherwise).
-        contract: "columns" (tensors by parameter name), or for undecorated plug-ins "lists"
-            (`fn(rewards[, params])`, one group at a time) and "context" (`fn(ctx)`).
-        traits: facts the decorator stated, such as `writes="uncertainty"` or `weight=0.0`.
+        table: TOML table of its parameters; by default its name.
+        contract: calling convention: "columns" (tensors by parameter name), or for undecorated
+            plug-ins "lists" (`fn(rewards[, params])`, one group at a time) or "context" (`fn(ctx)`).
+        stated: traits from the decorator; None for an undecorated function or class.
         source: "built-in", "registered", "entry point" or "dotted path".
     """
 
@@ -80,17 +66,22 @@ class Component:
     target: Callable[..., Any]
     table: str
     contract: Contract = "columns"
-    traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    stated: Traits | None = None
     source: str = "built-in"
 
     @property
+    def traits(self) -> Traits:
+        """Its traits. `Kind.traits_of` returns them with the static type of the kind."""
+        return self.stated or KINDS[self.kind].traits()
+
+    @property
     def stateful(self) -> bool:
-        """A class is built once per run and keeps state; a function is pure."""
+        """True for a class, which is instantiated once per run; functions have no state."""
         return inspect.isclass(self.target)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Columns it is called with: the positional parameters of the function or of `__call__`."""
+        """Names of the columns that it reads: positional parameters of the function or of `__call__`."""
         if not inspect.isclass(self.target):
             return _positional(self.target)
         call: Any = vars(self.target).get("__call__") or getattr(self.target, "__call__", None)  # noqa: B004
@@ -98,12 +89,16 @@ class Component:
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """Parts of the run a class is built with (policy, tokenizer, seed ...): positional in `__init__`."""
+        """Parts of the run that a class needs (policy, tokenizer, seed ...): positional in `__init__`."""
         return _positional(self.target) if inspect.isclass(self.target) else ()
 
     @cached_property
     def whole(self) -> type[Any]:
-        """The class, with its protocol's defaults for the verbs that it leaves out; ComponentError if one has none."""
+        """The class with its protocol's default methods and, for plug-ins, with checks of its calls.
+
+        Raises:
+            ComponentError: a required method is missing, or a signature does not fit the protocol.
+        """
         protocol, verbs, target = KINDS[self.kind].protocol, KINDS[self.kind].verbs, self.target
         assert inspect.isclass(target)
         if protocol is None:
@@ -121,7 +116,7 @@ class Component:
 
     @cached_property
     def schema(self) -> type[BaseModel]:
-        """Pydantic model of its parameters: the keyword-only parameters, strict, unknown keys refused."""
+        """Pydantic model of its keyword-only parameters: strict, with unknown keys forbidden."""
         fields: dict[str, Any] = {}
         config = STRICT
         for parameter in _signature(self.target).parameters.values():
@@ -130,8 +125,8 @@ class Component:
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                 default = ... if parameter.default is inspect.Parameter.empty else parameter.default
                 fields[parameter.name] = (_annotation(self.target, parameter), default)
-        if "weight" in self.traits and "weight" not in fields:
-            fields["weight"] = (float, float(self.traits["weight"]))
+        if isinstance(self.traits, LossTraits) and "weight" not in fields:
+            fields["weight"] = (float, float(self.traits.weight))
         if self.contract != "columns":
             config = _OPEN
         try:
@@ -143,46 +138,55 @@ class Component:
         return made
 
     def _untypable(self, types: Mapping[str, Any]) -> ComponentError:
-        """The error that names the parameters whose types no value in TOML can have."""
+        """Return the error for parameters whose types have no counterpart in TOML."""
         wrong = list[str]()
         for name, annotation in types.items():
             try:
                 TypeAdapter(annotation).json_schema()
             except PydanticUserError:
                 wrong.append(f"{name}: {getattr(annotation, '__name__', annotation)}")
-        problem = f"{self.kind} {self.name!r}: nothing in TOML is a value of parameter {', '.join(wrong)}"
+        problem = f"{self.kind} {self.name!r}: TOML has no values for the type of parameter {', '.join(wrong)}"
         return ComponentError(problem, "annotate it with text, numbers, booleans, or lists and dicts of them")
 
     def takes(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `params` that it has a parameter for: all of them if it takes any."""
+        """Return the entries of `params` that it accepts; all of them if it has `**keywords`."""
         is_open = self.schema.model_config.get("extra") == "allow"
         return {key: value for key, value in params.items() if is_open or key in self.schema.model_fields}
 
     def require_extra(self) -> None:
-        """MissingExtraError if the library that it needs, its trait `extra`, is not installed."""
-        package, extra = self.traits.get("extra", ("", ""))
-        if package and importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, extra)
+        """Raise MissingExtraError if the library of its trait `extra` is not installed."""
+        if self.traits.extra and importlib.util.find_spec(self.traits.extra[0]) is None:
+            raise MissingExtraError(*self.traits.extra)
 
     def check(self) -> None:
-        """ComponentError if no run can build or call it: a library, a part of the run or its columns are missing."""
+        """Check that a run can build and call it.
+
+        Raises:
+            MissingExtraError: its library is not installed.
+            ComponentError: its name is reserved, a method is missing, it needs something that a run
+                does not have, or it reads no column although its kind requires one.
+        """
         self.require_extra()
         if self.name in KINDS[self.kind].taken:
             raise ComponentError(
                 f"the run reports {self.kind}/{self.name} itself", f"give the {self.kind} another name"
             )
-        assert not self.stateful or self.whole  # a verb is missing
+        assert not self.stateful or self.whole  # `whole` raises if a method is missing
         kind = KINDS[self.kind]
         if missing := [name for name in self.needs if name not in kind.parts]:
             raise ComponentError(
-                f"{self.kind} {self.name!r} is built with {', '.join(missing)}, which is no part of a run",
+                f"{self.kind} {self.name!r} is built with {', '.join(missing)}, which a run does not have",
                 f"it can be built with: {', '.join(kind.parts) or 'keyword-only parameters'}",
             )
         if kind.must_read and self.contract == "columns" and not self.reads:
             raise ComponentError(f"{self.kind} {self.name!r} reads no column", "name the columns as parameters")
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Bound:
-        """The component with validated parameters; ParameterError if they do not fit."""
+        """Validate parameters and return them with the component.
+
+        Raises:
+            ParameterError: they are invalid.
+        """
         try:
             model = self.schema.model_validate(dict(params or {}))
         except ValidationError as error:
@@ -193,7 +197,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Bound:
-    """A component with its parameters, ready to be called (function) or built (class)."""
+    """A component with validated parameters, ready to be called (function) or built (class)."""
 
     component: Component
     params: Mapping[str, Any]
@@ -208,13 +212,17 @@ class Bound:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Parameters that the target itself takes (a loss's `weight` belongs to its slot)."""
+        """Parameters that the target itself accepts; a loss's `weight` may not be one of them."""
         takes = _signature(self.component.target).parameters
         return {name: value for name, value in self.params.items() if name in takes}
 
     @property
     def path(self) -> str:
-        """The path by which another process finds the target; ComponentError if there is none."""
+        """Import path of the target, for another process.
+
+        Raises:
+            ComponentError: the target is defined inside a function.
+        """
         if self.component.source == "dotted path":
             return self.name
         target = self.component.target
@@ -228,7 +236,13 @@ class Bound:
         return self.component.target(*columns, **self.arguments)
 
     def build(self, resources: Mapping[str, Any]) -> Any:
-        """Build a class component from the run's parts by name, or return the bound function itself."""
+        """Instantiate a class with parts of the run, or return the bound function itself.
+
+        Args:
+            resources: parts of the run by name.
+        Raises:
+            ComponentError: the run does not have a part that the class needs.
+        """
         if not self.component.stateful:
             return self
         missing = [name for name in self.component.needs if name not in resources]
@@ -242,25 +256,28 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(Generic[P, T_co]):
     """One kind of component.
 
     Attributes:
         name: of the kind.
-        about: what it is called with, and what it returns.
-        key: (section, key) of the TOML that names one; none for components that a column or a default brings in.
+        traits: class of the facts that its decorator takes.
+        about: one line with its purpose, arguments and result, for `retrain plugins`.
+        key: (section, key) of the TOML that names a component; empty for kinds that are found by
+            the name of a column.
         params: the key of that section with the parameters of a dotted path.
-        protocol: what its classes may be asked for, with defaults.
-        plain: how an undecorated function is called; see `Component.contract`.
+        protocol: methods of its classes, with defaults.
+        plain: calling convention of an undecorated function; see `Component.contract`.
         parts: parts of the run that its classes may be built with.
-        verbs: methods of its classes that are guarded, with the checks of what they return.
-        taken: names that no component may have, since the run reports its own figures as `kind/name`.
-        must_read: whether a component without any column can do nothing.
-        traits: traits that every component of the kind has unless its decorator says otherwise.
-        talks: its components are generators. later: they may be coroutine functions.
+        verbs: methods whose calls are checked, with the checks of their results.
+        taken: reserved names, because the run reports its own metrics as `kind/name`.
+        must_read: components must read at least one column.
+        is_generator: its components are generator functions.
+        is_async: its components may be coroutine functions.
     """
 
     name: str
+    traits: Callable[P, T_co]
     about: str
     key: tuple[str, str] | tuple[()] = ()
     params: str = ""
@@ -270,14 +287,18 @@ class Kind:
     verbs: Mapping[str, ResultCheck] = field(default_factory=dict[str, ResultCheck])
     taken: tuple[str, ...] = ()
     must_read: bool = False
-    traits: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    talks: bool = False
-    later: bool = False
+    is_generator: bool = False
+    is_async: bool = False
 
     def __post_init__(self) -> None:
         KINDS[self.name] = self
 
-    def __call__(self, name: str, *, table: str | None = None, **traits: Any) -> Callable[[F], F]:
+    def traits_of(self, component: Component) -> T_co:
+        """Return the traits of a component of this kind."""
+        assert component.kind == self.name
+        return cast(T_co, component.traits)
+
+    def __call__(self, name: str, *args: P.args, **traits: P.kwargs) -> Callable[[F], F]:
         """Register the decorated function or class under this name.
 
         Positional parameters name the columns it reads; keyword-only parameters are its TOML table.
@@ -285,24 +306,18 @@ class Kind:
         (policy, tokenizer, seed ...), and its `__call__` reads the columns.
 
         Args:
-            name: what the TOML says.
-            table: TOML table of its parameters, if not `name`.
-            traits: facts for its slot, such as `writes=` of a transform or `weight=` of a loss. For every kind:
-                `check=fn(params, config)` yields a `Finding` for whatever its parameters and the sections of the
-                configuration (`config.training.max_tokens`) say that cannot work; it must not import torch.
-                `check_files=` is the same for the files that it reads, and is called if the run uses the component.
-                `check_code=` is the same for what runs code of the user's, and is called last.
-                `imports=` names the parameters that are dotted paths to code of the user's, and `reaches=` maps others
-                to what they reach beyond the model and the problems, such as a server: a run that somebody else trained
-                may set neither unless its user trusts it.
-                Of a task, `remote=True` says that its problems may have to be fetched, which `validate` does not do.
+            name: the name in the TOML.
+            traits: traits of the component; see `retrain.registry.traits`.
 
         Raises:
-            ComponentError: the name is taken by another object, or the signature cannot be a component's.
+            ComponentError: another object has this name, the signature is not supported, or the
+                kind has no such trait.
         """
+        made = cast("Callable[..., T_co]", self.traits)
+        stated = made(*args, **current_names(self.name, made, traits))
 
         def decorate(target: F) -> F:
-            check_signature(target, self.talks, self.later)
+            check_signature(target, self.is_generator, self.is_async)
             known = REGISTERED.get((self.name, name))
             if known is not None and _place(known.target) != _place(target):
                 raise ComponentError(
@@ -310,7 +325,7 @@ class Kind:
                     "rename one of them",
                 )
             source = "built-in" if target.__module__.startswith("retrain.") else "registered"
-            component = Component(self.name, name, target, table or name, "columns", {**self.traits, **traits}, source)
+            component = Component(self.name, name, target, stated.table or name, "columns", stated, source)
             REGISTERED[self.name, name] = component
             setattr(target, MARK, component)
             return target
@@ -318,17 +333,20 @@ class Kind:
         return decorate
 
 
-def check_signature(target: Callable[..., Any], talks: bool = False, later: bool = False) -> None:
-    """ComponentError if the target takes `*args`, for a column needs a name, or is not what its kind calls.
+def check_signature(target: Callable[..., Any], is_generator: bool = False, is_async: bool = False) -> None:
+    """Check that a function or class can be a component.
 
     Args:
-        talks, later: of its kind.
+        is_generator, is_async: of its kind.
+    Raises:
+        ComponentError: it has `*args`, which name no column; it is not a generator although its
+            kind requires one; or it is async or a generator although its kind does not allow it.
     """
     called: Any = vars(target).get("__call__") if inspect.isclass(target) else target
-    if talks and not inspect.isgeneratorfunction(called):
-        raise ComponentError(f"{_place(target)} is no generator", "`reply = yield text` asks the model")
-    if not talks and (
-        (inspect.iscoroutinefunction(called) and not later)
+    if is_generator and not inspect.isgeneratorfunction(called):
+        raise ComponentError(f"{_place(target)} is not a generator", "use `reply = yield text` to query the model")
+    if not is_generator and (
+        (inspect.iscoroutinefunction(called) and not is_async)
         or inspect.isgeneratorfunction(called)
         or inspect.isasyncgenfunction(called)
     ):
@@ -357,7 +375,7 @@ def _positional(target: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The annotation of a keyword-only parameter; strings are evaluated where the function was defined."""
+    """Return the annotation of a keyword-only parameter; evaluate strings in the function's module."""
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         return Any
@@ -365,7 +383,7 @@ def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any
         return annotation
     function: Any = getattr(target, "__init__") if inspect.isclass(target) else inspect.unwrap(target)  # noqa: B009
     scope = function.__globals__
-    if inspect.isclass(target) and is_dataclass(target):  # its `__init__` repeats what its bases wrote in their modules
+    if inspect.isclass(target) and is_dataclass(target):  # an inherited field was annotated in another module
         owner = next(one for one in target.__mro__ if parameter.name in inspect.get_annotations(one))
         scope = vars(sys.modules[owner.__module__])
     try:

@@ -1,101 +1,149 @@
-"""The table of kinds, in the order of a step. A row is all that a new kind takes.
+"""Table of kinds, in the order of a training step. To add a kind, add a row.
 
-`retrain` and `retrain.registry` export every row as a decorator, `retrain plugins` and `retrain schema` list its
-components, and any module of the package that declares one is found by its source: `@kind("name", table="table", ...)`
-at the start of a line, the table where it is not the name.
+`retrain` and `retrain.registry` export every row as a decorator; `retrain plugins` and
+`retrain schema` list its components. `retrain.registry.built_in` lists the package's components.
 """
 
-from functools import partial as _partial
+from typing import Any as _Any
 
 import retrain.protocols as _protocols
+import retrain.registry.traits as _traits
 import retrain.registry.verbs as _verbs
 from retrain.registry.component import Kind as _Kind
 
 _RUN = (
-    *("policy", "model", "model_path", "tokenizer", "device", "run_dir"),
+    *("policy", "model", "model_path", "tokenizer", "chat", "device", "trainer_dtype", "run_dir"),
     *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths", "continue_from"),
 )
-"""Parts of a run that its components may be built with, by name."""
-_part = _partial(_Kind, protocol=_protocols.StatefulComponent, parts=_RUN, verbs=_verbs.PART)
-_credit = _partial(_part, must_read=True)
+"""Names of the parts of a run with which components may be built."""
+_STATEFUL: dict[str, _Any] = {"protocol": _protocols.StatefulComponent, "parts": _RUN, "verbs": _verbs.PART}
+_CREDIT: dict[str, _Any] = {**_STATEFUL, "must_read": True}
 
 task = _Kind(
-    "task", "Source of problems.", ("task", "name"), "params", _protocols.Task, parts=("seed",), verbs=_verbs.TASK
+    "task",
+    _traits.TaskTraits,
+    "Source of problems.",
+    ("task", "name"),
+    "params",
+    _protocols.Task,
+    parts=("seed",),
+    verbs=_verbs.TASK,
 )
 curriculum = _Kind(
     "curriculum",
-    "Which problems of the run's task come next: a task that is built with `task` and learns from every step.",
+    _traits.Traits,
+    "Order of the problems: a task that wraps `task` and adapts it after every step.",
     ("training", "curriculum"),
     protocol=_protocols.Task,
     parts=("seed", "task"),
     verbs=_verbs.TASK,
 )
+source = _Kind(
+    "source",
+    _traits.SourceTraits,
+    "Rows that a step trains on: its rollouts, and rows beside them or in their place, such as an expert's answers.",
+    ("source", "name"),
+    "params",
+    _protocols.RowSource,
+    parts=(*_RUN, "label", "row_count", "prompt_count", "observe"),
+    verbs=_verbs.SOURCE,
+)
 reward = _Kind(
     "reward",
+    _traits.RewardTraits,
     "Score of one completion: `fn(completion, answer, ...)` -> float, or None for no opinion.",
     ("rewards", "name"),
     "params",
     taken=("mean", "std", "accuracy", "failed"),
-    later=True,
+    is_async=True,
 )
 environment = _Kind(
     "environment",
-    "Who answers the model: a generator, `reply = yield text`, that returns the episode's reward.",
+    _traits.EnvironmentTraits,
+    "Multi-turn environment: a generator, `action = yield text`, that returns the reward of the episode.",
     ("environment", "name"),
     "params",
-    talks=True,
+    is_generator=True,
 )
 engine = _Kind(
-    "engine", "Source of completions.", ("rollout", "engine"), "", _protocols.Sampler, parts=_RUN, verbs=_verbs.ENGINE
+    "engine",
+    _traits.EngineTraits,
+    "Source of completions.",
+    ("rollout", "engine"),
+    "",
+    _protocols.Sampler,
+    parts=_RUN,
+    verbs=_verbs.ENGINE,
 )
-filter = _credit(
+filter = _Kind(
     "filter",
-    "Which rows are worth training on: columns -> [N] bool, the same for a whole group.",
+    _traits.FilterTraits,
+    "Rows to train on: columns -> [N] bool, the same for a whole group.",
     ("algorithm", "filter"),
+    **_CREDIT,
 )
-uncertainty = _credit(
-    "uncertainty", "Uncertainty of each sampled token: columns -> [N, T].", ("algorithm", "uncertainty_kind")
+uncertainty = _Kind(
+    "uncertainty",
+    _traits.Traits,
+    "Uncertainty of each sampled token: columns -> [N, T].",
+    ("algorithm", "uncertainty_kind"),
+    **_CREDIT,
 )
-advantage = _credit(
+advantage = _Kind(
     "advantage",
+    _traits.AdvantageTraits,
     "Episode advantage: columns -> [N].",
     ("algorithm", "advantage_mode"),
     "advantage_params",
     plain="lists",
+    **_CREDIT,
 )
-transform = _credit(
+transform = _Kind(
     "transform",
+    _traits.TransformTraits,
     "Token transform: columns -> [N, T] advantages, or the column named by `writes=`.",
     ("algorithm", "transform_mode"),
     "transform_params",
     plain="context",
+    **_CREDIT,
 )
-algorithm = _credit(
+algorithm = _Kind(
     "algorithm",
+    _traits.Traits,
     "Whole algorithm, instead of advantage and transforms: columns -> [N, T] advantages.",
     ("algorithm", "algorithm_mode"),
     "params",
     plain="context",
+    **_CREDIT,
 )
 loss = _Kind(
     "loss",
+    _traits.LossTraits,
     "Loss term per token: columns -> [N, T]. `weight=` is the default of its `weight` key; 0 drops the term.",
     ("loss", "name"),
     "params",
     taken=("total",),
     must_read=True,
-    traits={"weight": 1.0},
 )
 reduction = _Kind(
     "reduction",
+    _traits.Traits,
     "Weight of every token in the loss, from the whole batch's mask: columns -> [N, T].",
     ("algorithm", "reduction"),
     must_read=True,
 )
-signal = _part("signal", "A column computed on first need and called by its name: columns -> the column.")
-tracker = _Kind("tracker", "Sink of metrics.", ("logging", "trackers"), "", _protocols.Tracker, parts=_RUN)
+signal = _Kind(
+    "signal",
+    _traits.SignalTraits,
+    "A column computed on first need and called by its name: columns -> the column.",
+    **_STATEFUL,
+)
+tracker = _Kind(
+    "tracker", _traits.Traits, "Sink of metrics.", ("logging", "trackers"), "", _protocols.Tracker, parts=_RUN
+)
 executor = _Kind(
     "executor",
+    _traits.ExecutorTraits,
     "How a campaign's runs are executed: a class with `run(jobs, observe)`.",
     ("campaign", "executor"),
     protocol=_protocols.Executor,

@@ -1,12 +1,10 @@
-"""Find a component by registered name, entry point or dotted path."""
+"""Lookup of a component by registered name, entry point or dotted path."""
 
 from __future__ import annotations
 
 import copy
 import importlib
 import inspect
-import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
@@ -14,124 +12,139 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 from pydantic import BaseModel, create_model
 
 from retrain.errors import ComponentError, did_you_mean
+from retrain.registry.built_in import BUILT_IN, TABLES
 from retrain.registry.call import described, own_frames
 from retrain.registry.component import KINDS, MARK, REGISTERED, STRICT, Bound, Component, Contract, check_signature
 
-_PACKAGE = Path(__file__).parents[1]
-
-
-class Declared(NamedTuple):
-    """Where a component of the package is declared, and the names of the decorator's arguments: its traits."""
-
-    table: str
-    module: str
-    traits: frozenset[str]
-
 
 @cache
-def declared() -> Mapping[tuple[str, str], Declared]:
-    """Every component of the package by (kind, name), read from its source.
-
-    A run imports the modules of the components that it names, not those of all engines and executors.
-    """
-    found, first = dict[tuple[str, str], Declared](), r'\(\s*"([^"]+)"(?:,\s*table="([^"]+)")?'
-    pattern = rf"^@({'|'.join(KINDS)}){first}(.*?)(?=^(?:@|class |def |async ))"
-    declares = re.compile(pattern, re.MULTILINE | re.DOTALL)
-    for file in sorted(_PACKAGE.rglob("*.py")):
-        module = ".".join(file.relative_to(_PACKAGE.parent).with_suffix("").parts)
-        for kind, name, table, more in declares.findall(file.read_text(encoding="utf-8")):
-            found[kind, name] = Declared(table or name, module, frozenset(re.findall(r"(\w+)=", more)))
-    return found
-
-
-@cache
-def _entry_points(kind: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=f"retrain.{kind}")}
+def _entry_points() -> dict[str, dict[str, EntryPoint]]:
+    """Return the entry points of installed packages by kind and name."""
+    points = entry_points()
+    return {kind: {point.name: point for point in points.select(group=f"retrain.{kind}")} for kind in KINDS}
 
 
 def entry_names(kind: str) -> list[str]:
-    """Names that other packages' entry points bring."""
-    return sorted(_entry_points(kind))
+    """Return the names of the entry points of installed packages."""
+    return sorted(_entry_points()[kind])
 
 
 def names(kind: str) -> list[str]:
-    """Every name that `kind` can be called by, dotted paths aside."""
-    return sorted({name for k, name in (*declared(), *REGISTERED) if k == kind} | set(_entry_points(kind)))
+    """Return all names of components of a kind, except dotted paths."""
+    return sorted({*BUILT_IN.get(kind, ()), *(name for of, name in REGISTERED if of == kind), *_entry_points()[kind]})
 
 
 def is_registered(kind: str, name: str) -> bool:
-    """Whether there is a component of this name, those aside that entry points and dotted paths bring."""
-    return (kind, name) in declared() or (kind, name) in REGISTERED
+    """Return True for a built-in or registered component, or an entry point that can be imported."""
+    known = name in BUILT_IN.get(kind, ()) or (kind, name) in REGISTERED
+    return known or _of_entry_point(kind, name) is not None
 
 
-def components(
-    kind: str | None = None, tables: Container[str] | None = None, trait: str | None = None
-) -> list[Component]:
-    """Every registered component; entry points are not imported.
+def components(kind: str | None = None, tables: Container[str] | None = None) -> list[Component]:
+    """Return every registered component, and those of entry points that can be imported.
 
     Args:
-        kind: only those of this kind.
-        tables: only those that read any of these.
-        trait: only those that have it.
+        kind: only components of this kind.
+        tables: only components whose TOML table is one of these. Entry points are then imported
+            only if their name is one of these.
     """
+    for of, rows in BUILT_IN.items():
+        for name in rows if kind in (None, of) else ():
+            if tables is None or TABLES.get(of, {}).get(name, name) in tables:
+                _import_built_in(of, name)
+    entered = dict[tuple[str, str], Component]()
+    for of, points in _entry_points().items():
+        for name in points if kind in (None, of) else ():
+            if (tables is None or name in tables) and (component := _of_entry_point(of, name)):
+                entered[of, name] = component
+    # Sorted by module, the user's last, so that the order does not depend on the order of imports.
+    every = (entered | REGISTERED).values()
+    in_order = sorted(every, key=lambda one: one.target.__module__ if one.source == "built-in" else "~")
+    return [one for one in in_order if kind in (None, one.kind) and (tables is None or one.table in tables)]
 
-    def wanted(of: str, one: Declared | Component) -> bool:
-        return kind in (None, of) and (tables is None or one.table in tables) and (trait is None or trait in one.traits)
 
-    for (of, _), one in declared().items():
-        if wanted(of, one):
-            importlib.import_module(one.module)
-    # By module, the user's last: the order must not depend on what was imported first.
-    in_order = sorted(REGISTERED.values(), key=lambda one: one.target.__module__ if one.source == "built-in" else "~")
-    return [one for one in in_order if wanted(one.kind, one)]
+def _import_built_in(kind: str, name: str) -> None:
+    importlib.import_module(_module(kind, name))
+
+
+def _module(kind: str, name: str) -> str:
+    """Return the module of a built-in component."""
+    return BUILT_IN[kind][name].partition(":")[0]
 
 
 def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Component:
-    """The `kind` called `name`.
+    """Return the component of this kind and name.
 
     Args:
         kind: one of KINDS.
         name: a registered name, an entry point's name in group `retrain.<kind>`, or a dotted path
-            `pkg.mod.fn` or `pkg.mod:fn`, resolved against the current directory, then `search_paths`.
+            `pkg.mod.fn` or `pkg.mod:fn`, looked up in the current directory, `plugins/` in it, then `search_paths`.
 
     Raises:
-        ComponentError: there is none (with the nearest name), its module raised (with the traceback), or
-            its signature is not what the slot calls.
+        ComponentError: it does not exist (the message suggests the nearest name), its module raised an
+            exception (with the traceback), or its signature does not fit the kind.
     """
-    if (kind, name) in declared():
-        importlib.import_module(declared()[kind, name].module)
+    if name in BUILT_IN.get(kind, ()):
+        _import_built_in(kind, name)
     if (kind, name) in REGISTERED:
         return REGISTERED[kind, name]
-    components()  # code of the user's may register a name, which must not be that of any
-    if name in _entry_points(kind):
-        point = _entry_points(kind)[name]
-        with _importing(point.value):
-            target = point.load()
-        return _from_target(kind, name, target, "entry point")
+    if name in _entry_points()[kind]:
+        return _enter(kind, name)
     if is_dotted(name):
+        components()  # register all names first, so that the user's code cannot take one of them
         return _from_target(kind, name, load_object(name, search_paths), "dotted path")
     listed = f"known: {', '.join(names(kind)) or 'none'}, or a dotted path to your own"
     raise ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
 
 
+def _enter(kind: str, name: str) -> Component:
+    """Import an entry point.
+
+    Raises:
+        ComponentError: the import fails, or it registers the name of a built-in component.
+    """
+    point = _entry_points()[kind][name]
+    with _importing(point.value):
+        target = point.load()
+    for (of, known), component in REGISTERED.items():
+        module = component.target.__module__
+        if known in BUILT_IN.get(of, ()) and module != _module(of, known):
+            problem = f"{of} {known!r} is registered twice: by {module} and {_module(of, known)}"
+            raise ComponentError(problem, "rename one of them")
+    registered = REGISTERED.get((kind, name))
+    if registered is not None and registered.source == "built-in" and registered.target is target:
+        return registered
+    return _from_target(kind, name, target, "entry point")
+
+
+def _of_entry_point(kind: str, name: str) -> Component | None:
+    """Return the component of an entry point; None if it does not exist or its import fails."""
+    if name not in _entry_points()[kind]:
+        return None
+    try:
+        return _enter(kind, name)
+    except ComponentError:
+        return None
+
+
 def is_dotted(name: str) -> bool:
-    """Whether a name is a path to code of the user's."""
+    """Return True if a name is a dotted path to the user's code."""
     return "." in name or ":" in name
 
 
 def bind(
     kind: str, name: str, params: Mapping[str, Any] | None = None, search_paths: Sequence[str | Path] = ()
 ) -> Bound:
-    """The `kind` called `name` with its parameters, ready to be used.
+    """Find a component and bind its parameters.
 
     Raises:
-        ComponentError: as `find`. MissingExtraError: its library is not installed.
-        ParameterError: it does not take these parameters.
+        ComponentError: as for `find`. MissingExtraError: its library is not installed.
+        ParameterError: the parameters are invalid.
     """
     component = find(kind, name, search_paths)
     component.check()
@@ -139,7 +152,7 @@ def bind(
 
 
 def table_names() -> dict[str, list[Component]]:
-    """TOML tables of all registered components, with the components that read them."""
+    """Return the TOML tables of all registered components, with the components that read them."""
     tables: dict[str, list[Component]] = {}
     for component in components():
         tables.setdefault(component.table, []).append(component)
@@ -147,9 +160,9 @@ def table_names() -> dict[str, list[Component]]:
 
 
 def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
-    """Schema of a table that several components share: the union of their parameters.
+    """Return the schema of a table that several components share: the union of their parameters.
 
-    What one of them demands may be missing while another is in use: binding the one says so.
+    A parameter that only some of them require is optional here; `bind` reports it if it is missing.
     """
     fields: dict[str, Any] = {}
     for reader in readers:
@@ -162,12 +175,16 @@ def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
 
 
 def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
-    """The object at a dotted path `pkg.mod.attr` or `pkg.mod:attr`; importing runs the user's file."""
+    """Import the object at a dotted path `pkg.mod.attr` or `pkg.mod:attr`, which runs the user's code.
+
+    Raises:
+        ComponentError: the path is malformed, its module cannot be imported, or has no such attribute.
+    """
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise ComponentError(f'"{path}" is not a dotted path', "write it as package.module.function")
-    # Modules of the package do not look into the current directory: it may be a run of somebody else.
-    search = nullcontext() if module_name.startswith(f"{_PACKAGE.name}.") else _search(search_paths)
+    # For this package's modules the current directory is not searched: it may be another user's run.
+    search = nullcontext() if module_name.startswith("retrain.") else _search(search_paths)
     with search, _importing(module_name, search_paths):
         module = importlib.import_module(module_name)
         found = hasattr(module, attribute)
@@ -183,14 +200,14 @@ def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
     if isinstance(mark, Component):
         if mark.kind != kind:
             raise ComponentError(f'"{name}" is a {mark.kind}, not a {kind}', f"use it as the {mark.kind}")
-        return Component(kind, name, target, mark.table, mark.contract, mark.traits, source)
+        return Component(kind, name, target, mark.table, mark.contract, mark.stated, source)
     if not callable(target):
         raise ComponentError(f'"{name}" is a {type(target).__name__}, not a function', "point to a function")
-    check_signature(target, KINDS[kind].talks, KINDS[kind].later)
+    check_signature(target, KINDS[kind].is_generator, KINDS[kind].is_async)
     contract: Contract = "columns" if inspect.isclass(target) else KINDS[kind].plain
     if contract != "columns":
         _check_plain(name, contract, target)
-    return Component(kind, name, target, name, contract, KINDS[kind].traits, source)
+    return Component(kind, name, target, name, contract, source=source)
 
 
 def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> None:
@@ -208,18 +225,10 @@ def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> N
 
 @contextmanager
 def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[None]:
-    """ComponentError for whatever importing the user's module `name` raises in this block, but for Ctrl-C.
+    """Convert any exception from importing the user's module, except Ctrl-C, to ComponentError.
 
-    A module that leaves the process when it is imported must not take this one with it, least of all with code 0.
+    This includes `sys.exit`. Nothing can catch `os._exit`, which ends the process.
     """
-
-    def leave(code: int) -> NoReturn:
-        raise SystemExit(f"os._exit({code})")
-
-    places: tuple[Any, ...] = (os, sys.modules[os.name])
-    real = os._exit
-    for module in places:
-        module._exit = leave
     try:
         yield
     except KeyboardInterrupt:
@@ -227,20 +236,20 @@ def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             looked, file = ", ".join(map(str, _places(search_paths))), name.split(".")[0]
-            fix = f"is {file}.py (or {file}/) in the directory you started from, or in [plugins] search_paths?"
+            fix = f"is {file}.py (or {file}/) in the directory you started from, plugins/, or [plugins] search_paths?"
             raise ComponentError(f"no module named {error.name!r} (looked in {looked})", fix) from None
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         problem = f"importing {name} raised {described(error)}{place}"
-        raise ComponentError(problem, "mend that file", own_frames(error)) from error
-    finally:
-        for module in places:
-            module._exit = real
+        raise ComponentError(problem, "fix that file", own_frames(error)) from error
 
 
 @contextmanager
 def _search(search_paths: Sequence[str | Path]) -> Generator[None]:
-    """Look in the current directory and `search_paths` first; keep them at the end for later imports."""
+    """Search the current directory, its `plugins/` and `search_paths` first inside this block.
+
+    Afterwards they stay at the end of `sys.path`, for imports that the user's code makes later.
+    """
     places = [str(place) for place in _places(search_paths)]
     before = list(sys.path)
     sys.path[:0] = places
@@ -252,4 +261,9 @@ def _search(search_paths: Sequence[str | Path]) -> Generator[None]:
 
 
 def _places(search_paths: Sequence[str | Path]) -> list[Path]:
-    return [Path.cwd(), *(Path(place).expanduser().resolve() for place in search_paths)]
+    own = Path.cwd() / "plugins"
+    return [
+        Path.cwd(),
+        *([own] if own.is_dir() else ()),
+        *(Path(place).expanduser().resolve() for place in search_paths),
+    ]

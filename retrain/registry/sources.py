@@ -1,4 +1,4 @@
-"""Fingerprints of the user's code: what a resumed run compares with the run that it continues."""
+"""Hashes of the user's code, which a resumed run compares with those of the original run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ _OWN = __name__.partition(".")[0]
 
 
 def source_hashes(components: Iterable[Component]) -> dict[str, str]:
-    """Hash of every module of the user's that defines one of `components`, and of what it imports in turn.
+    """Hash the user's modules that define `components`, and the user's modules that these import.
 
-    Not followed: imports from installed packages (but within a plug-in's own package) and from this one, and names
-    that are computed.
+    Imports from this package and from installed packages are not followed, except within a
+    plug-in's own package. Dynamic imports are not found.
+
+    Returns:
+        The first 16 hexadecimal digits of each module's SHA-256, by module name.
     """
     waiting = list(dict.fromkeys(str(getattr(component.target, "__module__", "")) for component in components))
     found: dict[str, str] = {}
@@ -42,7 +45,7 @@ def source_hashes(components: Iterable[Component]) -> dict[str, str]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Where a module is, None if it is nowhere; the packages that it is in are imported."""
+    """Find the spec of a module, which imports its parent packages; None if there is no such module."""
     module = sys.modules.get(name)
     if module is not None:
         return module.__spec__
@@ -52,7 +55,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _is_users(name: str, importer: str) -> bool:
-    """Whether a module that `importer` names is code of the same package, or of no installed one."""
+    """Return True if a module that `importer` imports is in the same package or not installed."""
     top = name.partition(".")[0]
     if top != importer.partition(".")[0] and _is_installed(_spec(top)):
         return False
@@ -61,7 +64,7 @@ def _is_users(name: str, importer: str) -> bool:
 
 
 def _is_installed(spec: ModuleSpec | None) -> bool:
-    """Whether a top-level module is no user's: of Python itself, of this environment or of one that it extends."""
+    """Return True if a top-level module belongs to Python or to a virtual environment."""
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
     paths = [Path(place) for place in places if place and Path(place).exists()]
     return not paths or any(
@@ -71,7 +74,7 @@ def _is_installed(spec: ModuleSpec | None) -> bool:
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Modules, and what may be modules, that Python source imports."""
+    """Yield the names that Python source imports; a name from `from x import y` may not be a module."""
     with suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import):

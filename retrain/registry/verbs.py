@@ -1,28 +1,29 @@
-"""Calls of a user's class: what a verb raises names the class, and what it returns is checked."""
+"""Checked calls of the methods of a user's class: errors name the class, and results are validated."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from math import isfinite
+from typing import Any, cast
 
 from retrain.registry.call import Call, shown
-from retrain.types import Batch, Completion, Problem, Request
+from retrain.types import Batch, Completion, ExpertRow, Problem, Request, Rollout
 
 LONGEST_PROMPT = 1_000_000
-"""Characters of a prompt; tokenizing one that no model could read would take the memory of the run."""
+"""Largest number of characters of a prompt; tokenizing a longer one could exhaust the memory."""
 _DEEPEST, _LARGEST = 100, 4096
-"""Levels of a component's state, and bits of a number in it."""
+"""Largest nesting depth of a component's state, and largest number of bits of an integer in it."""
 ResultCheck = Callable[..., None]
-"""Called with the call, what the verb returned, and its arguments; raises the call's error if that cannot be used."""
+"""(call, result of the method, its arguments) -> None; raises `call.fail(...)` for an invalid result."""
 
 
 def anything(call: Call, found: Any, *arguments: Any) -> None:
-    """Nobody reads what this verb returns, or nothing can be wrong with it."""
+    """Accept any result, of methods whose result is unused or always valid."""
 
 
 def problem(call: Call, found: Any, *arguments: Any) -> None:
-    """A Problem whose fields have their types."""
+    """Require a Problem whose fields have the right types."""
     if not isinstance(found, Problem):
         raise call.fail(f"problem {', '.join(map(str, arguments))} is {shown(found)}, not a retrain.types.Problem")
     fields: dict[str, Any] = {"id": found.id, "answer": found.answer, "solution": found.solution or ""}
@@ -34,7 +35,7 @@ def problem(call: Call, found: Any, *arguments: Any) -> None:
 
 
 def _unfit_prompt(prompt: Any) -> str:
-    """Why nothing can be asked with a prompt, or ""."""
+    """Return the reason why a prompt is invalid, or ""."""
     texts: list[Any] = [prompt]
     if isinstance(prompt, list):
         if not all(isinstance(message, Mapping) and "role" in message for message in prompt):
@@ -54,7 +55,7 @@ def _unfit_prompt(prompt: Any) -> str:
 
 
 def problems(call: Call, found: Any, *arguments: Any) -> None:
-    """A list of problems."""
+    """Require a list of problems."""
     if not isinstance(found, list):
         raise call.fail(f"heldout returned {shown(found)}, not a list of problems")
     for one in found:
@@ -62,13 +63,13 @@ def problems(call: Call, found: Any, *arguments: Any) -> None:
 
 
 def fingerprint(call: Call, found: Any, *arguments: Any) -> None:
-    """A hash as text, or None."""
+    """Require a hash as text, or None."""
     if not isinstance(found, str | None):
         raise call.fail(f"fingerprint returned {shown(found)}, not text or None")
 
 
 def completions(call: Call, found: Any, requests: Sequence[Request], sampling: Any) -> None:
-    """The completions of every request, each with a log-prob for every token."""
+    """Require the completions of every request, with one log-prob per token."""
     if not isinstance(found, Sequence) or len(found) != len(requests):
         raise call.fail(
             f"sample returned {shown(found)}, not a list of completions for each of {len(requests)} requests"
@@ -85,7 +86,7 @@ def completions(call: Call, found: Any, requests: Sequence[Request], sampling: A
 
 
 def _unstorable(value: Any, depth: int = 0) -> str:
-    """The first thing in a state that a checkpoint cannot hold, or ""."""
+    """Describe the first value in a state that a checkpoint cannot store, or return ""."""
     if depth > _DEEPEST:
         return f"a value nested more than {_DEEPEST} deep, or in itself"
     if isinstance(value, int) and value.bit_length() > _LARGEST:
@@ -103,22 +104,65 @@ def _unstorable(value: Any, depth: int = 0) -> str:
 
 
 def state(call: Call, found: Any, *arguments: Any) -> None:
-    """A dict that a checkpoint can hold."""
+    """Require a dict that a checkpoint can store."""
     if (wrong := _unstorable(found)) or not isinstance(found, dict):
         raise call.fail(f"state_dict returned {wrong or shown(found)}; a state is a dict of JSON and tensors")
 
 
 def metrics(call: Call, found: Any, *arguments: Any) -> None:
-    """Metrics with names that are free."""
+    """Require valid metrics whose names the run does not use itself."""
     call.metrics(found)
+
+
+def source_rows(call: Call, found: Any, step: int, rollouts: Sequence[Rollout]) -> None:
+    """A list of rollouts and expert rows that a batch can be made of, or that list and metrics."""
+    given = {id(one) for one in rollouts}
+    rows, reported = call.split(found)
+    call.metrics(reported)
+    if not isinstance(rows, list):
+        raise call.fail(f"take returned {shown(rows)}, not a list of rollouts and expert rows")
+    for row in cast("list[Any]", rows):
+        if isinstance(row, Rollout):
+            wrong = "" if id(row) in given else _unfit_rollout(row)
+        elif isinstance(row, ExpertRow):
+            wrong = _unfit_spans(row.ids, row.spans)
+        else:
+            wrong = "it is neither a retrain.types.Rollout nor an ExpertRow"
+        if wrong:
+            raise call.fail(f"take returned {shown(row)}: {wrong}")
+
+
+def _unfit_rollout(row: Rollout) -> str:
+    """Why no batch can be made with a rollout, or ""."""
+    if len(row.sampler_logprobs) != len(row.completion_ids):
+        return f"{len(row.completion_ids)} completion ids have {len(row.sampler_logprobs)} log-probs"
+    if not isinstance(row.reward, int | float) or not isfinite(row.reward):
+        return "its reward is not a finite number"
+    return _unfit_spans((*row.prompt_ids, *row.completion_ids), row.spans)
+
+
+def _unfit_spans(ids: Sequence[Any], spans: Sequence[tuple[int, int]]) -> str:
+    """Why these parts of a row cannot be trained on, or ""."""
+    if not all(isinstance(one, int) and one >= 0 for one in ids):
+        return "an id of a token is not a whole number >= 0"
+    ends = [1, *(end for _, end in spans)]
+    if not spans or any(
+        not before <= start < end <= len(ids) for before, (start, end) in zip(ends, spans, strict=False)
+    ):
+        return f"the parts to train on, {shown(spans)}, are not in order behind the first token of {len(ids)}"
+    return ""
 
 
 TASK: Mapping[str, ResultCheck] = {
     **{"problem": problem, "heldout": problems, "fingerprint": fingerprint, "learn": metrics, "state_dict": state},
     **{"pose": anything, "figures": anything, "spans": anything, "load_state_dict": anything},
 }
+SOURCE: Mapping[str, ResultCheck] = {
+    **{"take": source_rows, "fingerprint": fingerprint, "after": metrics, "state_dict": state},
+    "load_state_dict": anything,
+}
 ENGINE: Mapping[str, ResultCheck] = {"sample": completions} | dict.fromkeys(
-    ("keep_sampling", "load_weights", "load_adapter", "describe", "metrics", "hurry", "close"), anything
+    ("load_weights", "load_adapter", "describe", "metrics", "request_stop", "close"), anything
 )
 EXECUTOR: Mapping[str, ResultCheck] = {"run": anything}
 PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
@@ -127,7 +171,7 @@ PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
 
 
 def misread(whole: type[Any], protocol: type[Any]) -> str:
-    """The first verb of a class that cannot be called as its protocol calls it, with how that is; or ""."""
+    """Describe the first method whose signature does not fit the protocol's call; "" if all fit."""
     for verb, default in inspect.getmembers(protocol, inspect.isfunction):
         own = inspect.getattr_static(whole, verb)
         if verb.startswith("_") or own is default or not inspect.isfunction(own):
@@ -136,18 +180,18 @@ def misread(whole: type[Any], protocol: type[Any]) -> str:
         given, names = inspect.signature(own), [one.name for one in asked]
         try:
             given.bind(*(one.name for one in asked if one.kind is one.POSITIONAL_OR_KEYWORD))
-            # Taken by position: a name of the protocol in another place is two arguments the wrong way round.
+            # Arguments go by position, so a parameter with the name of another one means a swap.
             found = [one.name for one in given.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
             if all(name not in names or names.index(name) == place for place, name in enumerate(found)):
                 continue
         except TypeError:
             pass
-        return f"has {verb}{given}, and it is called as {verb}({', '.join(names[1:])})"
+        return f"has {verb}{given}, but it is called as {verb}({', '.join(names[1:])})"
     return ""
 
 
 def _columns(arguments: Sequence[Any]) -> dict[str, Any]:
-    """The tensors that a verb is called with: of batches, and of plain dicts, such as weights."""
+    """Collect the tensors in a method's arguments: those of batches and of plain dicts."""
     found = dict[str, Any]()
     for one in arguments:
         if isinstance(one, Batch):
@@ -158,7 +202,13 @@ def _columns(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str, ResultCheck]) -> type[Any]:
-    """The class with those of these verbs guarded that it writes itself, and with its `__init__`."""
+    """Return a subclass of `base` with checked calls of `__init__` and of the methods it overrides.
+
+    Args:
+        protocol: methods inherited from it are left alone.
+        call: names the component in errors.
+        verbs: methods, with the checks of their results.
+    """
 
     def guard(verb: str, check: ResultCheck) -> Callable[..., Any]:
         real = getattr(base, verb)
@@ -171,7 +221,8 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
 
         return called
 
-    # A default must stay the protocol's own: `StatefulComponent` tells by that whether a class keeps state.
+    # Inherited defaults must stay identical to the protocol's functions: `StatefulComponent`
+    # compares them to find out whether a class has state.
     own = {verb: check for verb, check in verbs.items() if getattr(base, verb) is not getattr(protocol, verb)}
     methods = {verb: guard(verb, check) for verb, check in {"__init__": anything, **own}.items()}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **methods})

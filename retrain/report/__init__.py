@@ -1,1 +1,1 @@
-"""Pages that people look at."""
+"""HTML reports, charts and model cards."""

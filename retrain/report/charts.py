@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, groupby, pairwise
 
+from retrain.system.terminal import shown
+
 WIDTH, HEIGHT = 440, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 34
 _POINTS = 400
-"""A line of more points is thinned to means of this many: the file stays small and looks the same."""
+"""A longer line is thinned to means of this many points, so that the file stays small."""
 
 _STRIPS = 50
-"""Places of a chart at which the pointer shows a value: more than a finger can tell apart."""
+"""Number of places at which the pointer shows a value."""
 
 Point = tuple[float, float]
 Range = tuple[float, float]
@@ -104,9 +106,9 @@ def interval_chart(
     dots = "".join(dot("dot", axes.place(x, y), 3) for x, y, _, _ in rows)
     curve = polyline(axes, [(x, y) for x, y, _, _ in rows], "mean")
     other = polyline(axes, dashed, "reference") if dashed else ""
-    beside = {x: f"; dashed: {axes.value(y)}" for x, y in dashed}
+    reference = {x: f"; dashed: {axes.value(y)}" for x, y in dashed}
     texts = [
-        (x, f"{axes.label} {x:g}: {axes.value(y)} ({axes.value(low)} to {axes.value(high)}){beside.get(x, '')}")
+        (x, f"{axes.label} {x:g}: {axes.value(y)} ({axes.value(low)} to {axes.value(high)}){reference.get(x, '')}")
         for x, y, low, high in rows
     ]
     return svg(axes.draw() + area(axes, upper, lower, "band") + bars + curve + dots + other + hover(axes, texts))
@@ -145,7 +147,7 @@ def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:
     edges = [_LEFT, *middles, WIDTH - _RIGHT]
     return "".join(
         f'<rect class="hover" x="{a:.1f}" y="{_TOP}" width="{max(0.0, b - a):.1f}" height="{HEIGHT - _TOP - _BOTTOM}">'
-        f"<title>{escape(text)}</title></rect>"
+        f"<title>{_text(text)}</title></rect>"
         for (a, b), (_, text) in zip(pairwise(edges), chosen, strict=True)
     )
 
@@ -183,7 +185,12 @@ def dot(style: str, at: Point, radius: float) -> str:
 
 def label(side: str, at: Point, text: str) -> str:
     """The text of a tick or axis at a position in the drawing, which is its "middle" or "end"."""
-    return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{escape(text)}</text>'
+    return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{_text(text)}</text>'
+
+
+def _text(text: str) -> str:
+    """Text from outside, without controls and secrets."""
+    return escape(shown(text))
 
 
 def runs(points: Sequence[Point]) -> list[list[Point]]:

@@ -1,4 +1,4 @@
-"""The model card: what a saved model is, how it was made and how well it does."""
+"""The model card of a saved model: origin, training and evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrain import __version__
 from retrain.report.page import Table, fill
 from retrain.report.run_summary import recipe, task_of
 from retrain.report.shown_settings import settings
-from retrain.system.model_paths import RANDOM_MODEL, packaged
+from retrain.system.model_paths import RANDOM_MODEL, model_location, packaged
 
 _CURVE = ("step", "accuracy", "ci_low", "ci_high", "greedy_accuracy", "avg_tokens")
 _POINTS = 12
@@ -19,7 +19,7 @@ _POINTS = 12
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card says. It has nothing of the file that the user wrote but its resolved values.
+    """Contents of a model card. Of the user's file it has the resolved values only.
 
     Attributes:
         name: of the run.
@@ -27,6 +27,9 @@ class CardFacts:
         evaluations: rows of eval.jsonl in order; may be empty.
         steps: optimizer steps of RL; 0 after a warm start alone.
         adapter: the directory also has the LoRA adapter in `adapter/`.
+        evaluated_in: type of the matrix products of the evaluations.
+        rounded: these weights are the rounded ones that were evaluated.
+        chat: prompts were rendered with the chat template.
     """
 
     name: str
@@ -34,10 +37,13 @@ class CardFacts:
     evaluations: Sequence[Mapping[str, Any]] = ()
     steps: int = 0
     adapter: bool = False
+    evaluated_in: str = "float32"
+    rounded: bool = False
+    chat: bool = False
 
     @property
     def base(self) -> str:
-        """What `[model] path` said."""
+        """Value of `[model] path`."""
         return self.config["model"]["path"]
 
     @property
@@ -56,10 +62,33 @@ class CardFacts:
         return self.base == RANDOM_MODEL
 
     @property
+    def is_local(self) -> bool:
+        """The weights started from a directory, which nobody else has under this path."""
+        path = model_location(self.base)
+        return not packaged(self.base) and (path.startswith(("/", ".")) or Path(path).is_dir())
+
+    @property
     def origin(self) -> str:
-        """What the weights derive from, as the hub names it: `[model] path`, or the original of a packaged model."""
+        """Name of the base model: on the hub (of a packaged model its original's), or of a directory."""
         model = packaged(self.base)
-        return self.base if model is None else model.hub_name
+        return (Path(self.base).name if self.is_local else self.base) if model is None else model.hub_name
+
+    @property
+    def precision(self) -> str:
+        """Precision of the evaluations, and its consequence for these weights, in a sentence or two."""
+        if self.evaluated_in == "float32":
+            return "Evaluated in float32."
+        if self.rounded:
+            return f"Evaluated in {self.evaluated_in} with exactly these weights."
+        if self.adapter:
+            return (
+                f"Evaluated in {self.evaluated_in}, for which base and adapter were rounded each by itself; here the "
+                "adapter is merged into the base as that is stored."
+            )
+        return (
+            f"Evaluated in {self.evaluated_in}, for which the weights were rounded; these are the exact ones, and may "
+            f"answer otherwise. `retrain export RUN DIRECTORY --dtype {self.evaluated_in}` writes the rounded ones."
+        )
 
     @property
     def license(self) -> str:
@@ -94,7 +123,7 @@ def render_card(card: CardFacts) -> str:
     """The card as Markdown with YAML front matter. Values that look secret are masked in its configuration."""
     data = {
         "license": card.license,
-        "base_model": None if card.builtin else card.origin,
+        "base_model": None if card.builtin or card.is_local else card.origin,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["retrain", *(["reinforcement-learning"] if card.steps else []), card.task],
@@ -114,7 +143,7 @@ def render_card(card: CardFacts) -> str:
 def render_adapter_card(card: CardFacts, base: str) -> str:
     """The card of the adapter alone, as Markdown. `base` is what it was trained on; "../base" is relative to it."""
     shipped = base.startswith("..")
-    origin = None if shipped else card.origin if packaged(card.base) else base
+    origin = None if shipped or card.is_local else card.origin if packaged(card.base) else base
     data = {"library_name": "peft", "base_model": origin, "tags": ["retrain", "lora"]}
     return fill("adapter_card.md", front_matter=_yaml(data), card=card, base=base, shipped=shipped)
 

@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_TEMPLATES = Path(__file__).parent / "templates"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tabs and line ends, what turns the direction of writing, and halves of characters."""
 
@@ -35,18 +36,30 @@ class Table(NamedTuple):
         """A table from rows that have the same columns, each a mapping of column to text."""
         return cls([*rows[0]] if rows else [], [[*row.values()] for row in rows])
 
+    def aligned(self) -> list[str]:
+        """Return head and rows as lines for a terminal, with columns of one width."""
+        every = (self.columns, *self.rows)
+        widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+        return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in every]
 
-def fill(template: str, **content: Any) -> str:
-    """The text of `templates/TEMPLATE` with this content; a name that is missing is an error."""
-    return _environment().get_template(template).render(content)
+
+def fill(template: str | Path, **content: Any) -> str:
+    """Text of a template with this content; a missing name is an error.
+
+    Args:
+        template: a file of `templates/` here, or the path of another package's template, which may
+            extend and import those.
+    """
+    path = _TEMPLATES / template
+    return _environment(path.parent).get_template(path.name).render(content)
 
 
 @cache
-def _environment() -> Environment:
+def _environment(folder: Path) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8"),
+        loader=FileSystemLoader([folder, _TEMPLATES], encoding="utf-8"),
         autoescape=select_autoescape(["html", "svg"]),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -55,6 +68,7 @@ def _environment() -> Environment:
         finalize=lambda value: _CONTROLS.sub("·", value) if type(value) is str else value,
     )
     environment.filters["inline"] = _inline
+    cast("dict[str, Any]", environment.filters)["fenced"] = _fenced
     return environment
 
 
@@ -62,6 +76,13 @@ def _inline(text: str) -> str:
     """A text as one line of Markdown: no HTML, no cell's end, and neither link nor image, which would be fetched."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
     return " ".join(text.replace("](", "]&#40;").replace("]:", "]&#58;").split("\n"))
+
+
+def _fenced(text: str, language: str, character: str = "`") -> str:
+    """A text as a block of code in Markdown, whose end no line of the text is."""
+    longest = max(map(len, re.findall(f"{character}+", text)), default=0)
+    mark = character * max(3, longest + 1)
+    return f"{mark}{language}\n{text}\n{mark}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -12,7 +12,15 @@ from typing import Any
 from retrain.report.charts import interval_chart, line_chart, span, stacked_chart
 from retrain.report.page import Table, duration, fill, percent
 from retrain.report.run_summary import MetricsRow, recipe, status, summary
-from retrain.report.samples import best_and_worst, completion, step_of, steps
+from retrain.report.samples import (
+    before_and_after,
+    best_and_worst,
+    completion,
+    evaluations,
+    reward_weights,
+    step_of,
+    steps,
+)
 from retrain.report.shown_settings import settings
 from retrain.storage.run_files import read_rows, understood
 from retrain.system.files import write_text, writing
@@ -20,7 +28,7 @@ from retrain.system.masking import masked
 from retrain.system.records import read_json
 
 SAMPLES = "samples.html"
-"""The page of all samples, beside the report."""
+"""File name of the page of all samples."""
 
 _CHARTS: tuple[tuple[str, str, str, bool], ...] = (
     ("reward/mean", "Reward", "mean over the completions of a step", False),
@@ -40,12 +48,12 @@ _IF_VARIED: tuple[tuple[str, str, str, bool], ...] = (
     ("mismatch/kl", "Sampler against trainer", "KL of their log-probs, in nats", False),
     ("optim/lr", "Learning rate", "of the last update of a step", False),
 )
-"""As above: metrics of which a chart says something only if they change."""
+"""As above, for metrics that are drawn only if they change."""
 
 _OF_THE_WHOLE = {"reward/mean", "reward/std", "reward/accuracy", "reward/failed"}
-"""What is reported of rewards besides the parts."""
+"""Reward metrics other than the parts."""
 _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
-"""Not phases of a step."""
+"""Times that are not phases of a step."""
 
 
 def write_report(run: Path, reload_s: float = 0) -> Path:
@@ -53,13 +61,14 @@ def write_report(run: Path, reload_s: float = 0) -> Path:
     path = run / "report.html"
     with writing(path), understood(run):
         write_text(path, _render(run, reload_s))
-        if not reload_s and (found := [*steps(run)]):
-            write_text(run / SAMPLES, fill(SAMPLES, title=f"{run.resolve().name}: samples", steps=found))
+        found = {} if reload_s else {"steps": [*steps(run)], "evaluations": [*evaluations(run)]}
+        if any(found.values()):
+            write_text(run / SAMPLES, fill(SAMPLES, title=f"{run.resolve().name}: samples", **found))
     return path
 
 
 def follow(run: Path, every_s: float = 5.0) -> Path:
-    """Write the report of a run again and again, as a page that reloads itself, until the run has ended."""
+    """Rewrite the report of a run, as a page that reloads itself, until the run has ended."""
     while status(run)["state"] == "running":
         write_report(run, every_s)
         time.sleep(every_s)
@@ -91,7 +100,8 @@ def _render(run: Path, reload_s: float) -> str:
         facts=_facts(metrics, evals),
         charts=[drawn for drawn in _charts(metrics, evals) if drawn[2]],
         evaluations=_evaluations(evals),
-        samples=_samples(run),
+        compared=before_and_after(run),
+        samples=_samples(run, reward_weights(config)),
         every=SAMPLES if not reload_s else "",
         settings=settings(config),
         resolved=json.dumps(masked(config), indent=2),
@@ -120,7 +130,7 @@ def _facts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> dict[s
 
 
 def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[tuple[str, str, str, Sequence[str]]]:
-    """(title, caption, drawing, names of its layers); the drawing is empty where there is nothing to draw."""
+    """(title, caption, drawing, names of its layers); the drawing is empty without data."""
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
     curves: list[tuple[str, str, str, Sequence[str]]] = []
     parts = sorted({key for row in metrics for key in row if key.startswith("reward/")} - _OF_THE_WHOLE)
@@ -180,14 +190,14 @@ def _labels(evals: Sequence[MetricsRow]) -> list[str]:
     return [*dict.fromkeys(key.removesuffix("accuracy") for row in evals for key in row if key.endswith("/accuracy"))]
 
 
-def _samples(run: Path) -> list[dict[str, Any]]:
+def _samples(run: Path, weights: Mapping[str, float]) -> list[dict[str, Any]]:
     """Completions of one group of the first and of the last stored step."""
     files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
     chosen = files if len(files) < 2 else [files[0], files[-1]]
-    return [_step(title, file) for title, file in zip(("Early", "Late"), chosen, strict=False)]
+    return [_step(title, file, weights) for title, file in zip(("Early", "Late"), chosen, strict=False)]
 
 
-def _step(title: str, file: Path) -> dict[str, Any]:
+def _step(title: str, file: Path, weights: Mapping[str, float]) -> dict[str, Any]:
     stored = read_rows(file)
     rows = [stored[i] for i in best_and_worst(stored)]
     sizes = [abs(float(a)) for row in rows for a in row.get("advantages") or () if math.isfinite(a)]
@@ -195,7 +205,7 @@ def _step(title: str, file: Path) -> dict[str, Any]:
         "title": title,
         "step": step_of(file),
         "scale": max(sizes, default=0.0),
-        "rows": [completion(row) for row in rows],
+        "rows": [completion(row, weights) for row in rows],
     }
 
 

@@ -1,4 +1,4 @@
-"""How a run went, read from its files: a status, a sentence, and a line that names the ingredients."""
+"""Summary of a run from its files: status, result in a sentence, and a line of ingredients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MetricsRow = Mapping[str, Any]
 
 
 def status(run: Path) -> dict[str, Any]:
-    """How far a run has come, read from its files. Keys without a value yet are None.
+    """Progress of a run, read from its files. Keys without a value yet are None.
 
     Returns:
         path, state ("running", "killed", or how it ended), steps, max_steps, reward, accuracy with ci_low
@@ -64,7 +64,7 @@ def _status(run: Path) -> dict[str, Any]:
 
 
 def no_run(path: Path) -> ConfigError:
-    """The error for a path where there is no run."""
+    """Return the error for a path without a run."""
     problem = ConfigProblem(str(path), 0, 0, "run directory", "holds no run", "give the path of one, as runs/NAME")
     return ConfigError([problem])
 

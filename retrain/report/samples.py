@@ -1,4 +1,4 @@
-"""Which stored completions a page shows, and what of each."""
+"""Choose the stored completions that a page shows, and prepare each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from retrain.report.page import percent, plural
-from retrain.storage.run_files import read_rows
+from retrain.rewards.pool import unique_names
+from retrain.storage.run_files import read_evaluation, read_rows
+from retrain.system.records import read_json
 
 RolloutRow = Mapping[str, Any]
 
 _SHOWN = 3
+_COMPARED = 4
+"""Number of held-out problems shown before and after training."""
+_OF_THE_ENVIRONMENT = ("env", "turns")
+"""Parts of a reward that enter the sum with weight 1."""
 _CHARACTERS = 5_000_000
-"""Of all completions on the page of all samples: more would make a browser slow."""
+"""Characters on the page of all samples; more would make a browser slow."""
 
 
 def step_of(file: Path) -> int:
@@ -26,19 +32,75 @@ def step_of(file: Path) -> int:
 def steps(run: Path) -> Iterator[dict[str, Any]]:
     """The stored steps of a run with their groups, in order; of each as many groups as its share of the page holds."""
     files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
+    weights = reward_weights(read_json(run / "config.resolved.json"))
     for file in files:
         rows, groups, size = read_rows(file), list[dict[str, Any]](), 0
         for _, found in groupby(rows, lambda row: row["group"]):
             group = [*found]
             size += sum(len(row["text"]) for row in group) + len(str(group[0]["prompt"]))
             if size <= _CHARACTERS / len(files) or not groups:
-                shown = [completion(row) for row in group]
+                shown = [completion(row, weights) for row in group]
                 groups.append({"prompt": shown[0]["prompt"], "answer": shown[0]["answer"], "rows": shown})
         judged = [bool(row["correct"]) for row in rows if row.get("correct") is not None]
         right = f", {percent(sum(judged) / len(judged))} right" if judged else ""
         left = len(rows) - sum(len(group["rows"]) for group in groups)
         head = f"{plural(len(rows), 'completion')}{right}"
         yield {"step": step_of(file), "head": head, "groups": groups, "left": left, "file": file.name}
+
+
+def evaluations(run: Path) -> Iterator[dict[str, Any]]:
+    """The stored evaluations of a run, in order; of each as many problems as its share of the page holds."""
+    files = sorted(run.glob("eval/step-*.jsonl.gz"))
+    for file in files:
+        rows, groups, size = read_evaluation(file), list[dict[str, Any]](), 0
+        for row in rows:
+            shown = [*_predictions(row)]
+            size += sum(len(one["text"]) for one in shown) + len(str(row["prompt"]))
+            if size <= _CHARACTERS / len(files) or not groups:
+                groups.append({"prompt": row["prompt"], "answer": row["ground_truth"], "rows": shown})
+        step, _, name = file.name.removeprefix("step-").removesuffix(".jsonl.gz").partition(".")
+        judged = [right for row in rows for right in row["correct"]]
+        where = f", {name}" if name else ""
+        head = f"{plural(len(rows), 'problem')}{where}, {percent(sum(judged) / max(1, len(judged)))} right"
+        yield {"step": int(step), "head": head, "groups": groups, "left": len(rows) - len(groups), "file": file.name}
+
+
+def before_and_after(run: Path) -> dict[str, Any]:
+    """Return the completions of the first held-out problems before training and at the last evaluation.
+
+    The greedy completion is shown where the evaluations have one, otherwise the first sample.
+
+    Returns:
+        kind: "greedy" or "sampled"; first, last: the steps; rows: prompt, answer, and what a page
+        shows of either completion. Empty without two stored evaluations of the run's own problems.
+    """
+    files = sorted(run.glob("eval/step-*.jsonl.gz"))
+    files = [file for file in files if "." not in file.name.removesuffix(".jsonl.gz")]
+    if len(files) < 2:
+        return {}
+    later = {row["question_id"]: row for row in read_evaluation(files[-1])}
+    pairs = [(row, later[row["question_id"]]) for row in read_evaluation(files[0]) if row["question_id"] in later]
+    rows = [
+        {
+            "prompt": first["prompt"],
+            "answer": first["ground_truth"],
+            "before": next(_predictions(first)),
+            "after": next(_predictions(last)),
+        }
+        for first, last in pairs[:_COMPARED]
+    ]
+    kind = "greedy" if pairs and pairs[0][0].get("greedy") else "sampled"
+    return {"kind": kind, "first": step_of(files[0]), "last": step_of(files[-1]), "rows": rows}
+
+
+def _predictions(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Prepare the completions of a held-out problem for the page, the greedy one first."""
+    greedy = row.get("greedy")
+    every = [("greedy, ", greedy["prediction"], greedy["length"], greedy["correct"])] if greedy else []
+    every += [("", *one) for one in zip(row["predictions"], row["lengths"], row["correct"], strict=True)]
+    for kind, text, length, correct in every:
+        verdict = "right" if correct else "wrong"
+        yield {"head": f"{kind}{verdict}, {length} tokens", "verdict": verdict, "text": text}
 
 
 def best_and_worst(rows: Sequence[RolloutRow]) -> list[int]:
@@ -60,16 +122,16 @@ def best_and_worst(rows: Sequence[RolloutRow]) -> list[int]:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a strip of tokens shows of an episode in an environment.
+    """Annotations of an episode's tokens.
 
     Attributes:
-        heard: of every token, whether the environment said it; empty if nobody did.
+        observed: True on tokens of observations; empty without an environment.
         badges: position of each turn's last token -> number of the turn and what it earned.
         tokens: sampled.
         summary: turns and how the episode ended; empty without an environment.
     """
 
-    heard: Sequence[bool] = ()
+    observed: Sequence[bool] = ()
     badges: Mapping[int, str] = field(default_factory=dict[int, str])
     tokens: int = 0
     summary: str = ""
@@ -89,17 +151,42 @@ def conversation(row: RolloutRow) -> Conversation:
     return Conversation([place not in sampled for place in range(size)], badges, len(sampled), summary)
 
 
-def completion(row: RolloutRow) -> dict[str, Any]:
-    """What a page shows of a stored completion; without credit if it was not trained on."""
+def reward_weights(config: Mapping[str, Any]) -> dict[str, float]:
+    """Weight of each reward in the sum, by the name of its part, from the resolved configuration of a run."""
+    rewards = config.get("rewards", [])
+    names = unique_names([one["name"] for one in rewards])
+    return {name: float(one["weight"]) for name, one in zip(names, rewards, strict=True)}
+
+
+def _sum_of_parts(row: RolloutRow, weights: Mapping[str, float]) -> str:
+    """The reward as its weighted sum, then what rewards reported besides; empty for a single part.
+
+    An environment's own reward and that of its turns have the weight 1.
+    """
+    parts = {name: value for name, value in row.get("parts", {}).items() if value is not None}
+    if len(parts) < 2:
+        return ""
+    added = [name for name in parts if name in weights or name in _OF_THE_ENVIRONMENT]
+    others = ", ".join(f"{name} {parts[name]:.3g}" for name in parts if name not in added)
+    terms = [f"{weights.get(name, 1.0):g} x {name} {parts[name]:.3g}" for name in added]
+    return ", ".join(filter(None, (f"= {' + '.join(terms)}" if terms else "", others)))
+
+
+def completion(row: RolloutRow, weights: Mapping[str, float]) -> dict[str, Any]:
+    """Prepare a stored completion for a page; without credit if it was not trained on.
+
+    Args:
+        weights: see `reward_weights`.
+    """
     reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
+    if row["reward"] is not None and (parts := _sum_of_parts(row, weights)):
+        reward += f" {parts}" if parts.startswith("=") else f", {parts}"
     right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
-    several = {name: value for name, value in row.get("parts", {}).items() if value is not None}
-    parts = " + ".join(f"{name} {value:.3g}" for name, value in several.items()) if len(several) > 1 else ""
     talk = conversation(row)
     return {
-        "head": ", ".join(filter(None, (reward, parts, right, f"{talk.tokens} tokens", talk.summary))),
+        "head": ", ".join(filter(None, (reward, right, f"{talk.tokens} tokens", talk.summary))),
         "answer": row.get("answer"),
-        "heard": talk.heard,
+        "observed": talk.observed,
         "badges": talk.badges,
         "verdict": right,
         "prompt": row["prompt"],

@@ -11,7 +11,7 @@ from retrain.config.schema import Config
 from retrain.system.masking import masked
 
 _ELSEWHERE = ("components", "logging")
-"""Sections of config.resolved.json that follow from the others, or say where files are and not what was trained."""
+"""Sections of config.resolved.json that are derived, or about places of files."""
 
 
 def settings(resolved: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def settings(resolved: Mapping[str, Any]) -> str:
 
 
 def _chosen(section: Any, defaults: Any) -> Any:
-    """What a section sets; TOML has no null, which is the default wherever it is allowed."""
+    """Keys that a section sets. None is left out: TOML lacks it, and it is the default where allowed."""
     if isinstance(section, Mapping):
         plain = defaults if isinstance(defaults, Mapping) else {}
         return {

@@ -1,1 +1,1 @@
-"""How good a completion is: rewards, and the pool of processes that runs them."""
+"""Rewards, and the pool of processes that runs them."""

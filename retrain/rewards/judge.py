@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -19,8 +17,8 @@ from pydantic import Field
 from retrain.registry import Finding, reward
 from retrain.rewards.text import Capturing
 from retrain.system.files import write_text
-from retrain.system.http_client import FAILURES, Calls, HttpError
-from retrain.system.masking import secret_from
+from retrain.system.http_client import FAILURES, Calls, HttpError, key_from, key_mistakes
+from retrain.system.masking import masked
 
 _TEMPLATE = """Grade an answer to a question.
 
@@ -39,28 +37,22 @@ _SCORE = (
     r"(-?\d+(?:[.,]\d+)?)(?:\s*(?:/|out\s+of)\s*\d+)?[*_.\s]*\Z"
 )
 """A line that is a score and nothing else: "Score: 7", "**Final score (0-10): 7.5/10**"."""
-_KEY = re.compile(r"[\x21-\x7e]*")
 _PLACES = re.compile(r"\{(prompt|answer|completion)\}")
 _TRY_AGAIN = (408, 409, 425, 429)
-_THREADS = 64
 _CALL_S = 60.0
+_MAX_BYTES = 1 << 24
 
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Settings that cannot give a score."""
     if not re.match(r"https?://[^/\s]+", params["base_url"]):
-        yield Finding(("base_url",), "is no address of a server", 'write it as "http://127.0.0.1:8000/v1"')
+        yield Finding(("base_url",), "is not the address of a server", 'write it as "http://127.0.0.1:8000/v1"')
     if "{completion}" not in params["prompt"]:
         yield Finding(("prompt",), "does not show the completion", "write {completion} where it belongs")
     if params["lowest"] >= params["highest"]:
         yield Finding(("highest",), "is not above lowest", "give the ends of the judge's scale")
-    if (name := params["api_key_env"]) and not os.environ.get(name):
-        yield Finding(
-            ("api_key_env",), f"the environment variable {name} is not set", f"export {name}=...", fatal=False
-        )
-    elif name and not _KEY.fullmatch(os.environ[name].strip()):
-        problem = f"the value of the environment variable {name} has a character that no HTTP header takes"
-        yield Finding(("api_key_env",), problem, "set it to the key alone")
+    for found in key_mistakes(params["api_key_env"]):
+        yield Finding(("api_key_env",), *found)
 
 
 @reward(
@@ -75,8 +67,8 @@ class Judge:
 
     The endpoint takes POST base_url/chat/completions. Equal questions are asked once. A judge that gives no answer
     after all retries, or one without a score on its scale, has failed: the completion is left out of training.
-    The judge runs outside the sandbox. What it reads was written by the model that it grades, which may learn to
-    flatter it.
+    The judge runs outside the sandbox. It reads text of the model that it grades, and training may
+    exploit it.
 
     Args:
         base_url: "https://.../v1"; no proxy of the environment is used.
@@ -114,13 +106,11 @@ class Judge:
         self._settings = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
         self._template, self._pattern, self._json_field = prompt, re.compile(pattern), json_field
         self._lowest, self._highest = lowest, highest
-        self._key = secret_from(api_key_env) if api_key_env else ""
-        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._reading = [pattern, json_field, lowest, highest]
         self._retries, self._gap_s, self._next = retries, 60.0 / per_minute if per_minute else 0.0, 0.0
         self._folder = Path(cache).expanduser() if cache else None
         self._known: dict[str, asyncio.Future[float]] = {}
-        self._calls, self._threads = Calls(_CALL_S), ThreadPoolExecutor(_THREADS, "judge")
+        self._calls = Calls(_CALL_S, _MAX_BYTES, key_from(api_key_env))
 
     async def __call__(self, completion: str, answer: str, problem: Mapping[str, Any]) -> float:
         said = {"completion": completion, "answer": answer, "prompt": _as_text(problem["prompt"])}
@@ -132,19 +122,20 @@ class Judge:
         try:
             return await asyncio.shield(self._known[digest])
         except Exception:
-            self._known.pop(digest, None)  # it may answer the next time
+            self._known.pop(digest, None)  # The next attempt may succeed.
             raise
 
     async def _judged(self, digest: str, body: Mapping[str, Any]) -> float:
         """The score of the answer in the cache, or of a new one."""
         file = self._folder / f"{digest}.json" if self._folder else None
         if file and file.exists():
-            with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: it is asked again
+            with suppress(OSError, ValueError, KeyError, TypeError):  # A damaged entry is requested again.
                 return self._score(json.loads(file.read_text(encoding="utf-8"))["answer"])
         answer = await self._answer(body)
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, json.dumps({"request": body, "answer": answer}, ensure_ascii=False))
+            # The answer may repeat the key.
+            write_text(file, json.dumps({"request": body, "answer": masked(answer)}, ensure_ascii=False))
         return self._score(answer)
 
     async def _answer(self, body: Mapping[str, Any]) -> str:
@@ -153,7 +144,8 @@ class Judge:
         while True:
             try:
                 await self._turn()
-                answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, body)
+                reply = await self._calls.ask(self._url, body)
+                answer = str(reply["choices"][0]["message"]["content"])
                 self._score(answer)
                 return answer
             except FAILURES as error:
@@ -168,19 +160,8 @@ class Judge:
         self._next = max(self._next + self._gap_s, time.monotonic())
         await asyncio.sleep(self._next - time.monotonic())
 
-    def _ask(self, body: Mapping[str, Any]) -> str:
-        try:
-            reply = self._calls(self._url, body, headers=self._headers)
-            return self._without_key(str(reply["choices"][0]["message"]["content"]))
-        except FAILURES as error:  # a proxy may repeat the header
-            error.args = tuple(self._without_key(one) if isinstance(one, str) else one for one in error.args)
-            raise
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "(hidden)") if self._key else text
-
     def _score(self, answer: str) -> float:
-        """What the answer says, on [0, 1]; ValueError if it says nothing that can be read."""
+        """Parse the score of an answer, scaled to [0, 1]; ValueError without a readable score."""
         if self._json_field:
             value = _final_object(answer, self._json_field)
         else:
@@ -190,7 +171,7 @@ class Judge:
         try:
             number = float(value.replace(",", ".") if isinstance(value, str) else value)  # pyright: ignore[reportArgumentType] - None and objects raise TypeError
         except (TypeError, ValueError):
-            raise ValueError(f"the judge's answer holds no score: {answer[-200:]!r}") from None
+            raise ValueError(f"the judge's answer holds no score: {masked(answer)[-200:]!r}") from None
         if not self._lowest <= number <= self._highest:
             raise ValueError(f"the judge's score {number:g} is not between {self._lowest:g} and {self._highest:g}")
         return (number - self._lowest) / (self._highest - self._lowest)

@@ -10,24 +10,27 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from retrain.errors import ComponentError, UserCodeError
-from retrain.registry import Bound
+from retrain.protocols import ALONE, Ranks
+from retrain.registry import Bound, reward
 from retrain.rewards.signatures import form_of
 from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load
-from retrain.system.crew import Crew
+from retrain.system import event_loop
 from retrain.system.sandbox import missing
-from retrain.system.worker_process import Containment, TimedWorker, WorkerLost
+from retrain.system.worker_pool import CallLost, WorkerPool
+from retrain.system.worker_process import Containment, WorkerSpec
 from retrain.types import Score, fits_float32
 
 _logger = logging.getLogger(__name__)
 
 _LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
 _GRACE_S = 5.0
-"""What a worker gets beyond the deadline of coroutines, which it keeps itself."""
+"""Extra seconds for a worker that enforces the deadline of coroutines itself."""
+_INVALID_REPLY = "it sent an invalid reply"
 _LONGEST = 4000
 """Characters of a worker's message."""
 
 _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
-"""(number of the reward among those of the crew, the completions that it scores at once)."""
+"""(number of the reward among those of its workers, the completions that it scores at once)."""
 
 
 class Entry(NamedTuple):
@@ -48,12 +51,12 @@ class Entry(NamedTuple):
 
     @property
     def outside(self) -> bool:
-        """Whether it has the network, by its entry or by its trait `network`."""
-        return self.network or bool(self.bound.component.traits.get("network"))
+        """Return whether it may use the network, by its entry or by its trait `network`."""
+        return self.network or reward.traits_of(self.bound.component).network
 
     def seconds(self, pool: float) -> float:
         """Its deadline: the entry's, its trait `timeout_s`, or else that of the pool."""
-        return self.timeout_s or float(self.bound.component.traits.get("timeout_s", pool))
+        return self.timeout_s or reward.traits_of(self.bound.component).timeout_s or pool
 
 
 class RewardPool:
@@ -61,7 +64,7 @@ class RewardPool:
 
     A worker runs in a sandbox (`retrain.system.sandbox`), with bounded memory, few environment variables and
     nowhere to print to, and ends with the process that made the pool. Its functions are loaded before any clock
-    runs. What a worker had still to do when it is killed goes to another.
+    runs. The remaining calls of a killed worker go to another.
 
     Args:
         rewards: as fields of an `Entry`. Those with one deadline, and with the network or without, share workers.
@@ -74,6 +77,7 @@ class RewardPool:
             reward named `*_env` names.
         readable: paths that they can read in spite of the sandbox.
         search_paths: where dotted paths are looked up, after the current directory.
+        ranks: of several, rank 0 alone has workers: rewards may time out, so every rank must get the same ones.
 
     Raises:
         ComponentError: a reward cannot be loaded, or reads something that does not exist; no sandbox.
@@ -92,34 +96,37 @@ class RewardPool:
         env: Sequence[str] = (),
         readable: Sequence[str] = (),
         search_paths: Sequence[str | Path] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
         entries = [Entry(*one) for one in rewards]
         self._forms = [form_of(one.bound.component) for one in entries]
         self._weights = [one.weight for one in entries]
-        self._judges = [bool(one.bound.component.traits.get("correctness", True)) for one in entries]
-        self.names = _unique([one.bound.name for one in entries])
+        self._judges = [reward.traits_of(one.bound.component).correctness for one in entries]
+        self.names = unique_names([one.bound.name for one in entries])
         # How many completions a call takes; 0 is the whole batch.
         self._widths = [
-            0 if form.batch else one.concurrency if form.later else 1
+            0 if form.batch else one.concurrency if form.is_async else 1
             for one, form in zip(entries, self._forms, strict=True)
         ]
         self._max_failed = max_failed
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         paths = tuple(str(path) for path in search_paths)
         self._sandboxed = workers > 0 and _sandboxed(sandbox)
         shared: dict[tuple[float, bool, bool], list[int]] = {}
         for number, (one, form) in enumerate(zip(entries, self._forms, strict=True)):
-            shared.setdefault((one.seconds(timeout_s), one.outside, form.later), []).append(number)
-        self._crews: list[tuple[list[int], _Crew]] = []
-        for (seconds, outside, later), numbers in shared.items():
+            shared.setdefault((one.seconds(timeout_s), one.outside, form.is_async), []).append(number)
+        self._scorers: list[tuple[list[int], _Scorer]] = []
+        for (seconds, outside, is_async), numbers in shared.items():
             some = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
             shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_homes(some)))
             containment = Containment(memory_mb, self._sandboxed and not outside, shown)
-            size = min(workers, 1) if later else workers  # coroutines share one loop, and a judge its rate limit
-            crew = _Crew(Settings(targets, paths, seconds, later), containment, [*env, *_variables(some)], size)
-            self._crews.append((numbers, crew))
-        self._call_all([])  # what cannot be loaded is refused now, not at the first step
+            size = min(workers, 1) if is_async else workers  # coroutines share one loop, and a judge its rate limit
+            settings = Settings(targets, paths, seconds, is_async)
+            scorer = _Scorer(settings, containment, [*env, *_variables(some)], size)
+            self._scorers.append((numbers, scorer))
+        self._ranks = ranks
+        self._score_all([])  # Refuse a reward that cannot be loaded now, not at the first step.
 
     def __enter__(self) -> RewardPool:
         return self
@@ -129,8 +136,8 @@ class RewardPool:
 
     def close(self) -> None:
         """Kill the workers. A later `score` starts new ones."""
-        for _, crew in self._crews:
-            crew.close()
+        for _, scorer in self._scorers:
+            event_loop.run(scorer.close())
 
     def score(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
         """One score per item, in order. An item maps names of FIELDS to their values.
@@ -138,24 +145,35 @@ class RewardPool:
         Raises:
             UserCodeError: more than `max_failed` of the items could not be scored.
         """
-        if not items:
-            return []
+        return self._score_all(items) if items else []
+
+    def _score_all(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
+        return self._ranks.on_rank0(lambda: self._score_here(items))
+
+    def _score_here(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
         replies = self._call_all(items)
         scores = [self._combine(some) for some in replies]
-        self._report(items, replies, scores)
+        if items:
+            self._report(items, replies, scores)
         return scores
 
     def _call_all(self, items: Sequence[Mapping[str, Any]]) -> list[list[RewardResult]]:
-        """For every item the replies of all rewards."""
+        """Return the replies of all rewards for every item."""
         by_reward: list[list[RewardResult]] = [[] for _ in self.names]
+        calls = [
+            [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
+            for numbers, _ in self._scorers
+        ]
+
+        answers = event_loop.gather(one.call_all(some) for (_, one), some in zip(self._scorers, calls, strict=True))
         try:
-            for numbers, crew in self._crews:
-                calls = [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
-                for (place, _), found in zip(calls, crew.call_all(calls), strict=True):
-                    by_reward[numbers[place]] += found
+            every = event_loop.run(answers)
         except BaseException:
-            self.close()
+            self.close()  # Cancelling a coroutine does not stop its worker.
             raise
+        for (numbers, _), some, found in zip(self._scorers, calls, every, strict=True):
+            for (place, _), results in zip(some, found, strict=True):
+                by_reward[numbers[place]] += results
         return [list(some) for some in zip(*by_reward, strict=True)]
 
     def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[_RewardCall]:
@@ -186,9 +204,9 @@ class RewardPool:
         """Log each kind of failure once; raise when too many failed."""
         for reply in (reply for some in replies for reply in some):
             kind = reply.detail.partition(":")[0]
-            if reply.status != "ok" and kind not in self._told:
-                self._told.add(kind)
-                _logger.warning("%s (told once)\n%s", reply.detail, reply.trace)
+            if reply.status != "ok" and kind not in self._reported:
+                self._reported.add(kind)
+                _logger.warning("%s (logged once)\n%s", reply.detail, reply.trace)
         failed = [index for index, score in enumerate(scores) if score.value is None]
         if len(failed) <= self._max_failed * len(items):
             return
@@ -198,58 +216,75 @@ class RewardPool:
         sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
         raise UserCodeError(
             f"{len(failed)} of {len(items)} completions could not be scored, more than [reward_pool] max_failed = "
-            f"{self._max_failed:g} allows; the first: {scores[first].detail}; mend the reward, or raise the limit"
+            f"{self._max_failed:g} allows; the first: {scores[first].detail}; fix the reward, or raise the limit"
             f"{hint}\n"
             f"sample: completion {sample['completion']!r}, answer {sample['answer']!r}\n{trace}"
         )
 
 
-class _Crew(Crew[_RewardCall, "list[RewardResult]"]):
+class _Scorer:
     """Workers that have loaded the same rewards; a reply for each completion of a call.
 
     Args:
-        settings: what they load, and the seconds of one call.
-        containment: what they are kept from. env: names of variables that they see besides the usual ones.
-        size: how many; 0 calls the rewards right here, unprotected.
+        settings: rewards to load, and the seconds of one call.
+        containment: sandbox settings. env: names of further environment variables that workers see.
+        size: how many; 0 calls the rewards in the thread that waits, unprotected.
     """
 
     def __init__(self, settings: Settings, containment: Containment, env: Sequence[str], size: int) -> None:
-        super().__init__(size, f" ({_LOOSEN})" if containment.sandboxed else "")
-        self._settings, self._containment, self._env = settings, containment, env
-        self._local = [load(*reward, settings) for reward in settings.rewards] if size == 0 else []
+        self._settings = settings
+        spec = WorkerSpec(
+            what="a reward",
+            module="retrain.rewards.worker",
+            hello=tuple(settings),
+            containment=containment,
+            seconds=settings.timeout_s + (_GRACE_S if settings.is_async else 0.0),
+            variables=env,
+            hint=f" ({_LOOSEN})" if containment.sandboxed else "",
+        )
+        self._workers = WorkerPool(spec, size) if size else None
+        self._local = [] if size else [load(*reward, settings) for reward in settings.rewards]
 
-    def call_all(self, calls: Sequence[_RewardCall]) -> list[list[RewardResult]]:
-        if self.size:
-            return super().call_all(calls)
-        return [_spread(evaluate(self._local[number], items), len(items)) for number, items in calls]
+    async def call_all(self, calls: Sequence[_RewardCall]) -> list[list[RewardResult]]:
+        """Return the replies of each call; a call that kills its worker gets failed replies."""
+        if self._workers is None:
+            return await event_loop.call_in_caller(lambda: [self._score(*call) for call in calls])
+        found = await self._workers.call_all(calls, lambda index, answer: self._read(calls[index], answer), _spent)
+        return [
+            self._lost(call, one) if isinstance(one, CallLost) else one for call, one in zip(calls, found, strict=True)
+        ]
 
-    def start(self) -> TimedWorker:
-        seconds = self._settings.timeout_s + (_GRACE_S if self._settings.later else 0.0)
-        hello = tuple(self._settings)
-        return TimedWorker("a reward", "retrain.rewards.worker", hello, self._containment, self._env, seconds)
+    async def close(self) -> None:
+        """End the workers."""
+        if self._workers is not None:
+            await self._workers.close()
 
-    def read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
+    def _score(self, number: int, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
+        return _spread(evaluate(self._local[number], items), len(items))
+
+    def _read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
         name = self._settings.rewards[call[0]][0]
         found = _spread([_reply(one, name) for one in answer] if isinstance(answer, list) else [], len(call[1]))
         if len(found) != len(call[1]):
-            raise WorkerLost("it sent what is no reply")
+            raise ValueError(_INVALID_REPLY)
         return found
 
-    def lost(self, call: _RewardCall, status: str, detail: str) -> list[RewardResult]:
-        return [RewardResult(status, detail=f"{self._settings.rewards[call[0]][0]} {detail}")] * len(call[1])
+    def _lost(self, call: _RewardCall, lost: CallLost) -> list[RewardResult]:
+        return [RewardResult(lost.kind, detail=f"{self._settings.rewards[call[0]][0]} {lost}")] * len(call[1])
 
-    def spent(self, result: list[RewardResult]) -> bool:
-        # What fills its memory may be its own garbage.
-        return any(reply.status == "error" and "MemoryError" in reply.detail for reply in result)
+
+def _spent(result: list[RewardResult]) -> bool:
+    """Return whether a worker must be replaced: garbage of earlier calls may fill its memory."""
+    return any(reply.status == "error" and "MemoryError" in reply.detail for reply in result)
 
 
 def _spread(found: list[RewardResult], count: int) -> list[RewardResult]:
-    """A failure of a whole call is one of each completion."""
+    """Repeat the failure of a whole call for each completion."""
     return found * count if len(found) == 1 and found[0].status != "ok" else found
 
 
 def _reply(answer: Any, name: str) -> RewardResult:
-    """One answer as a reply; WorkerLost if it is not one. What runs in the worker may have written it."""
+    """Return an answer as a reply; ValueError if invalid, since untrusted code may have written it."""
     match answer:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
             type(one) is float for one in parts.values()
@@ -263,11 +298,11 @@ def _reply(answer: Any, name: str) -> RewardResult:
         case [("error" | "invalid" | "timeout") as status, None, {}, str(detail), str(trace)]:
             return RewardResult(status, detail=detail[:_LONGEST], trace=trace[-_LONGEST:])
         case _:
-            raise WorkerLost("it sent what is no reply")
+            raise ValueError(_INVALID_REPLY)
 
 
 def _sandboxed(wanted: Literal["auto", "require", "off"]) -> bool:
-    """Whether workers run in a sandbox; ComponentError if they must and cannot."""
+    """Return whether workers run in a sandbox; ComponentError if required and unavailable."""
     if wanted == "off" or not (reason := missing()):
         return wanted != "off"
     if wanted == "require":
@@ -292,6 +327,6 @@ def _homes(rewards: Sequence[Bound]) -> list[str]:
     return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]
 
 
-def _unique(names: list[str]) -> list[str]:
+def unique_names(names: Sequence[str]) -> list[str]:
     """The names, a repeated one numbered: exact, exact_2."""
     return [n if names[:i].count(n) == 0 else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)]

@@ -1,4 +1,4 @@
-"""How a reward is called, which its signature says: by our names, as TRL calls one, or as verl does."""
+"""Calling conventions of rewards, by signature: our names, TRL's, or verl's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.registry import Component
 FIELDS: tuple[str, ...] = (
     *("completion", "answer", "prompt", "problem", "length", "max_tokens", "finish_reason", "completion_ids"),
 )
-"""What a reward may read by naming it: completion and answer are text; prompt is the rendered text; problem
+"""Names that a reward may read: completion and answer are text; prompt is the rendered text; problem
 is a dict with id, prompt, answer and extra; length and max_tokens are counts of tokens; finish_reason is
 "stop" or "length"; completion_ids are token ids."""
 
@@ -24,14 +24,14 @@ _REQUIRED = inspect.Parameter.empty
 
 
 class Form(NamedTuple):
-    """How a reward is called.
+    """Calling convention of a reward.
 
     Attributes:
         name: "retrain", "trl", "verl" or "verl_batch".
         reads: the FIELDS that its arguments are made from.
         names: its positional parameters, less `self`; `required` has those without a default.
         open: it takes **columns.
-        later: it is a coroutine function.
+        is_async: it is a coroutine function.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Form(NamedTuple):
     names: tuple[str, ...]
     required: tuple[str, ...]
     open: bool
-    later: bool
+    is_async: bool
 
     @property
     def batch(self) -> bool:
-        """Whether one call scores many completions."""
+        """Return whether one call scores many completions."""
         return self.name in ("trl", "verl_batch")
 
     def described(self) -> str:
@@ -54,7 +54,7 @@ class Form(NamedTuple):
             "verl": "as verl calls compute_score, one completion at a time",
             "verl_batch": "as verl calls a batched compute_score: lists of data_sources, solution_strs ...",
         }[self.name]
-        return f"{said}; async" if self.later else said
+        return f"{said}; async" if self.is_async else said
 
     def arguments(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Keyword arguments of one call: for all items if it takes a batch, else for the first.
@@ -77,7 +77,7 @@ class Form(NamedTuple):
         return {name: values[0] for name, values in given.items()} if self.name == "verl" else given
 
     def _row(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """What is known of one completion, by this form's names."""
+        """Return the fields of one completion, by this form's names."""
         problem = item["problem"]
         extra = cast("Mapping[str, Any]", problem["extra"])
         if self.name == "trl":
@@ -93,18 +93,18 @@ class Form(NamedTuple):
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """TRL's loggers, which nothing here listens to."""
+    """TRL's logger arguments, which are accepted and ignored."""
 
 
 def form_of(component: Component) -> Form:
-    """The form of a reward; ComponentError if it wants what no form gives."""
+    """Return the form of a reward; ComponentError if it needs an argument of no form."""
     target: Any = component.target
     called = target.__call__ if component.stateful else target
     parameters = dict(inspect.signature(called).parameters)
     names = component.reads
     required = tuple(name for name in names if parameters[name].default is _REQUIRED)
     is_open = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    # What is decorated with functools.partial or a closure is a coroutine function all the same.
+    # A coroutine function may be wrapped in functools.partial or a closure.
     later = inspect.iscoroutinefunction(inspect.unwrap(called))
     if "completions" in names or ("completion_ids" in names and "completion" not in names):
         name, reads = "trl", ("completion", "answer", "problem")

@@ -15,17 +15,17 @@ _TOLERANCE = 1e-6
 
 
 def reference(answer: str) -> str:
-    """The part of a reference answer that counts: what stands behind its last `####`, without white space."""
+    """Return the part of a reference answer after its last `####`, stripped."""
     return answer.rpartition("####")[2].strip()
 
 
 def no_answer(answer: str) -> str:
-    """Why a reference answer cannot be compared with, or ""."""
+    """Reason why a reference answer cannot be compared with, or ""."""
     return "" if answer.strip() else "the answer is empty"
 
 
 def not_a_number(answer: str) -> str:
-    """Why a reference answer is not one number, or ""."""
+    """Reason why a reference answer is not one number, or ""."""
     return "" if read_number(reference(answer)) is not None else f"the answer {answer[-100:]!r} is not one number"
 
 
@@ -63,9 +63,9 @@ def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S
 def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge=0)] | None = None) -> float:
     """1 if the last number x of the completion is the answer's number y, else 0.
 
-    Forms of numbers: `retrain.functional.numbers`. Fractions are read, and whole numbers compare exactly. Where
-    y is no whole number and either is written as a decimal, |x - y| <= 1e-6 * max(1, |y|) is enough. The answer must be
-    one number; behind a last `####` if it has that.
+    Forms of numbers: `retrain.functional.numbers`. Fractions are read, and whole numbers compare
+    exactly. If y is not a whole number and either is written as a decimal,
+    |x - y| <= 1e-6 * max(1, |y|) is enough. The answer must be one number, or end with `#### NUMBER`.
 
     Args:
         tolerance: |x - y| <= tolerance * max(1, |y|) is enough, whatever the numbers are; unset: as above.

@@ -1,4 +1,4 @@
-"""What runs in a reward worker: it loads rewards, calls them, and turns whatever comes of it into replies."""
+"""The main loop of a reward worker: load rewards, call them, turn results into replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from retrain.types import fits_float32
 
 
 class RewardResult(NamedTuple):
-    """What came of one completion: `status` as in `Score`; `value` None without an opinion or on failure."""
+    """Result of one completion: `status` as in `Score`; `value` None without an opinion or on failure."""
 
     status: str
     value: float | None = None
@@ -38,13 +38,13 @@ class Settings(NamedTuple):
         rewards: (name, dotted path of the target, parameters) of each.
         search_paths: where dotted paths are looked up.
         timeout_s: of a call, and of each coroutine in it.
-        later: the rewards are coroutine functions.
+        is_async: the rewards are coroutine functions.
     """
 
     rewards: tuple[tuple[str, str, Mapping[str, Any]], ...]
     search_paths: tuple[str, ...]
     timeout_s: float
-    later: bool = False
+    is_async: bool = False
 
 
 class LoadedReward(NamedTuple):
@@ -68,7 +68,7 @@ def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
         return ["raised", described(error), "", own_frames(error)], None
 
     def call(body: tuple[int, Sequence[Mapping[str, Any]]]) -> list[RewardResult]:
-        # If the parent cannot kill the worker, its limit of CPU time does.
+        # The CPU limit ends the worker if its parent cannot kill it.
         limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * settings.timeout_s) + 10)
         return evaluate(rewards[body[0]], body[1])
 
@@ -84,8 +84,8 @@ def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) 
 
 
 def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-    """Score completions; what the reward raises or returns becomes replies, one alone if the whole call fails."""
-    if reward.form.later:
+    """Score completions and return the replies; a single one if the whole call fails."""
+    if reward.form.is_async:
         return reward.runner.run(_gathered(reward, items))
     try:
         return _checked(reward, reward.function(**reward.form.arguments(items)), len(items))
@@ -120,7 +120,7 @@ def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
 
 
 def _checked(reward: LoadedReward, found: Any, count: int) -> list[RewardResult]:
-    """What a reward returned as replies."""
+    """Turn the return value of a reward into replies."""
     if not reward.form.batch:
         return [_score(reward.name, found)]
     values: Any = found.tolist() if hasattr(type(found), "tolist") else found

@@ -1,57 +1,58 @@
-"""From a validated configuration to the parts of a run."""
+"""Build the context of a run from a validated configuration."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
+from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
-from retrain.config.credit_checks import check_data, check_engine
-from retrain.config.resolve import LoadedConfig, labels
+from retrain.config.data_checks import check_data, unreadable_sources
+from retrain.config.resolve import LoadedConfig, division, labels, ratio_of
+from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
-from retrain.engines.capability import choose_engine, positions
-from retrain.errors import ComponentError, DataError, RetrainError
+from retrain.engines.capability import choose_engine
+from retrain.errors import ComponentError, RetrainError
 from retrain.functional.devices import matmul_dtype
-from retrain.protocols import ALONE, Ranks, Task
+from retrain.protocols import ALONE, Ranks, RowSource, Sampler, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
-from retrain.rewards.pool import RewardPool
+from retrain.rewards.pool import RewardPool, unique_names
 from retrain.run.continuations import Continuations
-from retrain.run.rank_edges import Pool, SharedPool, build_sampler
-from retrain.run.run_parts import Experts, Parts, SamplingParts, Trained
+from retrain.run.run_context import RunContext, SamplingContext, TrainState
 from retrain.storage.run_directory import RunDirectory
-from retrain.system.model_paths import model_location
-from retrain.system.process import cpu_threads, keep_freed_memory
-from retrain.tracking.tracker_guard import Guard
+from retrain.system.model_paths import model_location, positions
+from retrain.system.process import cpu_threads
+from retrain.tracking.tracker_guard import SafeTracker
+from retrain.training.cpu_kernels import keep_freed_memory
 from retrain.training.layout import Layout
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.policy import TorchPolicy
 from retrain.training.settings import LoraSettings, PolicySettings, Shard
 from retrain.training.warmup import WarmupSettings, warm_start
-from retrain.types import ExpertRow, Observer, Problem
+from retrain.types import ExpertRow, Observer
 
 if TYPE_CHECKING:
-    from retrain.environments.world import World
+    from retrain.environments.env_pool import EnvPool
 
 _VOCABULARY_PROBLEMS = 2000
-"""Problems whose texts a built-in model's tokenizer is made from."""
+"""Number of problems from whose texts a built-in model's tokenizer is made."""
 
 
-def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Parts:
-    """Build everything a run needs, warm start included; each of the directory's ranks calls it.
+def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> RunContext:
+    """Build everything that a run needs, and run the warm start. Every rank calls it.
 
     Raises:
-        ComponentError: a part of the run that a component asks for does not exist.
-        ConfigError: training wants something of the data that they do not have. DataError: they cannot be used.
+        ComponentError: a component asks for a resource that this run does not have.
+        ConfigError: the configuration reads fields that the data do not have.
+        DataError: the data cannot be used.
         StorageError: the model cannot be read.
     """
     config, components = loaded.config, loaded.components
@@ -61,49 +62,51 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> P
     task = tasks[""]
     if (curriculum := components.optional("curriculum")) is not None:
         task: Task = curriculum.build({"seed": config.training.seed, "task": task})
-    prompts, expert_rows = loaded.division
-    said: list[Problem] = []
-    if expert_rows:
-        from retrain.data.expert_file import read_experts
-
-        said = read_experts(str(config.expert.path))
+    for _, error in unreadable_sources(loaded):
+        raise error
     sampling = build_sampling(loaded, directory, task, observe)
     model = sampling.loaded
-    experts = _experts(config, model, said, expert_rows, observe) if said else None
     ranks = directory.ranks
     if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
     max_tokens = config.training.max_tokens
-    parts = Parts(
+    context = RunContext(
         **vars(sampling),
-        pool=_pool(loaded, ranks),
-        layout=Layout(model.pad_id, sampling.policy.device, max_tokens, config.rollout.mask_truncated),
-        prompts=prompts,
-        world=build_world(loaded, model, ranks),
-        experts=experts,
-        trackers=_trackers(() if ranks.rank else components.all("tracker"), sampling.resources, observe),
+        pool=reward_pool(loaded, ranks),
+        layout=Layout(
+            model.pad_id, sampling.policy.device, max_tokens, config.rollout.mask_truncated, _weights(loaded)
+        ),
+        prompts=loaded.division[0],
+        env_pool=build_env_pool(loaded, model, ranks),
+        row_sources=_row_sources(loaded, sampling),
+        trackers=_trackers(
+            () if ranks.rank else components.all("tracker"), sampling.resources, observe, config.logging.metric_names
+        ),
     )
-    sampling.resources["continue_from"].parts = ref(parts)
-    parts.sets = {name: _measured(parts, one, loaded, tasks[name]) for name, one in loaded.sets.items()}
-    return parts
+    sampling.resources["continue_from"].context = ref(context)
+    context.sets = {name: _measured(context, one, loaded, tasks[name]) for name, one in loaded.sets.items()}
+    return context
 
 
-def _measured(parts: Parts, one: LoadedConfig, loaded: LoadedConfig, task: Task) -> Parts:
-    """The parts as one of `[[eval.sets]]` needs them: its settings and task, and its rewards if it has its own."""
-    pool = parts.pool if one.config.rewards == loaded.config.rewards else _pool(one, parts.ranks)
-    return replace(parts, config=one.config, task=task, pool=pool)
+def _measured(context: RunContext, one: LoadedConfig, loaded: LoadedConfig, task: Task) -> RunContext:
+    """Return the context for one of `[[eval.sets]]`, with its settings and task.
+
+    It shares the reward pool of training unless the set configures rewards of its own.
+    """
+    pool = context.pool if one.config.rewards == loaded.config.rewards else reward_pool(one, context.ranks)
+    return replace(context, config=one.config, task=task, pool=pool)
 
 
-def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> SamplingParts:
-    """Build the model and what samples from it."""
+def build_sampling(loaded: LoadedConfig, directory: RunDirectory, task: Task, observe: Observer) -> SamplingContext:
+    """Build the model and the sampler that samples from it."""
     trained = build_trained(loaded, directory, observe)
-    sampler = build_sampler(trained.engine, trained.resources, directory.ranks)
+    sampler = _sampler(trained.engine, trained.resources, directory.ranks)
     observe("message", {"text": sampler.describe(), "level": "info"})
-    return SamplingParts(**vars(trained), sampler=sampler, task=task, chat=trained.loaded.chat)
+    return SamplingContext(**vars(trained), sampler=sampler, task=task, chat=trained.loaded.chat)
 
 
-def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Trained:
-    """Build the model and everything that training changes; nothing that samples, scores or reports."""
+def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> TrainState:
+    """Build the model and everything that training changes, without sampler, rewards and trackers."""
     config, components = loaded.config, loaded.components
     device, ranks = choose_device(config.training.device), directory.ranks
     if ranks.size > 1 and ":" in config.training.device:
@@ -116,20 +119,23 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
     assert engine is not None
     if config.rollout.overlap:
         check_engine(engine.component)
-    # A batch that was sampled a step ahead is stale even where the engine computes the trainer's own log-probs.
-    objective = components.objective(exact=engine.component.traits.get("exact", False) and not config.rollout.overlap)
+    # With overlap the batch is stale, even if the engine computes the trainer's own log-probs.
+    exact = registry.engine.traits_of(engine.component).exact and not config.rollout.overlap
+    objective = components.objective(exact)
     pipeline = Pipeline.resolve(components.stages(objective.signals), components.signal)
     resources = {
         "policy": policy,
-        "model": policy.adapter or policy.model,  # with adapters its own weights are not what is sampled
+        "model": policy.adapter or policy.model,  # with LoRA, sample from base plus adapter
         "model_path": model_location(config.model.path),
         "tokenizer": model.tokenizer,
+        "chat": model.chat,
         "device": policy.device,
+        "trainer_dtype": policy.settings.dtype,
         "run_dir": directory.path,
         "continue_from": Continuations(),
     } | loaded.resources
     pipeline.build(resources)
-    return Trained(
+    return TrainState(
         config=config,
         loaded=model,
         policy=policy,
@@ -143,44 +149,40 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
     )
 
 
-def _experts(config: Config, model: Loaded, problems: Sequence[Problem], per_step: int, observe: Observer) -> Experts:
-    """Tokenize what the expert says; rows that are longer than the model's context are left out and counted.
-
-    Raises:
-        DataError: a row cannot be rendered, or none fits the model.
-    """
-    from retrain.data.expert_file import ExpertBuffer, fingerprint
-
-    settings, limit = config.expert, positions(model.model)
-    every = [model.chat.conversation(problem, all_turns=settings.all_assistant_turns) for problem in problems]
-    rows = [row for row in every if len(row.ids) <= limit]
-    if len(rows) < len(every):
-        text = (
-            f"{settings.path}: {len(every) - len(rows)} of {len(every)} rows are longer than the model's {limit} tokens"
-        )
-        if not rows:
-            raise DataError(f"{text}; shorten them, or train a model with a longer context")
-        observe("message", {"text": f"{text}; they are left out", "level": "warning"})
-    keys = [row.prompt_ids for row in rows] if settings.same_prompts else []
-    return Experts(per_step, ExpertBuffer(rows, config.training.seed, keys), fingerprint(problems))
+def _row_sources(loaded: LoadedConfig, sampling: SamplingContext) -> dict[str, RowSource]:
+    """Build the sources of rows by name, each with the number of rows that it provides per step."""
+    bound = loaded.components.sources
+    prompts, counts = division(loaded.config, [*map(ratio_of, bound.values())])
+    shared = {**sampling.resources, "prompt_count": prompts, "observe": sampling.observe}
+    return {
+        name: one.build({**shared, "label": name, "row_count": count})
+        for (name, one), count in zip(bound.items(), counts, strict=True)
+    }
 
 
-def _trackers(bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer) -> list[Guard]:
-    """The trackers that can be built. A warning says why another one cannot; the run trains without it."""
-    built: list[Guard] = []
+def _trackers(
+    bound: Iterable[Bound], resources: Mapping[str, Any], observe: Observer, names: Mapping[str, str]
+) -> list[SafeTracker]:
+    """Build the trackers. If one cannot be built, warn and train without it."""
+    built: list[SafeTracker] = []
     for tracker in bound:
         try:
-            built.append(Guard(tracker.name, tracker.build(resources), observe))
+            built.append(SafeTracker(tracker.name, tracker.build(resources), observe, names=names))
         except RetrainError:
             raise
-        except Exception as error:  # a library may raise anything, and a run must not end for it
-            text = f"tracker {tracker.name} cannot be built: {described(error)}; training goes on without"
+        except Exception as error:  # a tracking library may raise anything; it must not end the run
+            text = f"tracker {tracker.name} cannot be built: {described(error)}"
+            text += "; training continues without it"
             observe("message", {"text": text, "level": "warning"})
     return built
 
 
 def choose_device(device: str) -> torch.device:
-    """The device that `[training] device` means here; ComponentError if there is no such GPU."""
+    """Return the device that `[training] device` selects; "auto" prefers a GPU.
+
+    Raises:
+        ComponentError: a GPU was selected and torch sees none.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -188,22 +190,25 @@ def choose_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _dtype(config: Config, device: torch.device) -> Any:
-    """The name of the dtype that `[model] dtype` means on this device."""
+def product_dtype(config: Config, device: torch.device) -> Any:
+    """Return the name of the dtype of matrix products: `[model] dtype`, with "auto" resolved."""
     if config.model.dtype != "auto":
         return config.model.dtype
     return "bfloat16" if matmul_dtype(device) is torch.bfloat16 else "float32"
 
 
 def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer, ranks: Ranks = ALONE) -> Loaded:
-    """The model before RL: loaded or made, and warm-started on the task's worked solutions.
+    """Return the model before RL: loaded or built in, and warm-started on worked solutions.
 
-    Tokenizer, initial weights and demonstrations derive from `[warmup] seed`, not from the run's seed: runs
-    with different seeds start from the same weights, and find them in the cache.
+    Tokenizer, initial weights and demonstrations derive from `[warmup] seed` and not from the
+    run's seed. Runs with different seeds start from the same weights, which they share in a cache.
     """
     config = loaded.config
-    # Weights that are trained become float32: through bfloat16 they, and a reopened run, would lose digits.
-    dtype, four = _dtype(config, device) if config.model.lora else "float32", config.model.quantization is not None
+    # Trained weights are loaded as float32: bfloat16 would round them, also when a run is reopened.
+    dtype, four = (
+        product_dtype(config, device) if config.model.lora else "float32",
+        config.model.quantization is not None,
+    )
     model, teacher = untrained_model(loaded, dtype, empty=bool(four or ranks.mesh) and not config.warmup.steps)
     torch.set_num_threads(_threads(loaded, device, model.model, ranks))
     keep_freed_memory()
@@ -211,16 +216,16 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
         model.model.to(device)  # pyright: ignore[reportArgumentType]
     if config.warmup.steps:
         warmup = config.warmup
-        dtype = _dtype(config, device)
+        dtype = product_dtype(config, device)
         settings = WarmupSettings(**warmup.model_dump(exclude={"problems"}), dtype=dtype)
         problems = [teacher.problem(i) for i in range(min(warmup.problems, warmup.steps * warmup.batch_size))]
         observe("phase", {"name": "warm start"})
         rows: list[ExpertRow] = []
-        if (world := build_world(loaded, model, ranks)) is not None:
+        if (pool := build_env_pool(loaded, model, ranks)) is not None:
             from retrain.run.demonstrations import played
 
-            rows = ranks.rollouts.first(partial(played, model.chat, world, problems, warmup.seed))
-            world.close()
+            rows = ranks.rollouts.on_rank0(partial(played, model.chat, pool, problems, warmup.seed))
+            pool.close()
         if warm_start(model, problems, settings, observe, rows=rows, ranks=ranks):
             observe("message", {"text": "warm start: weights taken from the cache", "level": "info"})
     if four:
@@ -231,48 +236,43 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
 
 
 def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Ranks) -> int:
-    """What `[training] threads` means here: ranks of this machine, and a sampler that works at the same time, share."""
+    """Return the number of CPU threads of this process, with `[training] threads` resolved.
+
+    Ranks on this machine share the cores, as do trainer and sampler when they work concurrently.
+    """
     asked, engine = loaded.config.training.threads, loaded.components.optional("engine")
     if asked not in ("auto", 0):
         return int(asked)
     if device.type != "cpu":
         return cpu_threads(0, sys.maxsize)
-    apart = engine is not None and engine.component.traits.get("elsewhere", False)
+    separate_device = engine is not None and registry.engine.traits_of(engine.component).remote
     size = sum(p.numel() for p in model.parameters()) if asked == "auto" else sys.maxsize
-    at_once = 2 if loaded.config.rollout.overlap and not apart else 1
+    at_once = 2 if loaded.config.rollout.overlap and not separate_device else 1
     return cpu_threads(size, at_once * int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)))
 
 
-def build_world(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> World | None:
-    """The environment, with its processes, which rank 0 alone has; None without one."""
+def build_env_pool(loaded: LoadedConfig, model: Loaded, ranks: Ranks = ALONE) -> EnvPool | None:
+    """Return the pool of environment processes, or None without an environment.
+
+    Only rank 0 starts the processes.
+    """
     config = loaded.config
     if not labels(config):
         return None
     from retrain.config.environment_checks import launch
-    from retrain.environments.contract import Limits
-    from retrain.environments.world import World
-    from retrain.environments.world_pool import WorldPool
+    from retrain.environments.env_pool import EnvPool
 
+    size, most = max(1, config.environment.workers), config.reward_pool.max_failed
     start = launch(config, loaded.components)
-    pools: list[WorldPool] = []
-
-    def start_pools() -> None:
-        try:
-            pools.extend(WorldPool(start) for _ in range(max(1, config.environment.workers)))
-        except BaseException:
-            for pool in pools:
-                pool.close()
-            raise
-
-    ranks.first(start_pools)
-    engine = loaded.components.optional("engine")
-    turn = nullcontext() if engine and engine.component.traits.get("elsewhere") else Lock()
-    limits = Limits(*next(iter(start.hellos.values())).limits)
-    return World(pools, limits, positions(model.model), config.reward_pool.max_failed, turn=turn)
+    pool = EnvPool(start, size, context=positions(model.model), max_failed=most)
+    ranks.only_on_rank0(pool.start)
+    return pool
 
 
 def untrained_model(loaded: LoadedConfig, dtype: str = "float32", *, empty: bool = False) -> tuple[Loaded, Task]:
-    """The model as `[model] path` has it, and the task whose texts a built-in's tokenizer is made from.
+    """Return the model of `[model] path`, and the task that the warm start demonstrates.
+
+    A built-in model's tokenizer is made from the texts of that task.
 
     Args:
         empty: see `load_model`.
@@ -290,7 +290,7 @@ def untrained_model(loaded: LoadedConfig, dtype: str = "float32", *, empty: bool
 
 
 def _policy_settings(config: Config, device: torch.device, model: Any, ranks: Ranks) -> PolicySettings:
-    """How the policy is trained, from the sections that decide it."""
+    """Return the settings of the policy, collected from several sections."""
     training, lora = config.training, config.model.lora
     optimizer = config.optimizer.model_dump()
     return PolicySettings(
@@ -298,7 +298,9 @@ def _policy_settings(config: Config, device: torch.device, model: Any, ranks: Ra
         optimizer=optimizer.pop("name"),
         **optimizer,
         total_steps=training.max_steps * training.epochs * training.minibatches,
-        dtype=_dtype(config, device),
+        dtype=product_dtype(config, device),
+        rounding=config.model.rounding,
+        seed=training.seed,
         gradient_checkpointing=config.model.gradient_checkpointing,
         lora=LoraSettings(**lora.model_dump(), seed=training.seed) if lora else None,
         quantization=config.model.quantization,
@@ -308,11 +310,12 @@ def _policy_settings(config: Config, device: torch.device, model: Any, ranks: Ra
 
 
 def _shard(config: Config, device: torch.device, model: Any, ranks: Ranks) -> Shard:
-    """What `[distributed] shard` means here.
+    """Return `[distributed] shard` with "auto" resolved: "full" or "none".
 
-    LoRA's frozen base stays whole where it takes half a GPU at most. One rank has nothing to spread: FSDP2 would only
-    cost it time, unless it is to move the weights to the processor's memory. FSDP2 cannot spread 8-bit moments, nor
-    weights of 4 bits.
+    - FSDP2 cannot shard 8-bit optimizer moments or 4-bit weights: "none".
+    - A single rank gains nothing from FSDP2 unless it offloads weights to CPU memory: "none".
+    - With LoRA on a GPU: "none" if the frozen base fits into half of the GPU's memory.
+    - Otherwise "full".
     """
     chosen, blocks = config.distributed.shard, config.optimizer.name == "adamw8bit" or config.model.quantization
     if chosen != "auto":
@@ -325,11 +328,21 @@ def _shard(config: Config, device: torch.device, model: Any, ranks: Ranks) -> Sh
     return "none" if 2 * size <= torch.cuda.get_device_properties(device).total_memory else "full"
 
 
-def _pool(loaded: LoadedConfig, ranks: Ranks) -> Pool:
-    return SharedPool(lambda: reward_pool(loaded), ranks) if ranks.size > 1 else reward_pool(loaded)
+def _sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> Sampler:
+    if ranks.mesh is None:
+        return engine.build(resources)
+    from retrain.run.distributed_wrappers import build_sampler
+
+    return build_sampler(engine, resources, ranks)
 
 
-def reward_pool(loaded: LoadedConfig) -> RewardPool:
-    """The processes that score completions."""
-    settings = loaded.config.reward_pool.model_dump()
-    return RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings)
+def _weights(loaded: LoadedConfig) -> tuple[tuple[str, float], ...]:
+    """Return (name, weight) of each of `[[rewards]]`; the name is its key in `Rollout.parts`."""
+    names = unique_names([bound.name for bound, *_ in loaded.rewards])
+    return tuple((name, float(one[1])) for name, one in zip(names, loaded.rewards, strict=True))
+
+
+def reward_pool(loaded: LoadedConfig, ranks: Ranks = ALONE) -> RewardPool:
+    """Return the pool of worker processes that score completions."""
+    settings, paths = loaded.config.reward_pool.model_dump(), loaded.config.plugins.search_paths
+    return RewardPool(loaded.rewards, search_paths=paths, ranks=ranks.rollouts, **settings)

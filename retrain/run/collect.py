@@ -1,29 +1,39 @@
-"""From prompts to a scored batch: sample, score, and resample what teaches nothing; and the parity gate."""
+"""Collect a scored batch: sample, score, resample zero-advantage groups; and the parity check."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from retrain.engines.capability import positions
-from retrain.errors import DataError, EngineError
+import torch
+
+from retrain.errors import ComponentError, DataError, EngineError
 from retrain.functional.mismatch import is_stale
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import Policy, Sampler, Task
-from retrain.run.run_parts import Parts, SamplingParts
-from retrain.training.chat import Chat, Posed, TokenizedPrompt
-from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State, Turn
+from retrain.protocols import Policy, RowSource, Task
+from retrain.registry import source as source_kind
+from retrain.registry.call import Call, shown
+from retrain.run.episodes import EpisodeRunner
+from retrain.run.run_context import EpisodeSource, RunContext
+from retrain.system.model_paths import positions
+from retrain.training.chat import Chat, RenderedPrompt, TokenizedPrompt
+from retrain.types import Batch, ExpertRow, Metrics, Problem, Request, Rollout, Sampling, State
 
 if TYPE_CHECKING:
     from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.config.schema import Config
+    from retrain.rewards.pool import RewardPool
+    from retrain.training.layout import Layout
 
 _MOST_TOO_LONG = 1000
+"""Number of too long prompts in one step that ends the run."""
 _ENDS = ("done", "turns", "tokens", "context", "error", "timeout")
-"""Of episodes: `Rollout.ended`."""
+"""Values of `Rollout.ended` that are counted in the metrics of episodes."""
 _PARITY_ROWS = 8
-"""Completions re-scored per check: enough to see wrong weights, cheap enough not to matter."""
+"""Number of completions that a parity check re-scores."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +41,17 @@ class Collection:
     """The rollouts of one step.
 
     Attributes:
-        step: the step that trains on them, from 0.
-        rollouts: everything that was sampled, failed scores included.
-        experts: rows of an expert to train on as well.
-        batch: the rows to train on, an expert's last; None if there are none.
-        kept: index into `rollouts` of every row of the batch that is not an expert's.
-        cursor: the next unused problem of the task.
+        step: number of the step that trains on them, from 0.
+        rollouts: all sampled rollouts, including those whose scoring failed.
+        experts: expert rows that the step also trains on.
+        batch: the rows to train on: rollouts of the step, then `stored` ones, then expert rows; None without any.
+        kept: indices into `rollouts`, one for each row of the batch that was sampled for the step.
+        cursor: index of the task's next unused problem.
         metrics: rollout and reward statistics.
-        dropped: what the filter counts in the groups that it kept out of the batch.
-        credit: what credit reports, if the filter needed it and the batch has its advantages already.
+        dropped: the filter's metrics about the groups that it left out of the batch.
+        credit: metrics of credit assignment if the filter needed advantages, which the batch then
+            has already; otherwise None.
+        stored: rollouts provided by a source, which the step also trains on.
     """
 
     step: int
@@ -51,101 +63,255 @@ class Collection:
     metrics: Metrics
     dropped: Metrics
     credit: Metrics | None = None
+    stored: list[Rollout] = field(default_factory=list[Rollout])
 
     def state_dict(self) -> State:
-        """The collection without its batch, which is made from the rest."""
+        """Return the state for a checkpoint, without the batch, which `restored` builds again."""
         plain: State = {name: value for name, value in vars(self).items() if name not in ("batch", "credit")}
-        rows = {"rollouts": [r.row() for r in self.rollouts], "experts": [asdict(row) for row in self.experts]}
-        return plain | rows
+        brought = {"stored": [r.row() for r in self.stored], "experts": [asdict(row) for row in self.experts]}
+        return plain | {"rollouts": [r.row() for r in self.rollouts]} | brought
 
     @classmethod
-    def restored(cls, parts: Parts, state: Mapping[str, Any]) -> Collection:
-        """What `state_dict` gave, with its batch."""
+    def restored(cls, layout: Layout, state: Mapping[str, Any]) -> Collection:
+        """Return the collection of a `state_dict`, with its batch."""
         rollouts = [Rollout.of_row(row) for row in state["rollouts"]]
         experts = [ExpertRow(**row) for row in state["experts"]]
-        train = [rollouts[index] for index in state["kept"]]
-        batch = parts.layout.batch(train, state["step"], experts) if train or experts else None
-        fields: State = {**state, "rollouts": rollouts, "experts": experts, "batch": batch}
+        stored = [Rollout.of_row(row) for row in state.get("stored", ())]
+        train = [rollouts[index] for index in state["kept"]] + stored
+        batch = layout.batch(train, state["step"], experts) if train or experts else None
+        fields: State = {**state, "rollouts": rollouts, "stored": stored, "experts": experts, "batch": batch}
         return cls(**fields)
 
 
-def collect(parts: Parts, step: int, cursor: int) -> Collection:
+def collect(context: RunContext, step: int, cursor: int) -> Collection:
     """Sample and score the rollouts of one step.
 
-    With `[rollout] overlap` this runs while the trainer updates: it reads nothing that an update changes.
+    With `[rollout] overlap` this runs while the trainer updates, so it reads nothing that an update
+    changes.
 
-    A filter that judges rollouts alone drops its groups here. With `[rollout] resample` on, the groups that any
-    filter drops are replaced by new prompts, at most `max_resample` times; after that the step trains on the fewer
-    groups it has. A filter that reads credit gets it here, round by round, and it is not computed again.
+    - A filter that needs no advantages drops groups here; any other filter does so after credit.
+    - With `[rollout] resample`, new prompts replace the dropped groups of any filter, in at most
+      `max_resample` further rounds. If groups are still missing, the step trains on fewer.
+    - If the filter needs advantages, each round computes them here, and the update reuses them.
+
+    Args:
+        step: number of the step that trains on the rollouts, from 0.
+        cursor: index of the task's next unused problem.
     """
-    rollout = parts.config.rollout
+    rollout = context.config.rollout
     rounds: list[_Round] = []
-    missing, first = parts.prompts if parts.source is None else 0, 0
-    if parts.source is not None:
-        rollouts = parts.source.rollouts()
-        rounds = [_judged(parts, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
+    missing, first = context.prompts if context.source is None else 0, 0
+    if context.source is not None:
+        rollouts = _brought(context.pipeline, context.source)
+        rounds = [_judged(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
-        rounds.append(_round(parts, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
+        rounds.append(_round(context, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
         missing -= len({one.group for one in rounds[-1].kept})
         first += len({one.group for one in rounds[-1].rollouts})
     rollouts = [one for part in rounds for one in part.rollouts]
+    brought = _with_sources(context, step, rounds, rollouts)
     kept = [one for part in rounds for one in part.kept]
-    train = {id(one) for one in kept}
     metrics = rollout_metrics(rollouts) | {"rollout/too_long": float(sum(part.too_long for part in rounds))}
-    metrics |= parts.sampler.metrics()
-    if parts.world is not None:
-        metrics |= parts.ranks.rollouts.first(parts.world.metrics)
+    metrics |= context.sampler.metrics()
+    if context.env_pool is not None:
+        metrics |= context.ranks.rollouts.on_rank0(context.env_pool.metrics)
     metrics["rollout/staleness"] = step - sum(one.weights_version for one in rollouts) / len(rollouts)
-    experts: list[ExpertRow] = []
-    if parts.experts is not None:
-        prompts = {one.group: one.prompt_ids for one in rollouts}.values()
-        experts = parts.experts.buffer.take(parts.experts.per_step, prompts)
-        metrics["expert/epoch"] = float(parts.experts.buffer.epoch)
-    metrics |= parts.task.learn(solved(rollouts))  # between steps alone: a step's problems depend on earlier steps
+    # Not between rounds: the problems of a step depend on earlier steps only.
+    metrics |= brought.metrics | context.task.learn(solved(rollouts))
     problems = {group: posed for part in rounds for group, posed in part.problems.items()}
-    batch = parts.layout.batch(kept, step, experts).replace(problems=problems) if kept or experts else None
+    rows = bool(kept or brought.experts)
+    batch = context.layout.batch(kept, step, brought.experts).replace(problems=problems) if rows else None
+    train = {*map(id, kept)}
     credited = [part.batch for part in rounds if part.batch is not None and len(part.kept)]
     return Collection(
         step=step,
         rollouts=rollouts,
-        experts=experts,
+        experts=brought.experts,
         batch=batch.filled(credited) if batch and credited else batch,
         kept=[index for index, one in enumerate(rollouts) if id(one) in train],
         cursor=rounds[-1].cursor,
         metrics=metrics,
         dropped=added(part.dropped for part in rounds),
         credit=_weighted([(len(part.rollouts), part.credit) for part in rounds]) if credited else None,
+        stored=brought.stored,
     )
+
+
+class AddedRows(NamedTuple):
+    """Changes that sources make to the rows of a step.
+
+    Attributes:
+        left_out: numbers of the step's groups that are not trained on.
+        stored: rollouts that sources brought; their groups are numbered behind those of the step.
+        experts: rows to imitate.
+        metrics: what the sources report.
+    """
+
+    left_out: set[int]
+    stored: list[Rollout]
+    experts: list[ExpertRow]
+    metrics: Metrics
+
+
+def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout]) -> AddedRows:
+    """Ask the sources in their order which rows to train on; the answer is that of rank 0.
+
+    Raises:
+        UserCodeError: a source returns rows that cannot be trained on.
+    """
+    given, experts, metrics = list(rollouts), list[ExpertRow](), Metrics()
+    for name, source in context.row_sources.items():
+        place = {id(one): index for index, one in enumerate(given)}
+
+        def ask(source: RowSource = source, given: list[Rollout] = given, place: dict[int, int] = place) -> Any:
+            found = source.take(step, given)
+            rows, reported = found if isinstance(found, tuple) else (found, {})
+            return [place.get(id(row), row) for row in rows], reported
+
+        rows, reported = context.ranks.rollouts.on_rank0(ask)
+        call = Call("source", name, f" in step {step}")
+        check_source_rows(context, call, given, rows)
+        first = max((one.group for one in given), default=-1) + 1
+        numbers = dict[int, int]()
+        kept = [given[row] for row in rows if isinstance(row, int)]
+        for row in rows:
+            if isinstance(row, Rollout):
+                kept.append(replace(row, group=numbers.setdefault(row.group, first + len(numbers))))
+        experts += [row for row in rows if isinstance(row, ExpertRow)]
+        given, metrics = kept, metrics | reported
+    own = {id(one) for one in rollouts}
+    stored = [one for one in given if id(one) not in own]
+    left_out = {one.group for one in rollouts} - {one.group for one in given}
+    return AddedRows(left_out, stored, experts, metrics)
+
+
+def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout], rows: Sequence[Any]) -> None:
+    """Refuse rows of a source that do not fit the run.
+
+    Args:
+        given: the rollouts that the source got.
+        rows: what it returned: for a given rollout its index.
+    Raises:
+        UserCodeError: a group is not whole or mixes prompts, a row does not fit the model, or the run has no loss term
+            or no correction for such rows.
+    """
+    again = [row for row in rows if isinstance(row, int)]
+    if len({*again}) < len(again):
+        raise call.fail("take returned a rollout twice")
+    whole = Counter(one.group for one in given)
+    for group, count in Counter(given[row].group for row in again).items():
+        if count < whole[group]:
+            raise call.fail(
+                f"take returned {count} of the {whole[group]} rollouts of group {group}: return all or none"
+            )
+    brings = source_kind.traits_of(context.components.sources[call.name].component).brings
+    prompts = dict[int, tuple[int, ...]]()
+    for row in rows:
+        if not isinstance(row, int) and (wrong := _misfit(context, row, brings, prompts)):
+            raise call.fail(f"take returned {shown(row)}: {wrong}")
+
+
+def _misfit(
+    context: RunContext, row: Rollout | ExpertRow, brings: Sequence[str], prompts: dict[int, tuple[int, ...]]
+) -> str:
+    """Why a run cannot train on a row that a source brings, or "".
+
+    Args:
+        brings: the source's trait.
+        prompts: of the groups so far; the row's is added.
+    """
+    is_expert = isinstance(row, ExpertRow)
+    ids = row.ids if is_expert else (*row.prompt_ids, *row.completion_ids)
+    model: Any = context.loaded.model
+    limit, words = positions(model), int(model.get_input_embeddings().num_embeddings)
+    if len(ids) > limit or max(ids) >= words:
+        return f"the model has {limit} positions and {words} tokens"
+    if ("expert" if is_expert else "rollouts") not in brings:
+        return f"its decorator says that it brings {' and '.join(brings)} alone"
+    if is_expert:
+        trained = "expert" in context.objective.sources
+        return "" if trained else 'no loss term trains on expert rows; add [[loss]] name = "sft"'
+    if prompts.setdefault(row.group, row.prompt_ids) != row.prompt_ids:
+        return f"group {row.group} has two prompts; give each prompt a number of its own"
+    return ""
+
+
+def _with_sources(context: RunContext, step: int, rounds: list[_Round], rollouts: Sequence[Rollout]) -> AddedRows:
+    """Add what sources bring as a round of its own, which the filter judges as the others, and leave groups out."""
+    found = rows_of_sources(context, step, rollouts)
+    for part in rounds:
+        _leave_out(part, found.left_out)
+    if not found.stored:
+        return found
+    rounds.append(_judged(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
+    return found._replace(stored=rounds[-1].kept)
+
+
+def _leave_out(found: _Round, left_out: set[int]) -> None:
+    """Remove groups that a source leaves out from a round, and from its batch."""
+    if not left_out:
+        return
+    if found.batch is not None:
+        kept = [row for row, one in enumerate(found.kept) if one.group not in left_out]
+        found.batch = found.batch.rows(torch.tensor(kept, dtype=torch.long, device=found.batch.group_ids.device))
+    found.kept = [one for one in found.kept if one.group not in left_out]
+
+
+def _brought(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
+    """Return the source's episodes.
+
+    Raises:
+        ComponentError: credit assignment reads greedy completions, which a source does not provide.
+    """
+    if "greedy_rewards" in pipeline.reads:
+        problem = "credit assignment needs greedy completions, and a served program samples none"
+        raise ComponentError(problem, 'use another [algorithm] advantage_mode, such as "grpo"')
+    return source.rollouts()
 
 
 @dataclass
 class _Round:
-    """The rollouts of some prompts, those that are kept, and their batch if the filter needed its credit."""
+    """One round of sampling.
+
+    Attributes:
+        rollouts: all rollouts of the round.
+        kept: the rollouts that may train.
+        cursor: index of the task's next unused problem.
+        too_long: number of problems left out because their prompts are too long.
+        problems: rendered problem of each group, by the group's number.
+        dropped: the filter's metrics about the groups that it dropped.
+        batch: the kept rollouts with advantages, if the filter needed them; otherwise None.
+        credit: metrics of credit assignment, if the filter needed advantages.
+    """
 
     rollouts: list[Rollout]
     kept: list[Rollout]
     cursor: int
     too_long: int
-    problems: Mapping[int, Posed] = field(default_factory=dict[int, Posed])
+    problems: Mapping[int, RenderedPrompt] = field(default_factory=dict[int, RenderedPrompt])
     dropped: Metrics = field(default_factory=Metrics)
     batch: Batch | None = None
     credit: Metrics = field(default_factory=Metrics)
 
 
-def _round(parts: Parts, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
-    """Sample and score the groups of the next `prompts` problems, the first of which is group number `first`."""
-    seed = derive_seed(parts.config.training.seed, "sampling", step, attempt)
-    rollouts, problems, after = sampled(parts, cursor, prompts, seed, first)
-    return _judged(parts, step, _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems))
+def _round(context: RunContext, step: int, attempt: int, cursor: int, prompts: int, first: int) -> _Round:
+    """Sample, score and filter the groups of the next `prompts` problems, numbered from `first`."""
+    seed = derive_seed(context.config.training.seed, "sampling", step, attempt)
+    rollouts, problems, after = sampled(context, cursor, prompts, seed, first)
+    return _judged(context, step, _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems))
 
 
-def _judged(parts: Parts, step: int, found: _Round) -> _Round:
-    """The round without the groups that the filter drops, where that is known before the update."""
-    pipeline = parts.pipeline
-    if found.kept and (parts.config.rollout.resamples or pipeline.judges_rollouts):
-        batch = parts.layout.batch(found.kept, step).replace(problems=found.problems)
+def _judged(context: RunContext, step: int, found: _Round) -> _Round:
+    """Drop the filter's groups from a round, and return the round.
+
+    Nothing is dropped if the filter needs advantages and `[rollout] resample` is off: then the
+    update computes them once and filters afterwards.
+    """
+    pipeline = context.pipeline
+    if found.kept and (context.config.rollout.resamples or pipeline.judges_rollouts):
+        batch = context.layout.batch(found.kept, step).replace(problems=found.problems)
         if not pipeline.judges_rollouts:
-            batch, found.credit = assign_credit(pipeline, parts.policy, batch)
+            batch, found.credit = assign_credit(pipeline, context.policy, batch)
         keep, found.dropped = pipeline.informative(batch)
         found.kept = [one for one, passes in zip(found.kept, keep.tolist(), strict=True) if passes]
         found.batch = None if pipeline.judges_rollouts else batch.rows(keep.nonzero()[:, 0])
@@ -153,52 +319,72 @@ def _judged(parts: Parts, step: int, found: _Round) -> _Round:
 
 
 def sampled(
-    parts: Parts, cursor: int, prompts: int, seed: int, first: int = 0
-) -> tuple[list[Rollout], dict[int, Posed], int]:
-    """Scored rollouts of the next `prompts` problems, what each group answers, and the cursor behind the problems."""
-    training = parts.config.training
-    room = min(positions(parts.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf"))
-    posed, after = draw(parts.task, parts.chat, room, cursor, prompts)
-    requests = ask(posed, training.group_size, training.max_tokens)
-    rollouts = roll(parts, posed, requests, train_sampling(parts, seed), first)
-    return score(parts, posed, rollouts, training.max_tokens), dict(enumerate(posed, first)), after
+    context: RunContext, cursor: int, prompts: int, seed: int, first: int = 0
+) -> tuple[list[Rollout], dict[int, RenderedPrompt], int]:
+    """Sample and score the groups of the next `prompts` problems.
+
+    Args:
+        cursor: index of the task's next unused problem.
+        seed: of sampling.
+        first: number of the first group.
+    Returns:
+        The scored rollouts, the rendered problem of each group by number, and the new cursor.
+    """
+    training = context.config.training
+    left, most = positions(context.loaded.model) - training.max_tokens, training.max_prompt_tokens or float("inf")
+    limit = "[training] max_prompt_tokens allows" if most <= left else "max_tokens leaves of the model's positions"
+    posed, after = draw(context.task, context.chat, min(left, most), cursor, prompts, limit)
+    requests = requests_for(posed, training.group_size, training.max_tokens)
+    rollouts = roll(context, posed, requests, train_sampling(context.config, context.loaded.stop_ids, seed), first)
+    rollouts = score(context.chat, context.pool, posed, rollouts, training.max_tokens)
+    if "greedy_rewards" in context.pipeline.reads:
+        rollouts = _against_greedy(context, posed, rollouts, first)
+    return rollouts, dict(enumerate(posed, first)), after
+
+
+def _against_greedy(
+    context: RunContext, posed: Sequence[RenderedPrompt], rollouts: list[Rollout], first: int
+) -> list[Rollout]:
+    """Sample a greedy completion of every prompt, and return the rollouts with its reward.
+
+    If scoring the greedy completion failed, the rollouts of its group lose their rewards, too.
+    """
+    most = context.config.training.max_tokens
+    sampling = replace(train_sampling(context.config, context.loaded.stop_ids, 0), temperature=0.0)
+    answers = roll(context, posed, requests_for(posed, 1, most), sampling, first)
+    found = {one.group: one for one in score(context.chat, context.pool, posed, answers, most)}
+    return [
+        replace(one, greedy=best.reward) if best.reward is not None else replace(one, reward=None, status=best.status)
+        for one in rollouts
+        for best in (found[one.group],)
+    ]
 
 
 def roll(
-    parts: Parts, posed: Sequence[Posed], requests: Sequence[Request], sampling: Sampling, first: int = 0
-) -> list[Rollout]:
-    """Every problem's group of completions, or of episodes in the environment; groups count from `first`.
-
-    On every rank, though rank 0 alone has an environment.
-    """
-    if (world := parts.world) is None:
-        return complete(parts.sampler, parts.chat, posed, requests, sampling, first)
-    from retrain.run import episodes
-
-    return parts.sampler.lead(
-        lambda sampler: episodes.roll(episodes.Player(sampler, parts.chat, world), posed, requests, sampling, first)
-    )
-
-
-def complete(
-    sampler: Sampler,
-    chat: Chat,
-    posed: Sequence[Posed],
+    context: RunContext,
+    posed: Sequence[RenderedPrompt],
     requests: Sequence[Request],
     sampling: Sampling,
     first: int = 0,
 ) -> list[Rollout]:
-    """Every problem's group of completions of one turn. Token ids stay as sampled; text is decoded."""
-    found: list[Rollout] = []
-    for group, some in enumerate(sampler.sample(requests, sampling), first):
-        for one in some:
-            turn = Turn(0, len(one.ids), one.finish_reason, one.weights_version)
-            found.append(chat.rollout(posed[group - first], group, one.ids, one.logprobs, [turn]))
-    return found
+    """Sample one group for every problem: completions, or episodes if there is an environment.
+
+    Every rank calls this and gets the same rollouts. Only rank 0 has environment processes.
+
+    Args:
+        first: number of the first group.
+    """
+    sampler, chat, pool = context.sampler, context.chat, context.env_pool
+    if pool is None:
+        return EpisodeRunner(sampler, chat, sampling).roll(posed, requests, first)
+    return sampler.run_on_rank0(lambda one: EpisodeRunner(one, chat, sampling, pool).roll(posed, requests, first))
 
 
 def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Batch, Metrics]:
-    """The batch with what the policy's scoring forward adds, and with advantages; a forward only if one is needed."""
+    """Assign credit: return the batch with its advantages and signals, and their metrics.
+
+    If a signal reads log-probs or entropies of the policy, a forward pass computes them first.
+    """
     if columns := sorted(pipeline.policy_columns):
         batch = batch.replace(**policy.logprobs(batch, columns))
     metrics = pipeline.before(batch)
@@ -207,7 +393,7 @@ def assign_credit(pipeline: Pipeline, policy: Policy, batch: Batch) -> tuple[Bat
 
 
 def added(counts: Iterable[Metrics]) -> Metrics:
-    """Sums of counts, name by name."""
+    """Add up metrics by name."""
     total: Metrics = {}
     for part in counts:
         total |= {name: total.get(name, 0.0) + value for name, value in part.items()}
@@ -215,47 +401,73 @@ def added(counts: Iterable[Metrics]) -> Metrics:
 
 
 def _weighted(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
-    """Mean of every metric, weighted by the rows of the rounds that report it."""
+    """Return the mean of each metric over the rounds that report it, weighted by their rollouts.
+
+    Args:
+        reports: (number of rollouts, metrics) of each round.
+    """
     names = dict.fromkeys(name for _, report in reports for name in report)
     rows = {name: sum(count for count, report in reports if name in report) for name in names}
     return {name: sum(n * r[name] for n, r in reports if name in r) / rows[name] for name in names}
 
 
-def draw(task: Task, chat: Chat, room: float, cursor: int, count: int) -> tuple[list[Posed], int]:
-    """The next `count` problems, rendered, of prompts up to `room` tokens; and the cursor behind them.
+def draw(task: Task, chat: Chat, room: float, cursor: int, count: int, limit: str) -> tuple[list[RenderedPrompt], int]:
+    """Return the next `count` rendered problems whose prompts fit into `room` tokens.
 
-    One prompt that is too long for the model must not end a run of many hours.
+    Longer prompts are skipped, because one of them must not end a run of many hours.
+
+    Args:
+        cursor: index of the task's next unused problem.
+        limit: setting behind `room`, as the end of the clause "the tokens that ...".
+    Returns:
+        The problems, and the new cursor.
+    Raises:
+        DataError: 1000 prompts in one step are too long.
     """
-    found, first = list[Posed](), cursor
+    found, left_out = list[RenderedPrompt](), list[int]()
     while len(found) < count:
-        if cursor - first - len(found) >= _MOST_TOO_LONG:
+        if len(left_out) >= _MOST_TOO_LONG:
             raise DataError(
-                f"{_MOST_TOO_LONG} prompts in one step are longer than the {room:g} tokens that max_tokens "
-                "leaves of the model's positions, or [training] max_prompt_tokens allows; change these, or the data"
+                f"{_MOST_TOO_LONG} prompts in one step are longer than the {room:g} tokens that {limit}: they have "
+                f"{min(left_out)} to {max(left_out)} tokens; change the limit, or the data"
             )
         problem = task.problem(cursor)
         prompt = chat.prompt(problem.prompt)
         cursor += 1
         if len(prompt.ids) <= room:
             found.append((problem, prompt))
+        else:
+            left_out.append(len(prompt.ids))
     return found, cursor
 
 
-def train_sampling(parts: SamplingParts, seed: int) -> Sampling:
-    """Sampling for training: the trainer takes its log-probs at the same temperature, over the same support."""
-    rollout = parts.config.rollout
-    return Sampling(parts.config.training.temperature, rollout.top_p, rollout.top_k, parts.loaded.stop_ids, seed)
+def train_sampling(config: Config, stop_ids: tuple[int, ...], seed: int) -> Sampling:
+    """Return the sampling settings of training.
+
+    The trainer computes log-probs at the same temperature, over the same top-p and top-k support.
+    """
+    rollout = config.rollout
+    return Sampling(config.training.temperature, rollout.top_p, rollout.top_k, stop_ids, seed)
 
 
-def ask(posed: Sequence[Posed], count: int, max_tokens: int) -> list[Request]:
-    """`count` completions of each prompt; the stream of a prompt is its place."""
+def requests_for(posed: Sequence[RenderedPrompt], count: int, max_tokens: int) -> list[Request]:
+    """Return a request for `count` completions of each prompt.
+
+    The random stream of a request is the index of its prompt.
+    """
     return [Request(prompt.ids, count, max_tokens, stream) for stream, (_, prompt) in enumerate(posed)]
 
 
-def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max_tokens: int) -> list[Rollout]:
-    """The rollouts, whose groups answer these problems in order, with reward, parts, correctness and status.
+def score(
+    chat: Chat, pool: RewardPool, posed: Sequence[RenderedPrompt], rollouts: Sequence[Rollout], max_tokens: int
+) -> list[Rollout]:
+    """Return the rollouts with reward, parts, correctness and status from `[[rewards]]`.
 
-    What an environment has given a reward, or what has failed in it, is not scored. Of several turns the last is.
+    Rollouts that an environment has rewarded, or that failed, stay as they are. Of an episode with
+    several turns, the last turn is scored.
+
+    Args:
+        posed: the problems; the group with the smallest number belongs to the first.
     """
     first = min((rollout.group for rollout in rollouts), default=0)
     waiting = [index for index, rollout in enumerate(rollouts) if rollout.reward is None and rollout.status == "ok"]
@@ -264,7 +476,7 @@ def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max
         problem, last = posed[rollout.group - first][0], rollout.turns[-1]
         items.append(
             {
-                "completion": parts.chat.decode(rollout.completion_ids[last.start :]) if last.start else rollout.text,
+                "completion": chat.decode(rollout.completion_ids[last.start :]) if last.start else rollout.text,
                 "answer": problem.answer,
                 "prompt": rollout.prompt,
                 "problem": problem.facts,
@@ -275,7 +487,7 @@ def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max
             }
         )
     scored = list(rollouts)
-    for index, s in zip(waiting, parts.pool.score(items), strict=True):
+    for index, s in zip(waiting, pool.score(items), strict=True):
         scored[index] = replace(rollouts[index], parts=dict(s.parts), correct=s.correct, status=s.status)
         if s.value is not None:
             scored[index] = scored[index].rewarded(s.value, s.parts, s.correct)
@@ -283,14 +495,20 @@ def score(parts: Parts, posed: Sequence[Posed], rollouts: Sequence[Rollout], max
 
 
 def valid_rows(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Those with a reward, of groups that failures did not shrink below two."""
+    """Return the rollouts that have a reward, without groups that failures reduced to one rollout.
+
+    A group sampled with one rollout is kept.
+    """
     valid = [rollout for rollout in rollouts if rollout.reward is not None]
     sampled, scored = (Counter(rollout.group for rollout in some) for some in (rollouts, valid))
     return [rollout for rollout in valid if scored[rollout.group] >= min(2, sampled[rollout.group])]
 
 
 def solved(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Share of right answers to each problem, by its id, over the completions that have a reward."""
+    """Return the share of correct completions of each problem, by its id.
+
+    Completions without a reward do not count.
+    """
     found: defaultdict[str, list[bool]] = defaultdict(list)
     for one in rollouts:
         if one.reward is not None:
@@ -299,10 +517,11 @@ def solved(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
-    """What was sampled, over every rollout; means are over completions.
+    """Return rollout and reward statistics of a step; means are over completions.
 
-    Of episodes also env/turns, env/ended_* and the means of what the environment counted. Of a mix also the reward and
-    accuracy of every task or environment, as task/LABEL/... or env/LABEL/...
+    Episodes add env/turns, env/cut_turns, env/ended_* and the means of the environment's own
+    metrics. A mix of tasks or environments adds reward and accuracy of each, as task/LABEL/... or
+    env/LABEL/...
     """
     scored = [r for r in rollouts if r.reward is not None]
     rewards = [float(r.reward) for r in scored if r.reward is not None]
@@ -319,11 +538,13 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         "rollout/truncated": sum(r.truncated for r in rollouts) / len(rollouts),
         "rollout/completions": float(len(rollouts)),
     }
+    greedy = {one.group: one.greedy for one in rollouts if one.greedy is not None}
+    metrics |= {"reward/greedy": sum(greedy.values()) / len(greedy)} if greedy else {}
     for name in sorted({name for r in scored for name in r.parts}):
         values = [part for r in scored if (part := r.parts.get(name)) is not None]
         if values:
             metrics[f"reward/{name}"] = sum(values) / len(values)
-    played = [one for one in rollouts if one.ended]  # in an environment, or by a harness
+    played = [one for one in rollouts if one.ended]  # episodes of an environment or a harness
     metrics |= _episodes("env", played)
     for label in sorted({one.environment for one in rollouts} - {""}):
         episodes = [one for one in played if one.environment == label]
@@ -338,34 +559,47 @@ def _episodes(area: str, played: Sequence[Rollout], count: float | None = None) 
     if not played:
         return {}
     found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}
+    # A turn cut at [environment] turn_tokens; if the episode ended with it, ended_tokens counts it.
+    turns = [(turn, one.truncated and turn is one.turns[-1]) for one in played for turn in one.turns]
+    found[f"{area}/cut_turns"] = sum(turn.finish_reason == "length" and not end for turn, end in turns) / len(turns)
     found |= {f"{area}/ended_{end}": sum(one.ended == end for one in played) / len(played) for end in _ENDS}
     for name in sorted({name for one in played for name in one.metrics}):
         found[f"{area}/{name}"] = sum(one.metrics.get(name, 0.0) for one in played) / len(played)
     return found if count is None else found | {f"{area}/episodes": count}
 
 
-def fresh_batch(parts: Parts, collection: Collection) -> Batch:
-    """Completions of some of the step's prompts, sampled now: those that were sampled ahead show older weights."""
+def fresh_batch(context: RunContext, collection: Collection) -> Batch:
+    """Sample a few of the step's prompts again, to check the sampler's present weights.
+
+    With `[rollout] overlap` the step's own completions come from older weights.
+    """
     few = list({one.group: one for one in collection.rollouts if one.length}.values())[:_PARITY_ROWS]
     posed = [(Problem(r.problem_id, r.prompt, r.answer), TokenizedPrompt(r.prompt, r.prompt_ids)) for r in few]
-    sampling = train_sampling(parts, derive_seed(parts.config.training.seed, "parity", collection.step))
-    longest = positions(parts.loaded.model) - max(len(r.prompt_ids) for r in few)
-    requests = ask(posed, 1, int(min(parts.config.training.max_tokens, longest)))
-    rollouts = complete(parts.sampler, parts.chat, posed, requests, sampling)
-    return parts.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
+    seed = derive_seed(context.config.training.seed, "parity", collection.step)
+    sampling = train_sampling(context.config, context.loaded.stop_ids, seed)
+    longest = positions(context.loaded.model) - max(len(r.prompt_ids) for r in few)
+    requests = requests_for(posed, 1, int(min(context.config.training.max_tokens, longest)))
+    rollouts = EpisodeRunner(context.sampler, context.chat, sampling).roll(posed, requests)
+    return context.layout.batch([replace(rollout, reward=0.0) for rollout in rollouts], collection.step)
 
 
-def check_parity(policy: Policy, batch: Batch, limit: float) -> Metrics:
-    """Re-score some rollouts with the trainer and compare with the sampler's own log-probs.
+def check_parity(policy: Policy, batch: Batch, limit: float, exact: bool = False) -> Metrics:
+    """Compare the sampler's log-probs of some rollouts with the trainer's.
 
-    Call it before the update: sampler and trainer then hold the same weights.
+    Call it before the update, while sampler and trainer hold the same weights. Stale or wrong
+    sampler weights would otherwise corrupt training silently.
 
+    Args:
+        limit: largest mean absolute difference, in nats per token.
+        exact: the sampler computes in float32 and the trainer does not. The test for staleness then
+            uses the trainer's log-probs in float32. It is skipped if the weights themselves are
+            rounded to bfloat16.
     Returns:
-        parity/logp_diff_mean and parity/logp_diff_max, in nats per token.
+        parity/logp_diff_mean and parity/logp_diff_max, in nats per token; nothing if the batch has
+        no sampled tokens.
     Raises:
-        EngineError: the mean difference exceeds the limit, or the sampler is nearer to the policy without its
-            update (see `is_stale`): with LoRA that is the base, else the weights of the last check. Stale or wrong
-            sampler weights are the most expensive silent failure there is.
+        EngineError: the mean difference exceeds the limit, or the sampler is stale by `is_stale`,
+            compared with LoRA's base or, without LoRA, with the weights of the last check.
     """
     part = batch.rows((~batch.is_expert).nonzero()[:_PARITY_ROWS, 0])
     cells = part.response_mask
@@ -377,16 +611,19 @@ def check_parity(policy: Policy, batch: Batch, limit: float) -> Metrics:
     if not mean <= limit:
         raise EngineError(
             f"sampler and trainer disagree: mean |log-prob difference| {mean:.3g} per token (largest {largest:.3g}), "
-            f"tolerance {limit:.3g}; the likeliest cause is that the sampler does not hold the trainer's weights; "
+            f"tolerance {limit:.3g}; most likely the sampler does not hold the trainer's weights; "
             "if the difference is rounding, raise [rollout] parity_tolerance"
         )
-    earlier = policy.earlier_logprobs(part)
-    if earlier is not None and is_stale(sampler, trainer, earlier[cells]):
+    with policy.in_float32() if exact else nullcontext(True) as comparable:
+        earlier = policy.earlier_logprobs(part) if comparable else None
+        now = policy.logprobs(part)["old_logprobs"][cells] if exact and earlier is not None else trainer
+    if earlier is not None and is_stale(sampler, now, earlier[cells]):
         old = "the weights of the last check" if policy.adapter is None else "the base without LoRA's adapter"
         raise EngineError(
-            f"the sampler has not followed the update: its log-probs are nearer to those of {old} than to the "
-            f"trainer's, from which they differ by {mean:.3g} per token; it holds old weights, or it rounds the update "
-            'away, as [vllm] lora = "merged" does in bfloat16'
+            f"the sampler is stale: its log-probs are closer to those of {old} than to the "
+            f"trainer's, from which they differ by {mean:.3g} per token; it holds old weights, or "
+            'it rounds the update away, as [vllm] lora = "merged" does in bfloat16, or the two round '
+            "weights differently: give the engine the dtype of [model]"
         )
     policy.remember()
     return {"parity/logp_diff_mean": mean, "parity/logp_diff_max": largest}

@@ -1,4 +1,4 @@
-"""Completions that are sampled from the middle of others, and scored as the whole ones are."""
+"""Continue completions from a prefix, and score the results as whole completions."""
 
 from __future__ import annotations
 
@@ -10,47 +10,60 @@ import torch
 from retrain.errors import ComponentError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import score, train_sampling
-from retrain.types import Request, Rollout, Turn
+from retrain.types import Prefix, Request, Rollout, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retrain.algorithms.monte_carlo.prefixes import Prefix
-    from retrain.run.run_parts import Parts
-    from retrain.training.chat import Posed
+    from retrain.run.run_context import RunContext
+    from retrain.training.chat import RenderedPrompt
 
 
 class Continuations:
-    """The `Continue` of a run: its engine continues, its rewards score.
+    """Samples continuations with the run's engine and scores them with the run's rewards.
+
+    It implements the `continue_from` resource that credit components may ask for.
 
     Attributes:
-        parts: of the run, once all are built. They end when the run lets go of them, so this does not hold them.
+        context: weak reference to the run's context, set once the run is built. A strong one would
+            be a reference cycle, because the context's resources hold this object.
     """
 
-    parts: Callable[[], Parts | None] = staticmethod(lambda: None)
+    context: Callable[[], RunContext | None] = staticmethod(lambda: None)
 
     def __call__(
-        self, problems: Mapping[int, Posed], prefixes: Sequence[Prefix], count: int, seed: int
+        self, problems: Mapping[int, RenderedPrompt], prefixes: Sequence[Prefix], count: int, seed: int
     ) -> tuple[Tensor, int]:
-        """Rewards [P, count] float32, NaN where scoring failed, and the number of tokens sampled.
+        """Sample `count` continuations of each of P prefixes, and score them.
 
-        A continuation has the tokens that its prefix leaves of [training] max_tokens. What it draws depends on the
-        seed, the problems and the prefix's place alone. A completion that is reached more than once is scored once.
+        A continuation may use the tokens that its prefix leaves of [training] max_tokens. Its draws
+        depend only on the seed, the problems and the index of the prefix. Identical completions of
+        one problem are scored once.
+
+        Args:
+            problems: rendered problem of each group that a prefix belongs to.
+            count: continuations of each prefix.
+        Returns:
+            Rewards [P, count] float32, NaN where scoring failed, and the number of sampled tokens.
+        Raises:
+            ComponentError: the run has no engine yet, or its episodes come from an environment or a
+                served program.
         """
-        parts = self.parts()
-        if parts is None or parts.world is not None or parts.source is not None:
+        context = self.context()
+        if context is None or context.env_pool is not None or context.source is not None:
             what = (
                 "no engine has been built"
-                if parts is None
-                else "whoever answers them would have to be continued as well"
+                if context is None
+                else "an environment or a served program takes part in the episodes"
             )
-            raise ComponentError(f"completions cannot be continued from their middle: {what}", "use other credit")
-        limit = parts.config.training.max_tokens
+            problem = f"cannot continue completions from a prefix: {what}"
+            raise ComponentError(problem, "use other credit")
+        limit = context.config.training.max_tokens
         requests = [Request(one.ids, count, limit - one.sampled, stream) for stream, one in enumerate(prefixes)]
         groups = {group: place for place, group in enumerate(sorted({one.group for one in prefixes}))}
         posed = [problems[group] for group in groups]
-        seed = derive_seed(seed, *(problem.id for problem, _ in posed))  # batches share no random numbers
-        sampled = parts.sampler.sample(requests, train_sampling(parts, seed))
+        seed = derive_seed(seed, *(problem.id for problem, _ in posed))  # each batch draws its own
+        sampled = context.sampler.sample(requests, train_sampling(context.config, context.loaded.stop_ids, seed))
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         rollouts: list[Rollout] = []
         places: list[int] = []
@@ -60,9 +73,9 @@ class Continuations:
                 if (group, ids) not in known:
                     known[group, ids] = len(rollouts)
                     turn = Turn(0, len(ids), completion.finish_reason, completion.weights_version)
-                    rollouts.append(parts.chat.rollout(posed[group], group, ids, [0.0] * len(ids), [turn]))
+                    rollouts.append(context.chat.rollout(posed[group], group, ids, [0.0] * len(ids), [turn]))
                 places.append(known[group, ids])
-        rewards = [one.reward for one in score(parts, posed, rollouts, limit)]
+        rewards = [one.reward for one in score(context.chat, context.pool, posed, rollouts, limit)]
         values = torch.tensor([float("nan") if reward is None else reward for reward in rewards])
         tokens = sum(len(completion.ids) for completions in sampled for completion in completions)
         return values[torch.tensor(places)].view(len(prefixes), count), tokens

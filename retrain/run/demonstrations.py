@@ -1,4 +1,4 @@
-"""The warm start's episodes: the environment answers replies that a task shows, as it answers the model's."""
+"""Episodes for the warm start: play a problem's demonstrated replies against the environment."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 from retrain.errors import DataError
 from retrain.protocols import Sampler
-from retrain.run.episodes import FAILED, Player, roll, turn_stream
+from retrain.run.episodes import FAILED, EpisodeRunner, turn_stream
 from retrain.training.chat import Chat
 from retrain.types import Completion, ExpertRow, Problem, Request, Sampling
 
 if TYPE_CHECKING:
-    from retrain.environments.world import World
+    from retrain.environments.env_pool import EnvPool
 
 _AT_ONCE = 512
-"""Episodes that are live together."""
+"""Number of episodes played concurrently."""
 
 
 class _Script(Sampler):
-    """Says the replies of problems instead of sampling; the stream of a request is the place of its problem."""
+    """A sampler that returns demonstrated replies instead of sampling.
+
+    It finds the reply by the request's random stream: the problem's index in the first turn, and
+    `turn_stream` of it in later turns.
+    """
 
     def __init__(self, chat: Chat, problems: Sequence[Problem]) -> None:
         self._lines: dict[int, tuple[str, list[int]]] = {}
@@ -29,10 +33,10 @@ class _Script(Sampler):
                 self._lines[stream] = problem.id, [*chat.encode(reply), chat.end_id]
 
     def load_weights(self, weights: object, version: int) -> None:
-        """It has none."""
+        """Do nothing: a script has no weights."""
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """The next reply of every episode; nothing where none is left."""
+        """Return the next reply of each request, with an empty completion after the last reply."""
         return [[self._line(request)] for request in requests]
 
     def _line(self, request: Request) -> Completion:
@@ -45,8 +49,12 @@ class _Script(Sampler):
         return Completion(tuple(ids), (0.0,) * len(ids), "stop" if ids else "length")
 
 
-def played(chat: Chat, world: World, problems: Sequence[Problem], seed: int) -> list[ExpertRow]:
-    """The episode of every problem's replies, of which each is to be imitated; DataError if one fails."""
+def played(chat: Chat, pool: EnvPool, problems: Sequence[Problem], seed: int) -> list[ExpertRow]:
+    """Play the demonstrated replies of each problem, and return the episodes as rows to imitate.
+
+    Raises:
+        DataError: a problem has no replies, or its episode fails or exceeds a limit.
+    """
     for problem in problems:
         if not problem.replies:
             raise DataError(f"problem {problem.id!r} has no replies to imitate; give some, or set [warmup] steps = 0")
@@ -54,9 +62,9 @@ def played(chat: Chat, world: World, problems: Sequence[Problem], seed: int) -> 
     for first in range(0, len(problems), _AT_ONCE):
         some = problems[first : first + _AT_ONCE]
         posed = [(problem, chat.prompt(problem.prompt)) for problem in some]
-        most = world.limits.max_tokens
+        most = pool.limits.max_tokens
         requests = [Request(prompt.ids, 1, most, place) for place, (_, prompt) in enumerate(posed)]
-        rollouts = roll(Player(_Script(chat, some), chat, world), posed, requests, Sampling(seed=seed))
+        rollouts = EpisodeRunner(_Script(chat, some), chat, Sampling(seed=seed), pool).roll(posed, requests)
         for rollout in rollouts:
             spans = tuple((start, end) for start, end in rollout.spans if end > start)
             if rollout.ended in FAILED or not spans:

@@ -1,67 +1,129 @@
-"""Held-out evaluation: the same engine and rewards as training, on problems that training never sees."""
+"""Held-out evaluation, with the engine and rewards of training, on problems training never sees."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from retrain.config.resolve import mixed_labels
 from retrain.errors import DataError
 from retrain.functional.evaluation import mean_interval, pass_at_k
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import ask, roll, score
-from retrain.run.run_parts import Parts
-from retrain.training.chat import Posed
+from retrain.run.collect import requests_for, roll, score
+from retrain.run.run_context import RunContext
+from retrain.training.chat import RenderedPrompt
 from retrain.types import Rollout, Sampling
 
+if TYPE_CHECKING:
+    from retrain.config.sections.heldout import Eval
 
-def evaluate(parts: Parts, step: int) -> dict[str, Any]:
-    """One row of eval.jsonl.
 
-    `accuracy` is the mean over problems of the share of right completions, sampled at the
-    evaluation temperature, with a 95% interval over problems; `greedy_accuracy` is one greedy
-    completion per problem; `avg@n` equals `accuracy` and names n; `pass@k` is the unbiased estimate.
-    `task/NAME` is a figure of the task's own.
-    A completion whose score failed counts as wrong and is reported as `failed`. With `[[environments]]` or
-    `[[tasks]]` there is `LABEL/accuracy` and the like for each of them, of its own problems, and with
-    `[[eval.sets]]` for each set; if `[eval] problems` is 0, the figures of the first set are those without a label.
+class Evaluation(NamedTuple):
+    """The result of an evaluation.
+
+    Attributes:
+        row: the row of eval.jsonl.
+        completions: rows for `retrain score`, one for each problem, by the name of the set; "" is
+            the run's own task.
+    """
+
+    row: dict[str, Any]
+    completions: Mapping[str, list[dict[str, Any]]]
+
+
+def evaluate(context: RunContext, step: int) -> dict[str, Any]:
+    """Evaluate the policy, and return only the row; see `measure`."""
+    return measure(context, step).row
+
+
+def measure(context: RunContext, step: int) -> Evaluation:
+    """Evaluate the policy on every set of held-out problems.
+
+    Figures of the row:
+
+    - `accuracy`: mean over problems of the share of correct completions, sampled at the evaluation
+      temperature. `ci_low` and `ci_high` are its 95% confidence interval over problems.
+    - `avg@n`: the same number; the name gives the n completions per problem.
+    - `pass@k`: the unbiased estimate.
+    - `greedy_accuracy`: accuracy of one greedy completion per problem.
+    - `failed`: completions whose scoring failed. They count as wrong.
+    - `task/NAME`: figures that the task computes itself.
+    - `LABEL/...`: the same figures for each of `[[environments]]`, `[[tasks]]` or `[[eval.sets]]`.
+      If `[eval] problems` is 0, the first set also gives the figures without a label.
 
     Args:
-        step: optimizer steps done so far. The sampling seed does not depend on it, so that two
-            evaluations differ by the weights alone.
+        step: optimizer steps done so far. The sampling seed does not depend on it, so two
+            evaluations differ only by the weights.
     Raises:
-        DataError: there is no problem to evaluate on.
+        DataError: a set has no held-out problems.
     """
-    found = {name: _measure(one) for name, one in parts.sets.items()}
-    whole = _measure(parts) if parts.config.eval.problems or not found else next(iter(found.values()))
-    return {"step": step, **whole} | {
-        f"{name}/{key}": value for name, row in found.items() for key, value in row.items()
-    }
+    found = {name: _measure(one) for name, one in context.sets.items()}
+    if context.config.eval.problems or not found:
+        found = {"": _measure(context), **found}
+    whole = next(iter(found.values())).row
+    sets = {f"{name}/{key}": value for name, one in found.items() if name for key, value in one.row.items()}
+    return Evaluation({"step": step, **whole} | sets, {name: one.completions[""] for name, one in found.items()})
 
 
-def _measure(parts: Parts) -> dict[str, Any]:
-    """The figures of one set of problems."""
-    settings = parts.config.eval
-    problems = parts.task.heldout(settings.problems)
+def _measure(context: RunContext) -> Evaluation:
+    """Evaluate on one set of problems."""
+    settings = context.config.eval
+    problems = context.task.heldout(settings.problems)
     if not problems:
         raise DataError(
-            f"{settings.problems} held-out problems were asked for and the task has none of them; "
-            "set [eval] problems, or let the task hold out more of its data; for training alone, problems = 0"
+            f"[eval] problems = {settings.problems}, but the task has no held-out problems; "
+            "let the task hold out some of its data, or set [eval] problems = 0 to train without evaluation"
         )
-    posed = [(problem, parts.chat.prompt(problem.prompt)) for problem in problems]
-    sampled = _sample(parts, posed, settings.samples, settings.temperature)
-    greedy = _sample(parts, posed, 1, 0.0) if settings.greedy else []
+    posed = [(problem, context.chat.prompt(problem.prompt)) for problem in problems]
+    sampled = _sample(context, posed, settings.samples, settings.temperature)
+    greedy = _sample(context, posed, 1, 0.0) if settings.greedy else []
     shared = {"samples": settings.samples, "temperature": settings.temperature}
-    row: dict[str, Any] = {**_figures(parts, sampled, greedy), **shared}
-    for label in mixed_labels(parts.config):
+    row: dict[str, Any] = {**_figures(settings, sampled, greedy), **shared}
+    for label in mixed_labels(context.config):
         own = [[group for group in groups if group[0].environment == label] for groups in (sampled, greedy)]
-        row |= {f"{label}/{name}": value for name, value in _figures(parts, *own).items()} if own[0] else {}
-    return row | {f"task/{name}": float(value) for name, value in parts.task.figures(problems, sampled).items()}
+        row |= {f"{label}/{name}": value for name, value in _figures(settings, *own).items()} if own[0] else {}
+    row |= {f"task/{name}": float(value) for name, value in context.task.figures(problems, sampled).items()}
+    return Evaluation(row, {"": stored(sampled, greedy)})
 
 
-def _figures(parts: Parts, sampled: Sequence[Sequence[Rollout]], greedy: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
-    """What the completions of some problems, and the greedy ones if there are any, show."""
-    samples, several = parts.config.eval.samples, [rollout for group in sampled for rollout in group]
+def stored(sampled: Sequence[Sequence[Rollout]], greedy: Sequence[Sequence[Rollout]]) -> list[dict[str, Any]]:
+    """Return an evaluation's completions as rows for `retrain score`, one for each problem.
+
+    `correct` and `rewards` hold the run's own scores of each prediction. In a mix, the label
+    precedes the problem's id. A repeated id gets a number.
+
+    Args:
+        sampled: rollouts of each problem.
+        greedy: the greedy rollout of each problem; may be empty.
+    """
+    rows: list[dict[str, Any]] = []
+    taken = Counter[str]()
+    for index, group in enumerate(sampled):
+        first = group[0]
+        name = f"{first.environment}/{first.problem_id}" if first.environment else first.problem_id
+        taken[name] += 1
+        row: dict[str, Any] = {
+            "question_id": name if taken[name] == 1 else f"{name}#{taken[name]}",
+            "prompt": first.prompt,
+            "ground_truth": first.answer,
+            "predictions": [one.text for one in group],
+            "lengths": [one.length for one in group],
+            "correct": [bool(one.correct) for one in group],
+            "rewards": [one.reward for one in group],
+        }
+        if greedy:
+            best = greedy[index][0]
+            row["greedy"] = {"prediction": best.text, "length": best.length, "correct": bool(best.correct)}
+        rows.append(row)
+    return rows
+
+
+def _figures(
+    settings: Eval, sampled: Sequence[Sequence[Rollout]], greedy: Sequence[Sequence[Rollout]]
+) -> dict[str, Any]:
+    """Return the figures of some problems, from sampled and, if there are any, greedy rollouts."""
+    samples, several = settings.samples, [rollout for group in sampled for rollout in group]
     counts = [sum(bool(rollout.correct) for rollout in group) for group in sampled]
     accuracy, low, high = mean_interval([count / samples for count in counts])
     found: dict[str, Any] = {
@@ -74,24 +136,25 @@ def _figures(parts: Parts, sampled: Sequence[Sequence[Rollout]], greedy: Sequenc
         "problems": len(sampled),
         f"avg@{samples}": accuracy,
     }
-    if parts.world is not None:
+    if any(rollout.ended for rollout in several):  # in an environment
         found["turns"] = sum(len(rollout.turns) for rollout in several) / len(several)
-    for k in parts.config.eval.pass_at:
+    for k in settings.pass_at:
         found[f"pass@{k}"] = sum(pass_at_k(samples, count, k) for count in counts) / len(counts)
     if greedy:
         found["greedy_accuracy"] = sum(bool(group[0].correct) for group in greedy) / len(greedy)
     return found
 
 
-def _sample(parts: Parts, posed: list[Posed], samples: int, temperature: float) -> list[list[Rollout]]:
-    settings = parts.config.eval
+def _sample(context: RunContext, posed: list[RenderedPrompt], samples: int, temperature: float) -> list[list[Rollout]]:
+    settings = context.config.eval
     sampling = Sampling(
         temperature=temperature,
         top_p=settings.top_p,
         top_k=settings.top_k,
-        stop_ids=parts.loaded.stop_ids,
+        stop_ids=context.loaded.stop_ids,
         seed=derive_seed(settings.seed, "evaluation"),
     )
-    max_tokens = settings.max_tokens or parts.config.training.max_tokens
-    rollouts = score(parts, posed, roll(parts, posed, ask(posed, samples, max_tokens), sampling), max_tokens)
+    max_tokens = settings.max_tokens or context.config.training.max_tokens
+    sampled = roll(context, posed, requests_for(posed, samples, max_tokens), sampling)
+    rollouts = score(context.chat, context.pool, posed, sampled, max_tokens)
     return [rollouts[i : i + samples] for i in range(0, len(rollouts), samples)]

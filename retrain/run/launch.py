@@ -1,75 +1,71 @@
-"""`--ranks N`: this machine's processes of one run, with the exit code of whatever ended it."""
+"""Start the ranks of one run on this machine (`--ranks N`), and write SLURM scripts."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
 from tempfile import TemporaryDirectory
 
 from retrain.errors import EngineError, Preempted
-from retrain.system.process import SignalHandler, follower
+from retrain.system.process import SignalHandler, start
 from retrain.system.terminal import say
 from retrain.training.ranks import RENDEZVOUS
 
 _SLURM = """\
 #!/bin/bash
-# {name} on {nodes} machines with {ranks} GPUs each; all of them see this folder. Adapt the limits.
-#SBATCH --job-name={name}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node={ranks}
-#SBATCH --gres=gpu:{ranks}
+# {about}
+{options}
 #SBATCH --time=24:00:00
 #SBATCH --requeue
-#SBATCH --signal=B:TERM@300
-#SBATCH --output={name}-%j.log
 
 cd {folder}
+{setup}{command} &
+child=$!
+trap '{stop}' TERM
+wait $child  # returns when a signal arrives; the next wait then waits for the end
+wait $child
+code=$?{after}
+# 75: stopped in time and saved. Put the job back into the queue.
+if [ $code -eq 75 ]; then scontrol requeue "{job}"; fi
+exit $code
+"""
+_RANKS = """\
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 export WORLD_SIZE=$SLURM_NTASKS STOPPED=.stopped-$SLURM_JOB_ID
 rm -f "$STOPPED"
-# A job that SLURM has put back is over wherever it ran: the lock of its run is nobody's.
+# SLURM requeues a job only after it has ended everywhere, so a lock that is left is stale.
 [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || rm -f {lock}
-# One task per rank, not torchrun: its agent would turn every exit code into 1 and end the ranks within a step.
-# A rank that was stopped ends with 0 and leaves a note of it: for any other code SLURM kills the ranks that still save.
+# One task per rank, not torchrun, whose agent turns every exit code into 1 and kills ranks within a step.
+# A stopped rank exits with 0 and leaves a file: at any other code SLURM would kill ranks that still save.
 srun --kill-on-bad-exit=1 bash -c 'trap : TERM
     RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID "$0" "$@"
     code=$?
     [ $code -ne {stopped} ] || {{ touch "$STOPPED"; code=0; }}
     exit $code' \\
-    {requeued}
-"""
-_REQUEUED = """\
-{command} &
-child=$!
-trap '{stop}' TERM
-wait $child  # ended by the signal that the trap passes on
-wait $child
-code=$?{after}
-# 75: stopped in time and saved. The job goes back into the queue.
-if [ $code -eq 75 ]; then scontrol requeue "{job}"; fi
-exit $code"""
+    """
 _STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID.0"'
-"""SIGTERM to srun itself would kill the ranks at once."""
+"""Signals the job step: SIGTERM to srun itself would kill the ranks at once."""
 _WAS_STOPPED = """
 if [ $code -eq 0 ] && [ -e "$STOPPED" ]; then code=75; rm -f "$STOPPED"; fi"""
 _GRACE_S = 4.0
-"""After another rank has failed, how long rank 0 has to say so and to end: none of them can go on."""
+"""Seconds that rank 0 has to report the failure of another rank and to exit."""
 _TAIL = 4000
+"""Number of characters shown of a failed rank's output, from its end."""
 
 
 class Launcher(SignalHandler):
-    """Runs a command as ranks 0 to `size` - 1; SIGTERM goes on to all of them, and they end after their step.
+    """Runs a command as ranks 0 to `size` - 1, and forwards SIGTERM to all of them.
 
-    Rank 0 has this process's terminal. What another rank prints is shown if that rank fails first. torch's own launcher
-    is not used: it ends ranks 30 s after SIGTERM, in the middle of a long step, and turns every exit code into 1.
+    After SIGTERM the ranks finish their step and save. Rank 0 prints to this process's terminal;
+    the output of another rank is shown only if that rank fails first. torchrun is not used: it kills
+    ranks 30 s after SIGTERM, in the middle of a long step, and turns every exit code into 1.
     """
 
     def __init__(self, command: Sequence[str], size: int) -> None:
@@ -79,12 +75,16 @@ class Launcher(SignalHandler):
         self._stopped = False
 
     def run(self) -> int:
-        """The run's exit code: 0 if all ranks return 0, 75 if they were stopped, else that of the first failure."""
+        """Run all ranks to their end, and return the exit code of the run.
+
+        It is 0 if all ranks return 0, 75 if they were stopped, 130 after Ctrl-C, and otherwise the
+        code of the rank that failed first.
+        """
         with TemporaryDirectory(prefix="retrain-ranks-") as folder, self:
             try:
                 self._start(Path(folder))
                 self._wait()
-            except KeyboardInterrupt:  # the terminal has told the ranks as well
+            except KeyboardInterrupt:  # the terminal sends SIGINT to the ranks as well
                 self._wait_until(time.monotonic() + _GRACE_S)
                 return 130
             finally:
@@ -103,22 +103,16 @@ class Launcher(SignalHandler):
         address = f"file://{folder / 'rendezvous'}"
         shared = {"WORLD_SIZE": str(self._size), "LOCAL_WORLD_SIZE": str(self._size), RENDEZVOUS: address}
         for number in range(self._size):
-            own = {**os.environ, **shared, "RANK": str(number), "LOCAL_RANK": str(number)}
+            own = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
             output = None if number == 0 else (folder / str(number)).open("wb")
-            self._ranks.append(
-                subprocess.Popen(  # noqa: S603 - this program
-                    self._command,
-                    env=own,
-                    stdout=output,
-                    stderr=output,
-                    preexec_fn=follower(os.getpid()),
-                )
-            )
+            # In this process's group, so that Ctrl-C in the terminal reaches every rank.
+            self._ranks.append(start(self._command, own, own_process_group=False, stdout=output, stderr=output))
 
     def _wait(self) -> None:
-        """Until all ranks have ended, or one has failed and rank 0 has ended or had its time.
+        """Wait until all ranks have ended, or one has failed and rank 0 has had time to report it.
 
-        One that was stopped has not failed: all ranks stop after the same step, but rank 0 writes what others do not.
+        A stopped rank has not failed: all ranks stop after the same step, but rank 0 still writes
+        files when the others have ended.
         """
         while not set(self._ended.values()) - {0, Preempted.exit_code}:
             if self._collect():
@@ -131,7 +125,10 @@ class Launcher(SignalHandler):
             time.sleep(0.1)
 
     def _collect(self) -> bool:
-        """Note the ranks that have ended, those that a signal ended first; whether all have."""
+        """Record the exit codes of ranks that have ended, and return True if all have.
+
+        Of ranks found together, those killed by a signal come first, as the likelier cause.
+        """
         codes = {number: rank.poll() for number, rank in enumerate(self._ranks) if number not in self._ended}
         found = {number: code for number, code in codes.items() if code is not None}
         self._ended.update(sorted(found.items(), key=lambda item: item[1] >= 0))
@@ -153,7 +150,7 @@ class Launcher(SignalHandler):
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         say(
             f"rank {number} on {gethostname()} was ended by {name}{hint}; "
-            "--resume auto goes on from the last checkpoint",
+            "--resume auto continues from the last checkpoint",
             error=True,
         )
         return EngineError.exit_code
@@ -162,24 +159,71 @@ class Launcher(SignalHandler):
 def slurm_script(
     run: Path, file: Path, overrides: Sequence[str], allow_change: Sequence[str], ranks: int, nodes: int
 ) -> str:
-    """A script for `sbatch` that trains one run on several machines, and continues it where it was stopped."""
+    """Return a script for `sbatch` that trains one run on several machines, and resumes it.
+
+    Args:
+        file: the configuration; overrides, allow_change: as on the command line.
+        ranks: GPUs of each machine.
+        nodes: number of machines.
+    """
     command = [sys.executable, "-m", "retrain.cli.main", "train", str(file), "--resume", "auto", "--plain"]
     for option, values in (("--set", overrides), ("--allow-change", allow_change)):
         command += [part for value in values for part in (option, value)]
-    end = requeued(shlex.join(command), "$SLURM_JOB_ID", _STOP_STEP, _WAS_STOPPED)
-    places = {"folder": shlex.quote(str(Path.cwd())), "lock": shlex.quote(str(run / "lock"))}
-    return _SLURM.format(name=run.name, nodes=nodes, ranks=ranks, **places, stopped=Preempted.exit_code, requeued=end)
+    options = {
+        "job-name": run.name,
+        "nodes": nodes,
+        "ntasks-per-node": ranks,
+        "gres": f"gpu:{ranks}",
+        "signal": "B:TERM@300",
+        "output": f"{run.name}-%j.log",
+    }
+    return slurm_job(
+        f"{run.name} on {nodes} machines with {ranks} GPUs each; all of them see this folder. Adapt the limits.",
+        options,
+        shlex.join(command),
+        job="$SLURM_JOB_ID",
+        setup=_RANKS.format(lock=shlex.quote(str(run / "lock")), stopped=Preempted.exit_code),
+        stop=_STOP_STEP,
+        after=_WAS_STOPPED,
+    )
 
 
-def requeued(command: str, job: str, stop: str = "kill -TERM $child", after: str = "") -> str:
-    """The end of a SLURM script: it runs a command, passes SIGTERM on to it, and requeues a job that it stopped.
+def slurm_job(  # noqa: PLR0913 - the places of the template
+    about: str,
+    options: Mapping[str, object],
+    command: str,
+    *,
+    job: str,
+    folder: str | None = None,
+    setup: str = "",
+    stop: str = "kill -TERM $child",
+    after: str = "",
+) -> str:
+    """Return a script for `sbatch` that runs a command and forwards SIGTERM to it.
+
+    If the command exits with 75 (stopped and saved), the script requeues the job.
 
     Args:
-        stop: what passes the signal on. after: what else is to be known of `$code`.
+        about: comment at the head of the script.
+        options: options of sbatch, by name.
+        job: shell expression of the job's id.
+        folder: working directory of the command; None: that of this process.
+        setup: shell lines before the command.
+        stop: shell command that forwards the signal.
+        after: shell lines after the command that may change `$code`.
     """
-    return _REQUEUED.format(command=command, job=job, stop=stop, after=after)
+    return _SLURM.format(
+        about=about,
+        options="\n".join(f"#SBATCH --{name}={value}" for name, value in options.items()),
+        folder=shlex.quote(folder or str(Path.cwd())),
+        setup=setup,
+        command=command,
+        job=job,
+        stop=stop,
+        after=after,
+    )
 
 
 def launch(arguments: Sequence[str], ranks: int) -> int:
-    """Run `retrain` with these arguments as several ranks; returns the exit code."""
+    """Run `retrain` with these arguments as several ranks, and return the exit code."""
     return Launcher([sys.executable, "-m", "retrain", *arguments], ranks).run()

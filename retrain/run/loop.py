@@ -12,106 +12,124 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from retrain.algorithms.graph.pipeline import EpochCredit
 from retrain.errors import DivergedError, EngineError, Preempted, RetrainError, StorageError
 from retrain.functional.devices import peak_memory
 from retrain.functional.seeds import derive_seed
-from retrain.protocols import tolerance_of
+from retrain.protocols import Ranks, tolerance_of
 from retrain.run.collect import Collection, added, assign_credit, check_parity, collect, fresh_batch
-from retrain.run.evaluate import evaluate
-from retrain.run.rank_edges import check_credit
-from retrain.run.run_parts import Parts
+from retrain.run.evaluate import measure
+from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop
 from retrain.storage.run_files import read_rows
+from retrain.system.event_loop import StopFlag
+from retrain.training.cpu_kernels import unscanned_heap
 from retrain.types import Batch, Metrics, Rollout, State
 
+if TYPE_CHECKING:
+    from retrain.algorithms.graph.pipeline import Pipeline
+    from retrain.storage.run_directory import RunDirectory
+    from retrain.training.chat import Chat
+
 _NONFINITE = "/nonfinite"
-"""How the metrics end that say, of any model in training, that an update was skipped for its gradient."""
+"""Suffix of the metrics that are 1 if an update was skipped: its loss or gradient was not finite."""
 
 _AHEAD = "ahead"
-"""Key of the checkpoint under which a batch waits for its step."""
+"""Key of the checkpoint that holds the batches collected for later steps."""
 
 _MAX_NONFINITE = 3
-"""Consecutive non-finite updates after which a run has diverged."""
+"""Number of consecutive non-finite updates after which a run has diverged."""
 
 
-def train(parts: Parts, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
-    """Train from step `start` to `[training] max_steps`, or until a metric is where `stop_when` wants it.
+@unscanned_heap()
+def train(context: RunContext, stop: Stop, start: int = 0, cursor: int = 0, saved: State | None = None) -> None:
+    """Train from step `start` to `[training] max_steps`, or until `stop_when` is met.
 
-    One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row; with
-    `[rollout] overlap` sampling and scoring are one step ahead (see `Collector`).
-    Everything random in a step derives from the seed and the step's number, so a run that is resumed
-    from a checkpoint continues bit for bit.
+    One step: sample, score, assign credit, update, sync the sampler's weights, write a metrics row.
+    With `[rollout] overlap`, sampling and scoring run that many steps ahead (see `Collector`).
+    All random numbers of a step derive from the seed and the step's number, so a resumed run
+    continues bit for bit.
 
     Args:
-        start: optimizer steps already done; `cursor`: problems already drawn (both from a checkpoint).
-        saved: the checkpoint.
+        stop: requested by a signal.
+        start: steps already done.
+        cursor: index of the task's next unused problem.
+        saved: the checkpoint that the run resumes from, if any.
     Raises:
         Preempted: SIGTERM arrived; a checkpoint of the last finished step has been written.
-        DivergedError: loss or gradients were non-finite three times in a row.
-        EngineError: sampler and trainer disagree; or the sampler failed, and what was trained has been saved.
-        StorageError: the run directory cannot be written; what was trained has been saved if that was possible.
+        DivergedError: loss or gradients were not finite in three consecutive updates.
+        EngineError: sampler and trainer disagree, or the sampler failed. In the second case the
+            state of training has been saved.
+        StorageError: the run directory cannot be written. The state of training has been saved if
+            that was possible.
     """
-    settings, nonfinite = parts.config.training, 0
-    parts.sync(start)
-    if start == 0 or due(start, parts.config.eval.every, settings.max_steps):
-        evaluate_and_record(parts, start)
-    stop.defer(parts.hurry)
-    with Collector(parts, cursor, saved) as collector:
-        for step in takewhile(lambda _: not parts.directory.stopped, range(start, settings.max_steps)):
+    settings, nonfinite = context.config.training, 0
+    context.sync(start)
+    if start == 0 or due(start, context.config.eval.every, settings.max_steps):
+        evaluate_and_record(context, start)
+    stop.defer(context.request_stop)
+    with Collector(context, cursor, saved) as collector:
+        for step in takewhile(lambda _: not context.directory.stopped, range(start, settings.max_steps)):
             seed_generators(derive_seed(settings.seed, "step", step))
-            clock, done = Clock(), step + 1
-            with _saving(parts, collector, stop, start, step):
-                collection = collector.take(step, clock)
-            metrics, batch = update(parts, collection, clock, partial(collector.begin, done, clock))
+            timer, done = PhaseTimer(), step + 1
+            with _saving(context, collector, stop, start, step):
+                collection = collector.take(step, timer)
+            metrics, batch = update(context, collection, timer, partial(collector.begin, done, timer))
             bad = [name for name, value in metrics.items() if value and name.endswith(_NONFINITE)]
             nonfinite = nonfinite + 1 if bad else 0
-            with _saving(parts, collector, stop, start, done):
+            with _saving(context, collector, stop, start, done):
                 try:
-                    collector.sync(done, clock)
+                    metrics |= collector.sync(done, timer, batch)
                 finally:
-                    record(parts, collection, batch, metrics | clock.metrics())
+                    record(context, collection, batch, metrics | timer.metrics())
             if nonfinite >= _MAX_NONFINITE:
-                raise diverged(parts, collection, batch, bad)
-            parts.steps = done
-            if due(done, parts.config.eval.every, _last(parts, done)):
-                with _saving(parts, collector, stop, start, done):
-                    evaluate_and_record(parts, done, collector)
-            if (stopped := _agreed(parts, stop)) or due(done, parts.config.checkpoint.every, _last(parts, done)):
-                parts.directory.save_checkpoint(done, collector.state_dict(done))
-            if stopped and done < _last(parts, done):
-                raise Preempted(f"stopped by {stopped} after step {done}; --resume auto goes on from there")
+                raise diverged(context, collection, batch, bad)
+            context.steps = done
+            if due(done, context.config.eval.every, _last(context, done)):
+                with _saving(context, collector, stop, start, done):
+                    evaluate_and_record(context, done, collector)
+            if (stopped := _agreed(context.ranks, stop)) or due(
+                done, context.config.checkpoint.every, _last(context, done)
+            ):
+                context.directory.save_checkpoint(done, collector.state_dict(done))
+            if stopped and done < _last(context, done):
+                raise Preempted(f"stopped by {stopped} after step {done}; --resume auto continues from there")
 
 
-def _last(parts: Parts, done: int) -> int:
-    """The last step of the run as far as is known after `done` steps, on all ranks: `done` or max_steps."""
-    settings, directory = parts.config.training, parts.directory
-    if settings.stop_when is not None:  # times differ between ranks
-        directory.stopped = parts.ranks.same(directory.stopped)
+def _last(context: RunContext, done: int) -> int:
+    """Return the number of the run's last step: `done` if `stop_when` is met, otherwise max_steps."""
+    settings, directory = context.config.training, context.directory
+    if settings.stop_when is not None:  # a metric of time differs between ranks, so rank 0 decides
+        directory.stopped = context.ranks.broadcast(directory.stopped)
     return done if directory.stopped else settings.max_steps
 
 
-def _agreed(parts: Parts, stop: Stop) -> str:
-    """The signal that has reached any rank: all leave the loop after the same step.
+def _agreed(ranks: Ranks, stop: Stop) -> str:
+    """Return the name of a signal that any rank has received, or "".
 
-    One that arrives from here on counts after the next step: it must neither be lost nor end a rank alone, unsaved.
+    All ranks agree on it, so they leave the loop after the same step. A signal that arrives later
+    counts after the next step.
     """
-    heard = next(filter(None, parts.ranks.every(stop.requested)), "")
-    if heard:
-        stop.requested = heard
-    return heard
+    received = next(filter(None, ranks.all_gather(stop.requested)), "")
+    if received:
+        stop.requested = received
+    return received
 
 
 @contextmanager
-def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: int) -> Generator[None]:
-    """A sampler that fails, or takes no weights because a file cannot be written, ends the run.
+def _saving(context: RunContext, collector: Collector, stop: Stop, start: int, done: int) -> Generator[None]:
+    """Save the state after `done` steps if the block fails with an engine or storage error.
 
-    The state after `done` steps is saved first if that is possible, and the error says whether it was. If the run
-    was to stop anyway, servers that stopped as well are no error.
+    The error is raised again, with a note on what was saved. If a signal has asked the run to stop,
+    an engine error becomes `Preempted`: the signal may have stopped the inference servers as well.
+
+    Args:
+        start: steps done when training began; nothing is saved if `done` equals it.
     """
     try:
         yield
@@ -119,101 +137,135 @@ def _saving(parts: Parts, collector: Collector, stop: Stop, start: int, done: in
         if done == start and not stop.requested:
             raise
         kind = EngineError if isinstance(error, EngineError) else StorageError
-        saved = "" if done == start else f"; {_rescue(parts, collector, done)}"
+        saved = "" if done == start else f"; {_rescue(context.directory, collector, done)}"
         if stop.requested and kind is EngineError:
             raise Preempted(f"stopped by {stop.requested}: {error}{saved}") from error
         raise kind(f"{error}{saved}") from error
 
 
-def _rescue(parts: Parts, collector: Collector, done: int) -> str:
-    """Save the state after `done` steps; says where a resumed run continues, or why nothing was saved."""
+def _rescue(directory: RunDirectory, collector: Collector, done: int) -> str:
+    """Save the state after `done` steps, and describe where a resumed run continues.
+
+    Nothing is saved if the metrics row of the last step is missing, because a resumed run would
+    never write it.
+    """
     try:
-        recorded = parts.ranks.first(lambda: read_rows(parts.directory.path / "metrics.jsonl"))
+        recorded = directory.ranks.on_rank0(lambda: read_rows(directory.path / "metrics.jsonl"))
     except RetrainError:
         recorded = []
     if not recorded or recorded[-1]["step"] != done - 1:
-        return f"step {done} is not saved, for its metrics could not be: --resume auto goes on before it"
+        return f"step {done} is not saved, because its metrics are not; --resume auto continues before it"
     try:
-        if parts.directory.save_checkpoint(done, collector.state_dict(done)):
-            return f"a checkpoint of step {done} is written: --resume auto goes on from there"
+        if directory.save_checkpoint(done, collector.state_dict(done)):
+            return f"a checkpoint of step {done} is written; --resume auto continues from there"
     except RetrainError as error:
-        return f"nor is step {done} saved: {error}"
-    return f"nor is step {done} saved"
+        return f"step {done} could not be saved either: {error}"
+    return f"step {done} could not be saved either"
 
 
-def diverged(parts: Parts, collection: Collection, batch: Batch | None, bad: list[str]) -> DivergedError:
-    """The end of a run whose updates are not finite any more; the batch of the last is stored."""
+def diverged(context: RunContext, collection: Collection, batch: Batch | None, bad: list[str]) -> DivergedError:
+    """Store the batch of the last update, and return the error that ends a diverged run.
+
+    Args:
+        bad: metrics that report a non-finite loss or gradient.
+    """
     step = collection.step
-    parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch), name="diverged")
+    context.directory.write_rollouts(
+        step, rollout_rows(context.chat, context.pipeline, collection, batch), name="diverged"
+    )
     return DivergedError(
         f"loss or gradients were not finite {_MAX_NONFINITE} times in a row, last at step {step} "
-        f"({', '.join(bad)}); the batch is in {parts.directory.path / 'rollouts'}; "
+        f"({', '.join(bad)}); the batch is in {context.directory.path / 'rollouts'}; "
         "lower [optimizer] lr, or resume an earlier step"
     )
 
 
 def update(
-    parts: Parts, collection: Collection, clock: Clock, sampler_is_free: Callable[[], None]
+    context: RunContext, collection: Collection, timer: PhaseTimer, sampler_is_free: Callable[[], None]
 ) -> tuple[Metrics, Batch | None]:
-    """Parity gate, credit and one policy update; without a trainable row update/skipped is 1 and nothing changes.
+    """Check parity, assign credit and update the policy.
+
+    Without a row to train on, nothing changes and the metric update/skipped is 1.
 
     Args:
-        sampler_is_free: called once this step needs the sampler no more.
+        sampler_is_free: called once this step no longer needs the sampler.
+    Returns:
+        Metrics, and the batch with its advantages; None without a row to train on.
     """
     batch = collection.batch
-    metrics = parity(parts, collection, clock)
+    metrics = parity(context, collection, timer)
     sampler_is_free()
     if batch is None:
         return {"update/skipped": 1.0} | collection.dropped, None
-    with clock("credit"), parts.ranks.during(f"the credit of step {collection.step}"):
+    with timer("credit"), context.ranks.during(f"the credit of step {collection.step}"):
         if collection.credit is None:
-            batch, credit = assign_credit(parts.pipeline, parts.policy, batch)
-            keep, counts = parts.pipeline.informative(batch)
-        else:  # what the filter drops is no part of the batch
+            batch, credit = assign_credit(context.pipeline, context.policy, batch)
+            keep, counts = context.pipeline.informative(batch)
+        else:  # `collect` has applied the filter already
             credit, keep, counts = collection.credit, ~batch.is_expert, Metrics()
-        share = len(batch.group_ids[keep & ~batch.is_expert].unique()) / parts.prompts
-        if parts.ranks.size > 1:
-            check_credit(parts.ranks, parts.pipeline, batch)
+        sampled = torch.arange(len(keep), device=keep.device) < len(collection.kept)
+        share = len(batch.group_ids[keep & sampled].unique()) / context.prompts
+        if context.ranks.size > 1:
+            from retrain.run.distributed_wrappers import check_credit
+
+            check_credit(context.ranks, context.pipeline, batch)
         metrics |= credit | {"groups/informative": share} | added((collection.dropped, counts))
-    with clock("update"), parts.ranks.during(f"the update of step {collection.step}"):
-        metrics |= parts.policy.update(batch, parts.objective)
-    with clock("credit"):
-        metrics |= parts.pipeline.after(batch)
+        if idle := context.pipeline.unmarked(batch):
+            context.observe("message", {"text": idle, "level": "warning"})
+    with timer("update"), context.ranks.during(f"the update of step {collection.step}"):
+        epochs = EpochCredit(context.pipeline, batch)
+        if context.pipeline.holds_policy(collection.step):
+            metrics["update/skipped"] = 1.0
+        else:
+            metrics |= context.policy.update(
+                batch, context.objective, epochs if context.pipeline.is_epochwise else None
+            )
+    with timer("credit"):
+        metrics |= context.pipeline.after(epochs.batch) | epochs.first
     return metrics, batch
 
 
-def parity(parts: Parts, collection: Collection, clock: Clock) -> Metrics:
-    """The parity gate after every `[rollout] parity_every` weight syncs, the first included; 0 switches it off."""
-    settings = parts.config.rollout
-    if collection.batch is None or not settings.parity_every or collection.step % settings.parity_every:
+def parity(context: RunContext, collection: Collection, timer: PhaseTimer) -> Metrics:
+    """Check parity after every `[rollout] parity_every` weight syncs, from the first; 0 turns it off."""
+    settings = context.config.rollout
+    if not collection.kept or not settings.parity_every or collection.step % settings.parity_every:
         return {}
-    rounding = max(parts.sampler.tolerance, tolerance_of(parts.policy.settings.dtype))
-    with clock("parity"):
-        batch = fresh_batch(parts, collection) if settings.overlap else collection.batch
-        return check_parity(parts.policy, batch, settings.parity_tolerance or rounding)
+    sampler, trainer = context.sampler.tolerance, tolerance_of(context.policy.settings.dtype)
+    with timer("parity"):
+        batch = fresh_batch(context, collection) if settings.overlap else _sampled(collection)
+        limit = settings.parity_tolerance or max(sampler, trainer)
+        return check_parity(context.policy, batch, limit, exact=sampler < trainer)
 
 
-def record(parts: Parts, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:
-    """Write the step's metrics row, its rollouts when due, and tell the trackers and the display."""
+def _sampled(collection: Collection) -> Batch:
+    """The batch without the rollouts that other weights sampled."""
+    assert collection.batch is not None
+    if not collection.stored:
+        return collection.batch
+    return collection.batch.rows(torch.arange(len(collection.kept), device=collection.batch.group_ids.device))
+
+
+def record(context: RunContext, collection: Collection, batch: Batch | None, metrics: Metrics) -> None:
+    """Write the step's metrics row and, when due, its rollouts; update trackers and display."""
     step = collection.step
     row = {"step": step} | collection.metrics | metrics
-    parts.directory.append("metrics.jsonl", row)
-    settings = parts.config.logging
+    context.directory.append("metrics.jsonl", row)
+    settings = context.config.logging
     if settings.rollouts_every and step % settings.rollouts_every == 0:
-        parts.directory.write_rollouts(step, rollout_rows(parts, collection, batch))
+        context.directory.write_rollouts(step, rollout_rows(context.chat, context.pipeline, collection, batch))
         if settings.completions:
             shown = shown_rows(collection.rollouts[: settings.completions])
-            for tracker in parts.trackers:
+            for tracker in context.trackers:
                 tracker.completions(step, shown)
-    for tracker in parts.trackers:
+    for tracker in context.trackers:
         tracker.log(step, collection.metrics | metrics)
-    shown = {"max_steps": parts.config.training.max_steps, "memory_mb": peak_memory(parts.policy.device) / 1e6}
-    parts.observe("step", row | shown)
-    parts.observe("sample", shown_rows(collection.rollouts[:1])[0])
+    shown = {"max_steps": context.config.training.max_steps, "memory_mb": peak_memory(context.policy.device) / 1e6}
+    context.observe("step", row | shown)
+    context.observe("sample", shown_rows(collection.rollouts[:1])[0])
 
 
 def shown_rows(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
-    """What a tracker shows of completions; every row has every reward."""
+    """Return rows of completions for a tracker. All rows have the same columns."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.parts)
     return [
         {"prompt": one.prompt, "text": one.text, "answer": one.answer, "reward": one.reward}
@@ -222,63 +274,76 @@ def shown_rows(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
     ]
 
 
-def rollout_rows(parts: Parts, collection: Collection, batch: Batch | None) -> Iterator[dict[str, Any]]:
-    """Every rollout as a JSON row, with its tokens and, where it was trained on, the credit of each."""
+def rollout_rows(
+    chat: Chat, pipeline: Pipeline, collection: Collection, batch: Batch | None
+) -> Iterator[dict[str, Any]]:
+    """Yield every rollout as a JSON row with its tokens.
+
+    Rows that were trained on also have one advantage and the stored signals per token.
+    """
     rows = {index: row for row, index in enumerate(collection.kept)} if batch is not None else {}
     for index, rollout in enumerate(collection.rollouts):
-        tokens = [parts.chat.decode([token]) for token in rollout.completion_ids]
+        tokens = chat.pieces(rollout.completion_ids)
         credit: dict[str, Any] = {}
         if batch is not None and index in rows:
             span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
             credit["advantages"] = batch.advantages[rows[index], span].tolist()
-            for column, name in parts.pipeline.stored.items():
+            for column, name in pipeline.stored.items():
                 credit[name] = batch.extra[column][rows[index], span].int().tolist()
         yield rollout.row() | {"tokens": tokens} | credit
 
 
-def evaluate_and_record(parts: Parts, step: int, collector: Collector | None = None) -> None:
-    """Evaluate on held-out problems, if there are to be any, and write the row, unless it is there.
+def evaluate_and_record(context: RunContext, step: int, collector: Collector | None = None) -> None:
+    """Evaluate on held-out problems and write the row of eval.jsonl, unless it exists already.
 
     Args:
-        collector: knows the state that is saved if the evaluation is the best so far; None saves none.
+        collector: gives the state to save if the evaluation is the best so far; None saves nothing.
     """
-    rows = parts.ranks.first(lambda: read_rows(parts.directory.path / "eval.jsonl"))
+    rows = context.ranks.on_rank0(lambda: read_rows(context.directory.path / "eval.jsonl"))
     known = {row["step"] for row in rows}
-    if not (parts.config.eval.problems or parts.sets) or step in known:
+    if not (context.config.eval.problems or context.sets) or step in known:
         return
-    parts.observe("phase", {"name": f"evaluation after {step} steps"})
+    context.observe("phase", {"name": f"evaluation after {step} steps"})
     began = time.perf_counter()
-    row = evaluate(parts, step) | {"time/evaluation_s": time.perf_counter() - began}
-    parts.directory.append("eval.jsonl", row)
-    for tracker in parts.trackers:
+    found, completions = measure(context, step)
+    row = found | {"time/evaluation_s": time.perf_counter() - began}
+    if context.config.eval.store:  # before the row, which marks the evaluation as done
+        for name, rows in completions.items():
+            context.directory.write_evaluation(step, name, rows)
+    context.directory.append("eval.jsonl", row)
+    for tracker in context.trackers:
         tracker.log(step, {f"eval/{name}": value for name, value in row.items() if name != "step"})
-    parts.observe("eval", row)
-    key = (parts.config.checkpoint.best or "").removeprefix("eval/")
-    if key and collector and parts.directory.is_best(key, step):
-        parts.directory.save_checkpoint(step, collector.state_dict(step), best=True)
+    context.observe("eval", row)
+    key = (context.config.checkpoint.best or "").removeprefix("eval/")
+    if key and collector and context.directory.is_best(key, step):
+        context.directory.save_checkpoint(step, collector.state_dict(step), best=True)
 
 
 def due(done: int, every: int, total: int) -> bool:
-    """After every `every` steps, and after the last one; `every` = 0 leaves only the last."""
+    """Return True after every `every` steps and after the last; with `every` = 0 only after the last."""
     return done == total or (every > 0 and done % every == 0)
 
 
 def seed_generators(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators.
 
-    Called at the start of every step, so that plug-ins which draw from them are reproducible, and a resumed
-    run draws what it would have drawn without any generator's state in the checkpoint.
+    The loop calls this at the start of every step. Plug-ins that draw from these generators are then
+    reproducible, also in a resumed run, without generator states in the checkpoint.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-class Clock:
-    """Wall time of the phases of a step, by name; phases of two threads may run at once, under different names.
+class PhaseTimer:
+    """Measures the wall time of each phase of a step.
+
+    Two threads may time phases of different names at once.
 
     Attributes:
-        tokens: sampled in the phase "rollout".
+        began: time at which the step began, in seconds of `time.perf_counter`.
+        spent: seconds of each phase.
+        tokens: number of tokens sampled in the phase "rollout".
     """
 
     def __init__(self) -> None:
@@ -293,9 +358,9 @@ class Clock:
         self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - began
 
     def metrics(self) -> Metrics:
-        """time/PHASE_s, time/step_s, and sampled tokens per second of rollout.
+        """Return time/PHASE_s and time/step_s in seconds, and time/tokens_per_s of the rollout.
 
-        Where the loop waited for a rollout in a thread, time/overlap_s is what it did not have to wait.
+        If a thread sampled, time/overlap_s is the part of its time that the loop did not wait.
         """
         metrics = {f"time/{phase}_s": seconds for phase, seconds in self.spent.items()}
         if "rollout" in self.spent:
@@ -307,93 +372,116 @@ class Clock:
 
 
 class Collector:
-    """The batches of consecutive steps; a context manager, which no thread outlives.
+    """Collects the batches of consecutive steps, with `[rollout] overlap` in a thread.
 
-    Let version v be the weights after v steps. Step t turns version t into version t + 1. With `[rollout] overlap`
-    off its batch is sampled with version t. With `overlap = k`, `begin` makes a thread sample and score the batch of
-    step t + k with version t, which the sampler holds, while the trainer is busy with step t; `sync` waits for it
-    before the sampler gets version t + 1. So every batch is k versions old, but for the first k after a start
-    without any, which are all sampled before its first step. The thread works between `begin` and `sync` only.
-    Evaluations and checkpoints find it idle, and what it returns depends on no timing.
+    It is a context manager; its end waits for the thread.
 
-    The thread has its own tokenizer. It shares sampler, task, reward pool and expert rows with the trainer,
-    which leaves them alone meanwhile, and never reads the policy's weights.
+    Version v of the weights is the one after v steps. Step t turns version t into version t + 1.
+    Without overlap, the batch of step t is sampled with version t. With `overlap = k`:
+
+    - `begin` starts a thread that samples and scores the batch of step t + k with version t, while
+      the trainer works on step t.
+    - `sync` waits for the thread, and then gives version t + 1 to the sampler.
+    - Every batch is therefore k versions old. The exception is the first k batches of a run, which
+      are all sampled before its first step.
+    - The thread is idle between `sync` and `begin`, when evaluations run and checkpoints are saved.
+      Its results do not depend on timing.
+
+    The thread has its own tokenizer and never reads the policy's weights. It shares sampler, task,
+    reward pool and expert rows with the trainer, which does not use them while the thread works.
 
     Args:
-        cursor: the next unused problem.
-        saved: a checkpoint, in which batches may be waiting.
+        cursor: index of the task's next unused problem.
+        saved: a checkpoint, which may hold batches collected ahead.
     """
 
-    def __init__(self, parts: Parts, cursor: int, saved: State | None = None) -> None:
+    def __init__(self, context: RunContext, cursor: int, saved: State | None = None) -> None:
         self.cursor = cursor
-        self._parts, self._mine = parts, parts
+        self._context, self._mine = context, context
         self._ahead: deque[Collection] = deque()
         self._coming: Future[list[Collection]] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        if parts.config.rollout.overlap:
-            self._mine = replace(parts, chat=replace(parts.chat, tokenizer=copy.deepcopy(parts.chat.tokenizer)))
+        self._stop = StopFlag()
+        if context.config.rollout.overlap:
+            self._mine = replace(context, chat=replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer)))
             waiting: Any = (saved or {}).get(_AHEAD, ())
-            # Where only one could wait it was no list.
-            self._ahead.extend(Collection.restored(parts, one) for one in ([waiting] if "step" in waiting else waiting))
-            # A thread has its own number of threads in OpenMP; another number would sum in another order.
+            # Checkpoints of versions with at most one such batch hold it without a list.
+            self._ahead.extend(
+                Collection.restored(context.layout, one) for one in ([waiting] if "step" in waiting else waiting)
+            )
+            # OpenMP's thread count is a setting of each thread; another count sums in another order.
             threads = torch.get_num_threads()
-            self._thread = ThreadPoolExecutor(1, "sampling", torch.set_num_threads, (threads,))
+            self._thread = ThreadPoolExecutor(1, "sampling", _prepare, (threads, self._stop))
 
     def __enter__(self) -> Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the thread, whatever ended the run: the reward pool must not close while it scores."""
+        """Interrupt sampling in the thread and wait for it: the reward pool must not close while it scores."""
+        self._stop.set()
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def take(self, step: int, clock: Clock) -> Collection:
-        """The batch of a step: the one that waits for it, or else collected now."""
+    def take(self, step: int, timer: PhaseTimer) -> Collection:
+        """Return the batch of a step, collecting it now if it was not collected ahead."""
         if not self._ahead:
-            self.begin(step, clock)
-            self._wait(clock)
-        collection = self._ahead.popleft() if self._ahead else self._collect(step, self.cursor, clock)
+            self.begin(step, timer)
+            self._wait(timer)
+        collection = self._ahead.popleft() if self._ahead else self._collect(step, self.cursor, timer)
         self.cursor = collection.cursor
         return collection
 
-    def begin(self, step: int, clock: Clock) -> None:
-        """Have the thread collect what is missing of the batches from this step on; without a thread, nothing."""
-        end = min(step + self._parts.config.rollout.overlap, self._parts.config.training.max_steps)
+    def begin(self, step: int, timer: PhaseTimer) -> None:
+        """Start collecting the missing batches from this step on in the thread, if there is one."""
+        end = min(step + self._context.config.rollout.overlap, self._context.config.training.max_steps)
         missing = range(step + len(self._ahead), end)
         if self._thread is not None and missing:
             cursor = self._ahead[-1].cursor if self._ahead else self.cursor
-            self._coming = self._thread.submit(self._collect_all, missing, cursor, clock)
+            self._coming = self._thread.submit(self._collect_all, missing, cursor, timer)
 
-    def sync(self, version: int, clock: Clock) -> None:
-        """Wait for the thread, then give the sampler the trainer's weights.
+    def sync(self, version: int, timer: PhaseTimer, batch: Batch | None) -> Metrics:
+        """Wait for the thread, pass the trained batch to the sources, and load the trainer's weights into the sampler.
 
+        Returns:
+            metrics of the sources.
         Raises:
-            RetrainError: whatever the thread raised, as it raised it.
+            RetrainError: the error that the thread raised.
         """
-        self._wait(clock)
-        with clock("sync"):
-            self._parts.sync(version)
+        self._wait(timer)
+        metrics: Metrics = {}
+        if batch is not None:
+            for source in self._context.row_sources.values():
+                metrics |= self._context.ranks.on_rank0(partial(source.after, batch))
+        with timer("sync"):
+            self._context.sync(version)
+        return metrics
 
     def state_dict(self, done: int) -> State:
-        """The run's state after `done` steps, with the batches that wait."""
+        """Return the run's state after `done` steps, with the batches collected ahead."""
         waiting = {_AHEAD: [one.state_dict() for one in self._ahead]} if self._ahead else {}
-        return self._parts.state_dict(done, self.cursor) | waiting
+        return self._context.state_dict(done, self.cursor) | waiting
 
-    def _wait(self, clock: Clock) -> None:
+    def _wait(self, timer: PhaseTimer) -> None:
         if self._coming is not None:
             coming, self._coming = self._coming, None
-            with clock("wait"):
+            with timer("wait"):
                 self._ahead.extend(coming.result())
 
-    def _collect_all(self, steps: Sequence[int], cursor: int, clock: Clock) -> list[Collection]:
+    def _collect_all(self, steps: Sequence[int], cursor: int, timer: PhaseTimer) -> list[Collection]:
         found: list[Collection] = []
         for step in steps:
-            found.append(self._collect(step, cursor, clock))
+            found.append(self._collect(step, cursor, timer))
             cursor = found[-1].cursor
         return found
 
-    def _collect(self, step: int, cursor: int, clock: Clock) -> Collection:
-        with clock("rollout"), self._parts.ranks.rollouts.during(f"the rollouts of step {step}"):
+    def _collect(self, step: int, cursor: int, timer: PhaseTimer) -> Collection:
+        with timer("rollout"), self._context.ranks.rollouts.during(f"the rollouts of step {step}"):
             collection = collect(self._mine, step, cursor)
-        clock.tokens += collection.metrics["tokens/sampled"]
+        timer.tokens += collection.metrics["tokens/sampled"]
         return collection
+
+
+def _prepare(threads: int, stop: StopFlag) -> None:
+    """Initialize the sampling thread."""
+    torch.set_num_threads(threads)
+    stop.adopt()

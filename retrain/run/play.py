@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from retrain.config.environment_checks import launch
 from retrain.config.resolve import LoadedConfig, labels
-from retrain.environments.spoken import ending, spoken
-from retrain.environments.world_pool import WorldPool
+from retrain.environments.env_pool import EnvPool
+from retrain.environments.text_episode import ending, text_episode
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.functional.seeds import derive_seed
-from retrain.run.collect import ask, roll, score
-from retrain.run.run_parts import Parts
+from retrain.run.collect import requests_for, roll, score
+from retrain.run.run_context import RunContext
 from retrain.training.chat import plain_text
 from retrain.types import Problem, Sampling
 
@@ -23,27 +23,26 @@ def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterat
         problem = "there is nothing to play: this configuration has no environment"
         raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[environment] name", problem, "set name")])
     posed = loaded.task(config.training.seed).problem(number)
-    pool, seed = WorldPool(launch(config, loaded.components)), derive_seed(config.training.seed, "play", posed.id)
-    try:
+    seed = derive_seed(config.training.seed, "play", posed.id)
+    with EnvPool(launch(config, loaded.components)) as pool:
         yield plain_text(posed.prompt)
-        for kind, text in spoken(pool, posed.facts, seed, replies, config.training.max_tokens):
+        for kind, text in text_episode(pool, posed.facts, seed, replies, config.training.max_tokens):
             yield text if kind == "environment" else f"[{kind} {text}]"
-    finally:
-        pool.close()
 
 
-def by_model(parts: Parts, number: int) -> Iterator[str]:
+def by_model(context: RunContext, number: int) -> Iterator[str]:
     """The same problem, played by a run's model: what it and the environment say, in turn."""
-    problem: Problem = parts.task.problem(number)
-    posed, most = [(problem, parts.chat.prompt(problem.prompt))], parts.config.training.max_tokens
-    sampling = Sampling(stop_ids=parts.loaded.stop_ids, seed=derive_seed(parts.config.training.seed, "play"))
-    [one] = score(parts, posed, roll(parts, posed, ask(posed, 1, most), sampling), most)
+    problem: Problem = context.task.problem(number)
+    posed, most = [(problem, context.chat.prompt(problem.prompt))], context.config.training.max_tokens
+    sampling = Sampling(stop_ids=context.loaded.stop_ids, seed=derive_seed(context.config.training.seed, "play"))
+    rollouts = roll(context, posed, requests_for(posed, 1, most), sampling)
+    [one] = score(context.chat, context.pool, posed, rollouts, most)
     yield one.prompt
     heard = 0
     for turn in one.turns:
-        if said := parts.chat.decode(one.completion_ids[heard : turn.start]):
+        if said := context.chat.decode(one.completion_ids[heard : turn.start]):
             yield said
-        yield f"> {parts.chat.decode(one.completion_ids[turn.start : turn.end])}"
+        yield f"> {context.chat.decode(one.completion_ids[turn.start : turn.end])}"
         yield from [f"[reward {turn.reward:g}]"] if turn.reward else []
         heard = turn.end
     yield f"[ended {ending(len(one.turns), one.ended or one.finish_reason, one.reward)}]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from retrain.config.load import LoadedConfig, validate
 from retrain.config.resolve import AUTO
 from retrain.config.schema import Config
 from retrain.errors import ConfigError, ConfigProblem, EngineError, StorageError
-from retrain.run.run_parts import Parts, SamplingParts, Trained
+from retrain.run.run_context import RunContext, SamplingContext, TrainState
 from retrain.storage import checkpoint
 from retrain.storage.own_runs import CONFIG, is_own
 from retrain.storage.run_directory import RunDirectory
@@ -38,10 +38,11 @@ def reopen(
     trust: bool = False,
     trained: bool = True,
     credit: bool = False,
-) -> Parts:
-    """The parts of a finished or interrupted run, with its trained weights in policy and sampler.
+) -> RunContext:
+    """The context of a finished or interrupted run, with its trained weights in policy and sampler.
 
-    Nothing is written to the run. What the engine hands over in files is in a temporary directory while the parts live.
+    Nothing is written to the run. What the engine hands over in files is in a temporary directory while the context
+    lives.
 
     Args:
         target: a run directory (its final model, or else its newest valid checkpoint), `best` or a checkpoint in one.
@@ -63,7 +64,9 @@ def reopen(
         return _synced(build(loaded, directory, observe), run, saved, trained)
 
 
-def reopen_sampler(target: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False) -> SamplingParts:
+def reopen_sampler(
+    target: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False
+) -> SamplingContext:
     """What answers prompts with the trained weights, without rewards, environment and trackers; otherwise `reopen`."""
     run, saved = _locate(target, observe)
     from retrain.run.build import build_sampling
@@ -84,55 +87,57 @@ def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]
         yield directory
     except EngineError as error:
         engine = loaded.components.optional("engine")
-        if engine is not None and engine.component.traits.get("elsewhere", False):
+        if engine is not None and registry.engine.traits_of(engine.component).remote:
             raise EngineError(f"{error}; or sample here: --set rollout.engine=torch") from error
         raise
 
 
-_P = TypeVar("_P", bound=SamplingParts)
+_P = TypeVar("_P", bound=SamplingContext)
 
 
-def _synced(parts: _P, run: Path, saved: State | None, trained: bool = True) -> _P:
-    """The parts with the trained weights in the sampler."""
+def _synced(context: _P, run: Path, saved: State | None, trained: bool = True) -> _P:
+    """The context with the trained weights in the sampler."""
     try:
         if trained:
-            _restore(parts, run, saved)
-        parts.sync(parts.policy.step)
+            _restore(context, run, saved)
+        context.sync(context.policy.step)
     except BaseException:
-        parts.close()
+        context.close()
         raise
-    return parts
+    return context
 
 
-def each_checkpoint(run: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False) -> Iterator[Parts]:
-    """The parts with the weights of every checkpoint of a run, the oldest first; one that is not valid is left out.
+def each_checkpoint(
+    run: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False
+) -> Iterator[RunContext]:
+    """The context with the weights of every checkpoint of a run, the oldest first; one that is not valid is left out.
 
-    They are the same parts every time, closed at the end.
+    It is the same context every time, closed at the end.
 
     Raises:
         ConfigError: there is no run with a checkpoint at this path.
     """
-    parts: Parts | None = None
+    context: RunContext | None = None
     try:
         for path in reversed(checkpoint.every(run / "checkpoints")):
             if reason := checkpoint.problem(path):
                 observe("message", {"text": f"checkpoint {path}: {reason}; left out", "level": "warning"})
-            elif parts is None:
-                parts = reopen(path, overrides, observe, trust=trust)
-                yield parts
+            elif context is None:
+                context = reopen(path, overrides, observe, trust=trust)
+                yield context
             else:
-                _restore(parts, run, checkpoint.load(path))
-                parts.sync(parts.policy.step)
-                yield parts
+                _restore(context, run, checkpoint.load(path))
+                context.sync(context.policy.step)
+                yield context
     finally:
-        if parts is not None:
-            parts.close()
-    if parts is None:
+        if context is not None:
+            context.close()
+    if context is None:
         fix = "give runs/NAME of a run that has saved one"
         raise ConfigError([ConfigProblem(str(run), 0, 0, "run", "has no valid checkpoint", fix)])
 
 
-def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> Trained:
+def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> TrainState:
     """The trained weights and signals of a run or checkpoint alone, to write them elsewhere.
 
     The run's engine need not be there: nothing samples.
@@ -153,7 +158,7 @@ def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> T
     return trained
 
 
-def _restore(trained: Trained, run: Path, saved: State | None) -> None:
+def _restore(trained: TrainState, run: Path, saved: State | None) -> None:
     """Load a checkpoint; without one the final model has been loaded already, but for an adapter."""
     if saved is None:
         trained.steps, trained.final = len(read_rows(run / "metrics.jsonl")), run / "model"
@@ -248,6 +253,10 @@ def _reads(table: str, needs: Set[str]) -> bool:
     return bool(kinds & needs) or any(table in registry.names(kind) for kind in needs)
 
 
+def _is_exact(engine: registry.Component) -> bool:
+    return registry.engine.traits_of(engine).exact
+
+
 def _start_from_final(model: Path, data: dict[str, Any]) -> None:
     """Have a configuration start from a final model.
 
@@ -266,7 +275,7 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
         for section in filter(lambda section: isinstance(section, dict), data.values()):
             section.pop("lora", None)
         if adapted:
-            for engine in registry.components("engine", trait="exact"):
+            for engine in filter(_is_exact, registry.components("engine")):
                 data[engine.table] = data.get(engine.table, {}) | {"dtype": "float32"}
 
 
@@ -284,6 +293,10 @@ def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
         if found is not None:
             return target, found[1]
         problem, fix = "has neither a final model nor a checkpoint yet", "wait for the first one"
+        with suppress(StorageError):
+            if read_json(target / "status.json").get("outcome") == "finished":
+                problem = "is finished, and its model and checkpoints are deleted ([campaign] keep)"
+                fix = f"train it again: retrain train {target / 'config.toml'} --fresh"
     elif target.parent.name in ("checkpoints", "best") and target.is_dir():
         plain_files(target.parent.parent, deep=False)
         return target.parent.parent, checkpoint.load(target)

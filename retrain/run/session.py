@@ -18,7 +18,7 @@ from retrain.errors import ConfigError, ConfigProblem, RetrainError, StorageErro
 from retrain.protocols import ALONE, Ranks
 from retrain.registry.sources import source_hashes
 from retrain.report.run_summary import summary
-from retrain.run.run_parts import Parts
+from retrain.run.run_context import RunContext
 from retrain.run.stop_signal import Stop, StopCondition
 from retrain.storage import checkpoint
 from retrain.storage.run_directory import ExistingRun, RunDirectory
@@ -28,7 +28,7 @@ from retrain.system.masking import masked
 from retrain.training.ranks import join, launched
 from retrain.types import Observer, State
 
-Around = Callable[[Parts], AbstractContextManager[Any]]
+Around = Callable[[RunContext], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,7 @@ def _join(loaded: LoadedConfig) -> Ranks:
 
 def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, around: Around) -> Path:
     began = time.perf_counter()
-    if resume.path is not None and not checkpoint.is_one(resume.path):
-        fix = "give auto, or runs/NAME/checkpoints/step-000100"
-        raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "there is no such checkpoint", fix)])
+    _check_path(resume)
     resolved = loaded.resolved()
     path = loaded.directory
     with _directory(loaded, resume, observe, ranks) as directory, Stop() as stop:
@@ -89,47 +87,62 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         plugins = source_hashes(every)
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
         if previous:  # refused before torch is imported, though the checkpoint decides
-            _changes(_with_new_keys(previous, resolved), masked(resolved), resume)
+            changes = _changes(_with_new_keys(previous, resolved), masked(resolved), resume)
+            if directory.complete():
+                _end_complete(path, changes, observe)
+                return path
         from retrain.run.loop import train
 
         with understood(path):
             state = directory.restore(resume.path, partial(_accept, previous, started, resume, observe))
         directory.write_config(_source(loaded), started)
-        parts = _watched(_built(loaded, directory, observe))
+        context = _watched(_built(loaded, directory, observe))
         try:
-            start, cursor = _restore(parts, state, resume)
-            with around(parts):
-                train(parts, stop, start, cursor, state)
-            finish(parts, time.perf_counter() - began)
+            start, cursor = _restore(context, state, resume)
+            with around(context):
+                train(context, stop, start, cursor, state)
+            finish(context, time.perf_counter() - began)
         except UserCodeError as error:
-            if not str(error).endswith(note := f"after {parts.steps} steps"):  # as another rank has told it
+            if not str(error).endswith(note := f"after {context.steps} steps"):  # as another rank has told it
                 error.add_note(note)
             raise
         finally:
-            parts.close()
+            context.close()
     return path
 
 
-def _built(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> Parts:
-    """The parts of the run. Where it runs is written before they are built, for one that fails, and again afterwards:
-    the model decides about the threads.
+def _check_path(resume: Resume) -> None:
+    """Refuse a path that is not a checkpoint."""
+    if resume.path is not None and not checkpoint.is_one(resume.path):
+        fix = "give auto, or runs/NAME/checkpoints/step-000100"
+        raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "there is no such checkpoint", fix)])
+
+
+def _end_complete(path: Path, changes: Sequence[str], observe: Observer) -> None:
+    """Say that a finished run without checkpoints has no step left; ConfigError if it is to go on with `changes`."""
+    problem = "is finished, and its checkpoints are deleted"
+    if changes:
+        fix = "train it again with --fresh, or choose another name"
+        raise ConfigError([ConfigProblem(str(path), 0, 0, "run directory", problem, fix)])
+    observe("message", {"text": f"{path} {problem}: there is nothing to resume", "level": "info"})
+
+
+def _built(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> RunContext:
+    """Build the context of the run.
+
+    The environment is written before, for a build that fails, and again afterwards: the model decides about threads.
     """
     from retrain.run.build import build
 
     ranks = {"ranks": directory.ranks.size}
     directory.write_environment(environment() | ranks)
-    parts = build(loaded, directory, observe)
+    context = build(loaded, directory, observe)
     directory.write_environment(environment() | ranks)
-    return parts
+    return context
 
 
 def _directory(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks) -> RunDirectory:
-    path, settings = loaded.directory, loaded.config.checkpoint
-    if ranks.mesh is None:
-        return RunDirectory(path, resume.mode, settings, observe)
-    from retrain.run.rank_edges import SharedDirectory
-
-    return SharedDirectory(path, resume.mode, settings, observe, ranks)
+    return RunDirectory(loaded.directory, resume.mode, loaded.config.checkpoint, observe, ranks)
 
 
 def _source(loaded: LoadedConfig) -> str:
@@ -195,36 +208,36 @@ def _accept(
         observe("message", {"text": f"resuming with {change}", "level": "warning"})
 
 
-def _watched(parts: Parts) -> Parts:
-    """The parts, with an observer that ends the run early if `[training] stop_when` asks for one."""
-    if (settings := parts.config.training.stop_when) is not None:
-        parts.observe = StopCondition(settings, parts.directory, parts.observe)
-    return parts
+def _watched(context: RunContext) -> RunContext:
+    """The context, with an observer that ends the run early if `[training] stop_when` asks for one."""
+    if (settings := context.config.training.stop_when) is not None:
+        context.observe = StopCondition(settings, context.directory, context.observe)
+    return context
 
 
-def _restore(parts: Parts, state: State | None, resume: Resume) -> tuple[int, int]:
+def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[int, int]:
     if state is None:
         return 0, 0
-    with understood(parts.directory.path):
+    with understood(context.directory.path):
         # The same path may hold other rows by now, and then the cursor would point into another order.
         saved = state["loop"]["data"]
-        known = {name: facts for name, facts in parts.data.items() if name in saved or name != "model"}
+        known = {name: facts for name, facts in context.data.items() if name in saved or name != "model"}
         for change in _changes(saved, known, resume):  # a checkpoint of 0.1 knows nothing of the model
-            parts.observe("message", {"text": f"resuming with {change}", "level": "warning"})
-        start, cursor = parts.load_state_dict(state)
-    parts.observe("message", {"text": f"resumed after step {start}", "level": "info"})
+            context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
+        start, cursor = context.load_state_dict(state)
+    context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
     return start, cursor
 
 
-def finish(parts: Parts, seconds: float) -> None:
+def finish(context: RunContext, seconds: float) -> None:
     """Save the model in transformers format with its card, and say in words what came of the run."""
     from retrain.run.export import export
 
-    folder, run = parts.directory.path / "model", parts.directory.path
-    export(parts, folder)
+    folder, run = context.directory.path / "model", context.directory.path
+    export(context, folder)
     with understood(run):
         text = summary(read_rows(run / "metrics.jsonl"), read_rows(run / "eval.jsonl"))
-    text += f" It ended early: {parts.directory.stopped}." if parts.directory.stopped else ""
+    text += f" It ended early: {context.directory.stopped}." if context.directory.stopped else ""
     for best in checkpoint.every(run / "best"):
-        text += f" The best by {parts.config.checkpoint.best} is {best}."
-    parts.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})
+        text += f" The best by {context.config.checkpoint.best} is {best}."
+    context.observe("done", {"text": f"{text} It took {seconds / 60:.1f} minutes; the model is in {folder}."})

@@ -71,7 +71,7 @@ class StopCondition:
         self._settings, self._directory, self._observe = settings, directory, observe
         self._best, self._count = -inf, 0
         file = directory.path / ("eval.jsonl" if settings.event == "eval" else "metrics.jsonl")
-        for row in directory.ranks.first(lambda: read_rows(file)):
+        for row in directory.ranks.on_rank0(lambda: read_rows(file)):
             self._see(row)
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""What is on disk: the run directory, the checkpoint store, records, and how they are trusted."""
+"""Run directories on disk: files, checkpoints, records, and whether to trust them."""

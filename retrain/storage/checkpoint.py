@@ -40,13 +40,13 @@ _RANK = re.compile(r"\.rank-\d{5}(?=\.safetensors$)")
 _STAGE = ".tmp-"
 _QUARANTINE = "bad-"
 _ROWS = "rows:"
-"""Before the name of a tensor in state.json: every rank's file has some of its rows."""
+"""Prefix of a tensor's name in state.json: the files of all ranks have rows of this tensor."""
 _FIX = (
     "free some space or lower [checkpoint] keep, and check that the folder can be written; "
     "the previous checkpoints are intact"
 )
 _VANISHED = 100
-"""Checkpoints that may be deleted while a reader opens them, one after the other, before it gives up."""
+"""Number of checkpoints deleted under a reader, one after the other, before it gives up."""
 
 
 class _Entry(TypedDict):
@@ -101,26 +101,27 @@ def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -
         with writing(final, _FIX):
             _write_manifest(stage, step, files)
             publication.close()
-        # A checkpoint that was replaced (.old) is redundant now; it must not count as one of those to keep.
+        # A replaced checkpoint (.old) is redundant now and must not count among those to keep.
         current = [path for path in every(root) if not path.name.endswith(".old")]
         for path in set(every(root)) - set(current[:keep]):
             _drop(path)
 
     with ExitStack() as publication:
-        stage = ranks.first(begin)
-        files = {name: entry for written in ranks.each(write) for name, entry in written.items()}
-        ranks.first(publish)
+        stage = ranks.on_rank0(begin)
+        files = {name: entry for written in ranks.on_each_rank(write) for name, entry in written.items()}
+        ranks.on_rank0(publish)
     return final
 
 
 def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, State] | None:
-    """The newest valid checkpoint with its state, or None if there never was one.
+    """Return the newest valid checkpoint with its state, or None if no checkpoint was ever saved.
 
-    The reason why one is rejected, naming the file, goes to `log`.
+    `log` gets the reason and the file of every rejected checkpoint.
 
     Args:
-        own: this process holds the run's lock, and sets what is invalid aside as `bad-step-...`. Others change
-            nothing; what is deleted under them has been replaced by a newer one, and they look again.
+        own: this process holds the run's lock and renames invalid checkpoints to `bad-step-...`.
+            Other readers change nothing: a checkpoint deleted under them has a newer one, so they
+            look again.
     Raises:
         StorageError: there are checkpoints, and none is valid; every reason is listed.
     """
@@ -136,7 +137,7 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
                 continue  # the owner deleted it while it was read here, so a newer one exists
             reasons[path.name] = str(error).removeprefix(f"checkpoint {root}/")
             log(f"{error}; falling back to the previous one")
-            if own:  # a reader may be wrong, or have no right to rename; the owner alone decides
+            if own:  # Only the owner renames: a reader may be wrong, or lack the permission.
                 _quarantine(path)
     if not reasons:
         rejected = sorted(root.glob(f"{_QUARANTINE}step-*"))
@@ -187,7 +188,7 @@ def read(path: Path) -> State:
 
 
 def is_one(path: Path) -> bool:
-    """Whether there is a directory of this name, and the name is that of a checkpoint."""
+    """Return whether `path` is a directory with the name of a checkpoint."""
     return path.is_dir() and _STEP.fullmatch(path.name) is not None
 
 
@@ -224,7 +225,7 @@ def _file_problem(path: Path, name: str, entry: _Entry) -> str | None:
     if file.is_symlink() or not file.is_file():
         return f"{name}: " + ("not a plain file" if os.path.lexists(file) else "missing")
     size = file.stat().st_size
-    if size != entry["bytes"]:  # said first: a file that was cut off is the usual damage, and hashing takes long
+    if size != entry["bytes"]:  # Compare sizes first: truncation is the usual damage, and hashing takes long.
         return f"{name}: {size} bytes instead of {entry['bytes']}"
     return None if sha256(file) == entry["sha256"] else f"{name}: sha256 differs from the manifest"
 
@@ -277,7 +278,7 @@ def _stored(path: Path, names: list[str]) -> dict[str, Tensor | CheckpointRows]:
 
 
 def _drop(path: Path) -> None:
-    """Delete a checkpoint in one step for those who read it; what stays of it, the next save deletes."""
+    """Delete a checkpoint atomically for readers; the next save deletes any leftovers."""
     with suppress(OSError):
         remove(path.rename(path.with_name(f"{_STAGE}{path.name}-dropped-{os.getpid()}")))
 
@@ -341,7 +342,7 @@ class _Tensors:
 
 
 def _encode(value: Any, where: str, tensors: _Tensors) -> Any:
-    """JSON for `value`: what JSON lacks becomes an object with one key, `$dict`, `$tuple` or `$tensor`."""
+    """Encode `value` as JSON; other types become an object with one key, `$dict`, `$tuple` or `$tensor`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Which run directories this user has trained, by a code that nobody without the user's key can make.
+"""Signatures that prove which run directories this user has trained.
 
-Whoever hands over a run directory can write anything into it, a path or a name included. So the proof that a run is
-the user's own is a keyed hash (HMAC) of its configuration, and the key stays in the user's home directory.
+Anybody who hands over a run directory can write any path or name into it. So the proof is a keyed
+hash (HMAC) of the configuration, and the key stays in the user's home directory.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def sign(run: Path) -> None:
 
 
 def is_own(run: Path) -> bool:
-    """Whether this user trained the run, as it is configured and where it is, from the current directory.
+    """Return whether this user trained the run with this configuration, place and working directory.
 
-    The directory counts because a module name means a file of the current directory.
+    The working directory counts because a module name may mean a file in it.
     """
     key = _key()
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -50,7 +50,7 @@ def _code(key: bytes, run: Path) -> str:
 
 
 def _key(create: bool = False) -> bytes:
-    """The user's key, made if need be; empty if there is none, or if somebody else can read or replace it."""
+    """Return the user's key, made at first use; empty if it is missing or others can read or replace it."""
     with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home directory
         folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "retrain"
         file = folder / "signing-key"
@@ -65,7 +65,7 @@ def _key(create: bool = False) -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Write a new key in one step: of several runs that start at once, the first one's stays."""
+    """Write a new key atomically: if several runs start at once, the first key stays."""
     stage = file.with_name(f".tmp-{file.name}-{secrets.token_hex(8)}")
     descriptor = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

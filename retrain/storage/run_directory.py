@@ -1,4 +1,4 @@
-"""The run directory: who may write it, what it holds, and how a resumed run continues its files.
+"""The run directory: its lock, its files, and how a resumed run continues them.
 
 runs/NAME/
     config.toml  config.resolved.json  environment.json   what was asked for, what that meant, and where
@@ -18,9 +18,10 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import wraps
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from retrain.errors import ConfigError, ConfigProblem, DivergedError, Preempted, RetrainError, StorageError
 from retrain.protocols import ALONE, Ranks
@@ -36,8 +37,10 @@ from retrain.types import Observer, State
 if TYPE_CHECKING:
     from retrain.config.schema import Checkpoint
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ExistingRun = Literal["new", "resume", "auto", "fresh"]
-"""What an existing run of that name means: new refuses, resume requires, auto continues, fresh deletes it."""
+"""Treatment of an existing run of that name: new refuses, resume requires, auto continues, fresh deletes."""
 
 _FILES = (
     "config.toml",
@@ -50,8 +53,21 @@ _FILES = (
     "samples.html",
     "run_id",
 )
-_FOLDERS = ("rollouts", "checkpoints", "best", "model")
+_FOLDERS = ("rollouts", "eval", "checkpoints", "best", "model")
 _ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
+_EVALUATIONS = re.compile(r"step-(\d{6,})(\..+)?\.jsonl\.gz")
+
+
+def _on_rank0(
+    method: Callable[Concatenate[RunDirectory, P], T],
+) -> Callable[Concatenate[RunDirectory, P], T]:
+    """Decorate a method that rank 0 alone runs; every rank gets its result or its error."""
+
+    @wraps(method)
+    def call(self: RunDirectory, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.ranks.on_rank0(lambda: method(self, *args, **kwargs))
+
+    return call
 
 
 class RunDirectory:
@@ -60,14 +76,18 @@ class RunDirectory:
     Entering it makes the directory and takes its lock before anything expensive is loaded; leaving it
     writes how the run ended to status.json and frees the lock.
 
+    Of several ranks, rank 0 writes the files. All ranks write and read checkpoints, so the directory must be one that
+    all of them see.
+
     Args:
         path: `runs/NAME`.
         mode: what to do with an existing run.
         settings: `[checkpoint]`: how many to keep, and what a failed save does.
         observe: called with rejected checkpoints and failed saves ("message").
+        ranks: the processes that save checkpoints together.
 
     Attributes:
-        ranks: who saves checkpoints together. restored: the checkpoint that the run continues from.
+        restored: the checkpoint that the run continues from.
         stopped: why the run ends before its last step; empty if it does not.
 
     Raises:
@@ -76,12 +96,13 @@ class RunDirectory:
         StorageError: the directory cannot be written, or an entry of it is a link.
     """
 
-    ranks: Ranks = ALONE
     restored: Path | None = None
     stopped: str = ""
 
-    def __init__(self, path: Path, mode: ExistingRun, settings: Checkpoint, observe: Observer) -> None:
-        self.path, self.mode = path, mode
+    def __init__(
+        self, path: Path, mode: ExistingRun, settings: Checkpoint, observe: Observer, ranks: Ranks = ALONE
+    ) -> None:
+        self.path, self.mode, self.ranks = path, mode, ranks
         self.checkpoints = path / "checkpoints"
         self._settings, self._observe = settings, observe
         self._lock = Lock(path / "lock")
@@ -89,6 +110,11 @@ class RunDirectory:
         self._started: State = {}
 
     def __enter__(self) -> RunDirectory:
+        self._open()
+        return self
+
+    @_on_rank0
+    def _open(self) -> None:
         if self.path.name in ("", ".."):
             raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run directory", "is not a name of its own")])
         with writing(self.path):
@@ -102,16 +128,17 @@ class RunDirectory:
             except BaseException:
                 self._lock.release()
                 raise
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.ranks.rank:
+            return
         status: dict[str, Any] = {"outcome": _outcome(error)}
         if error is None and self.stopped:
             status["stopped"] = self.stopped
         if isinstance(error, RetrainError):
             status |= {"exit_code": error.exit_code, "error": str(error).split("\n")[0]}
-        if isinstance(error, ConfigError) and self._earlier:
-            status = self._earlier  # a refused resume says nothing of how the run itself ended
+        if self._earlier and (isinstance(error, ConfigError) or self._complete):
+            status = self._earlier  # a refused or needless resume does not change how the run itself ended
         # What ended the run is the better message, even where the full disk that ended it keeps this from being said.
         with writing(self.path) if error is None else suppress(OSError):
             self._write_status(status)
@@ -122,7 +149,7 @@ class RunDirectory:
         if self.mode == "fresh":
             for name in (*_FILES, *_FOLDERS):
                 remove(self.path / name)
-        plain_files(self.path, deep=False)  # what is written and deleted behind a link would be another directory's
+        plain_files(self.path, deep=False)  # Behind a link, files of another directory would be written and deleted.
         existing = self._existing()
         if existing and self.mode == "new":
             state = "a finished" if self._stored_status().get("outcome") == "finished" else "an unfinished"
@@ -137,18 +164,28 @@ class RunDirectory:
         return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
 
     def _stored_status(self) -> dict[str, Any]:
-        """How the run ended; what cannot be read says nothing, and is about to be written anew."""
+        """Read status.json; empty if it cannot be read, because it is rewritten next."""
         with suppress(StorageError):
             return read_json(self.path / "status.json")
         return {}
 
     @property
     def resuming(self) -> bool:
-        """There is a checkpoint to continue from, and the mode says to."""
+        """Return whether the mode continues a run and a checkpoint exists."""
         return self.mode in ("resume", "auto") and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
+    @property
+    def _complete(self) -> bool:
+        return self.mode in ("resume", "auto") and not self.resuming and self._earlier.get("outcome") == "finished"
+
+    @_on_rank0
+    def complete(self) -> bool:
+        """Return True where the run to resume is finished, and its checkpoints are deleted: no step is left to do."""
+        return self._complete
+
+    @_on_rank0
     def write_config(self, source: str, started: Mapping[str, Any]) -> None:
-        """Write the TOML as it was, and what it resolved to.
+        """Write the TOML as given, and its resolved configuration.
 
         Args:
             started: "config", the resolved configuration, and "plugins", hashes of the user's modules: every
@@ -160,20 +197,22 @@ class RunDirectory:
             write_text(self.path / CONFIG, json.dumps(started["config"], indent=2) + "\n")
             sign(self.path)
 
+    @_on_rank0
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write where it runs."""
+        """Write environment.json: versions and hardware."""
         with writing(self.path):
             write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
+    @_on_rank0
     def previous_config(self, path: Path | None = None) -> dict[str, Any]:
-        """config.resolved.json of the run that is continued: that of checkpoint `path`, or else this one.
+        """Return config.resolved.json of the run that is continued: the run of checkpoint `path`, or this one.
 
-        Empty if there is none, or if it cannot be read: the checkpoint holds it as well.
+        Empty if the file is missing or unreadable: the checkpoint holds the configuration as well.
 
         Raises:
             ConfigError: `path` is a checkpoint of another run, and this directory holds one already.
         """
-        if path is None and not self.resuming:
+        if path is None and not self.resuming and not self._complete:
             return {}
         run = self.path.resolve() if path is None else path.resolve().parent.parent
         if run != self.path.resolve() and self._existing():
@@ -197,6 +236,13 @@ class RunDirectory:
         Raises:
             StorageError: `path`, or every checkpoint there is, is not valid.
         """
+        state = self.ranks.only_on_rank0(lambda: self._restore(path, accept))
+        self.restored = self.ranks.broadcast(self.restored)
+        if self.ranks.rank and self.restored is not None:
+            return checkpoint.read(self.restored)  # rank 0 has verified it
+        return state
+
+    def _restore(self, path: Path | None, accept: Callable[[State], None]) -> State | None:
         found = (path, checkpoint.load(path)) if path else None
         if found is None and self.resuming:
             found = checkpoint.newest(self.checkpoints, self._say, own=True)
@@ -216,28 +262,35 @@ class RunDirectory:
         """Keep steps 0 to `done` - 1 and the evaluations up to `done`; nothing if no step was done."""
         _keep_rows(self.path / "metrics.jsonl", range(done))
         _keep_rows(self.path / "eval.jsonl", range(done + 1 if done else 0))
-        for file in self.path.glob("rollouts/*"):
-            match = _ROLLOUTS.fullmatch(file.name)
-            if match is None or int(match[1]) >= done:
-                file.unlink()
+        for pattern, place, steps in (
+            (_ROLLOUTS, "rollouts", range(done)),
+            (_EVALUATIONS, "eval", range(done + 1 if done else 0)),
+        ):
+            for file in self.path.glob(f"{place}/*"):
+                match = pattern.fullmatch(file.name)
+                if match is None or int(match[1]) not in steps:
+                    file.unlink()
 
+    @_on_rank0
     def append(self, name: Literal["metrics.jsonl", "eval.jsonl"], row: Mapping[str, Any]) -> None:
         """Append a row to one of the run's records."""
-        # Not flushed to disk here: a checkpoint does that, and a resumed run writes all later rows again.
+        # A checkpoint flushes the files to disk; a resumed run rewrites all later rows.
         with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
+    @_on_rank0
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step") -> Path:
         """Write rollouts/NAME-STEP.jsonl.gz; equal rows give equal bytes."""
-        path = self.path / "rollouts" / f"{name}-{step:06d}.jsonl.gz"
-        with writing(path):
-            path.parent.mkdir(exist_ok=True)
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
-        return path
+        return _write_packed(self.path / "rollouts" / f"{name}-{step:06d}.jsonl.gz", rows)
 
+    @_on_rank0
+    def write_evaluation(self, step: int, name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Write eval/step-STEP.jsonl.gz, or with the name of a set eval/step-STEP.NAME.jsonl.gz."""
+        return write_evaluation(self.path, step, name, rows)
+
+    @_on_rank0
     def is_best(self, key: str, done: int) -> bool:
-        """Whether figure `key` of the evaluation after `done` steps is greater than that of the best checkpoint."""
+        """Return whether figure `key` of the evaluation after `done` steps exceeds the best checkpoint's."""
         values = {row["step"]: row.get(key, -inf) for row in read_rows(self.path / "eval.jsonl")}
         kept = [values.get(checkpoint.step_of(path), -inf) for path in checkpoint.every(self.path / "best")]
         return values.get(done, -inf) > max(kept, default=-inf)
@@ -262,6 +315,7 @@ class RunDirectory:
             return False
         return True
 
+    @_on_rank0
     def _flush(self) -> None:
         with writing(self.path):
             for name in ("metrics.jsonl", "eval.jsonl"):
@@ -273,6 +327,24 @@ class RunDirectory:
 
     def _write_status(self, status: Mapping[str, Any]) -> None:
         write_text(self.path / "status.json", json.dumps(masked(status)) + "\n")
+
+
+def write_evaluation(folder: Path, step: int, name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write the completions of an evaluation into FOLDER/eval, where `retrain score FOLDER` finds them.
+
+    Args:
+        step: training steps before the evaluation.
+        name: of a set of held-out problems; "": the run's own problems.
+    """
+    return _write_packed(folder / "eval" / f"step-{step:06d}{name and f'.{name}'}.jsonl.gz", rows)
+
+
+def _write_packed(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        write_bytes(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
+    return path
 
 
 def _keep_rows(path: Path, steps: range) -> None:

@@ -17,7 +17,7 @@ _VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 def environment() -> dict[str, Any]:
-    """What environment.json holds; loads torch to ask for devices and threads."""
+    """Return the contents of environment.json; imports torch to ask for devices and threads."""
     import torch
 
     packages = {"retrain": retrain.__version__}

@@ -1,4 +1,4 @@
-"""What others read of a run's files. A kill or a power cut may have left anything in them."""
+"""Read the files of a run. A kill or a power cut may have damaged any of them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _FREE = (
     "logging",
     "checkpoint",
     "distributed",
+    "eval.store",
     "components.tracker",
     "reward_pool.sandbox",
     "reward_pool.env",
@@ -38,7 +39,7 @@ def _has_step(row: Row) -> Row:
 
 
 class _Rollout(TypedDict):
-    """What every reader of stored rollouts relies on."""
+    """Fields that every reader of stored rollouts needs."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
     group: _Integer
@@ -52,13 +53,25 @@ class _Rollout(TypedDict):
     sampler_logprobs: NotRequired[list[float] | None]
 
 
+class _Answered(TypedDict):
+    """A held-out problem with its completions."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    prompt: Any
+    ground_truth: Any
+    predictions: list[str]
+    lengths: list[_Integer]
+    correct: list[bool]
+
+
+_EVALUATED: TypeAdapter[Any] = TypeAdapter(_Answered)
 _MEASURED: TypeAdapter[Any] = TypeAdapter(Annotated[dict[str, _Figure], AfterValidator(_has_step)])
 _ROLLOUT: TypeAdapter[Any] = TypeAdapter(_Rollout)
 
 
 @contextmanager
 def understood(place: Path) -> Generator[None]:
-    """Turn whatever goes wrong with values that were read at `place`, and fit no expectation, into a StorageError."""
+    """Turn any error from unexpected values read at `place` into a StorageError."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
@@ -72,21 +85,35 @@ def read_rows(path: Path) -> list[Row]:
     A last line that a kill cut off is left out.
 
     Raises:
-        StorageError: a row is not what a run writes there; it names file and line.
+        StorageError: a row is invalid; the message names file and line.
     """
+    return [parse_row(line, path, number) for number, line in enumerate(_lines(path), 1)]
+
+
+def read_evaluation(path: Path) -> list[Row]:
+    """The rows of a file of eval/; raises as `read_rows` does."""
+    return [parse_row(line, path, number, _EVALUATED) for number, line in enumerate(_lines(path), 1)]
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The complete lines of a file; none if there is no such file."""
     try:
         data = read_plain(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(str(path), error) from error
-    return [parse_row(line, path, number) for number, line in enumerate(data.split(b"\n")[:-1], 1)]
+    return data.split(b"\n")[:-1]
 
 
-def parse_row(line: bytes, path: Path, number: int) -> Row:
-    """Line `number` of the file; StorageError if it is not what a run writes there."""
+def parse_row(line: bytes, path: Path, number: int, schema: TypeAdapter[Any] | None = None) -> Row:
+    """Parse line `number` of the file; StorageError if it is invalid.
+
+    Args:
+        schema: of the row; None: that of a file of rollouts, or of metrics.jsonl and eval.jsonl.
+    """
     try:
-        return checked(_ROLLOUT if path.suffix == ".gz" else _MEASURED, parse_json(line))
+        return checked(schema or (_ROLLOUT if path.suffix == ".gz" else _MEASURED), parse_json(line))
     except ValueError as error:
         raise damaged(f"{path}:{number}", error) from error
 
@@ -94,7 +121,7 @@ def parse_row(line: bytes, path: Path, number: int) -> Row:
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Lines `key: old -> new` of the changes between two resolved configurations.
 
-    What is written where may always change: it does not reach the weights.
+    Sections about where files go may always change: they do not affect the weights.
 
     Args:
         allowed: dotted keys that may change; a table's name allows everything in it.

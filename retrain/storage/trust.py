@@ -1,4 +1,4 @@
-"""What the configuration of a run would run or reach on this machine, if somebody else wrote it."""
+"""Find the values of an untrusted configuration that run code or reach beyond the run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _KEYS: dict[Path, tuple[Callable[[Any], bool], str]] = {
     ("reward_pool", "env"): (bool, "shows these environment variables to rewards"),
     ("reward_pool", "readable"): (bool, "lets rewards read these files"),
 }
-"""Keys of sections, with the values that a configuration may not have unless it is trusted, and what they do.
+"""Section keys with the values that need trust, and the effect of these values.
 
-The directories of `[plugins] search_paths` are left out instead: only a dotted path makes anything of them."""
+`[plugins] search_paths` is ignored instead: only a dotted path makes use of it."""
 _PACKAGED = ("retrain.environments.tools.python",)
 """Functions of this package that a parameter may name by their dotted path."""
 
@@ -40,8 +40,8 @@ class Power(NamedTuple):
 
     Attributes:
         path: the key.
-        value: what it says.
-        does: what that does, in words.
+        value: its value.
+        does: its effect, in words.
     """
 
     path: Path
@@ -50,12 +50,12 @@ class Power(NamedTuple):
 
 
 def powers(document: Document, search_paths: Sequence[str] = ()) -> list[Power]:
-    """Every value in a document that a configuration may not have unless it is trusted; nothing is imported.
+    """Return every value of a document that needs trust; nothing is imported.
 
     Empty for a document with mistakes in its sections, which `validate` refuses before it imports anything.
 
     Args:
-        search_paths: `[plugins] search_paths`, to say which file a name is.
+        search_paths: `[plugins] search_paths`, to name the file of a module.
     """
     try:
         config = Config.model_validate({key: document.data[key] for key in document.data if key in Config.model_fields})
@@ -70,7 +70,7 @@ def powers(document: Document, search_paths: Sequence[str] = ()) -> list[Power]:
 
 
 def refuse_foreign(document: Document, chosen: Collection[Path], search_paths: Sequence[str]) -> None:
-    """ConfigError if the stored configuration of a run that is not trusted runs code or reaches beyond the run.
+    """Raise ConfigError if the configuration of an untrusted run runs code or reaches beyond the run.
 
     Args:
         chosen: keys that the user has overridden on the command line.
@@ -102,7 +102,7 @@ def _of_sections(config: Config) -> Iterator[Power]:
 def _of_components(config: Config, tables: Mapping[str, Any], search_paths: Sequence[str]) -> Iterator[Power]:
     """Names of code, and parameters of components that name code or a server.
 
-    A table can name code even if nothing in use reads it, because whatever is written is checked.
+    A table can name code even if nothing in use reads it, because every table is checked.
     """
     named = list(slots(config, tables))
     for slot in named:
@@ -125,14 +125,14 @@ def _of_parameters(
     component: Component, params: Mapping[str, Any], at: Path, search_paths: Sequence[str], *, used: bool = True
 ) -> Iterator[Power]:
     defaults = component.schema.model_fields
-    for key in component.traits.get("imports", ()):
+    for key in component.traits.imports:
         value = params.get(key)
         if key in defaults and value != defaults[key].default:
             paths = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
             for path in paths:
                 if isinstance(path, str) and is_dotted(path) and path not in _PACKAGED:
                     yield _code((*at, key), path, search_paths)
-    for key, does in component.traits.get("reaches", {}).items() if used else ():
+    for key, does in component.traits.reaches.items() if used else ():
         if params.get(key) is not None:
             yield Power((*at, key), repr(params[key]), does)
 
@@ -145,7 +145,7 @@ def _code(path: Path, name: str, search_paths: Sequence[str]) -> Power:
 
 
 def _spec(module: str, places: Sequence[str]) -> ModuleSpec | None:
-    """Where a module is, looked up without importing the packages that it is in."""
+    """Find the file of a module without importing its packages."""
     spec: ModuleSpec | None = None
     for depth, part in enumerate(parts := module.split("."), 1):
         folders = None if spec is None else spec.submodule_search_locations

@@ -1,1 +1,1 @@
-"""Careful processes, files and locks: one mechanism each."""
+"""Subprocess, file and lock utilities: one mechanism each."""

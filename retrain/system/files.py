@@ -27,6 +27,7 @@ NO_FILE_FIX = "check the path: it starts from the directory that the command is 
 def staged(path: Path, durable: bool = True) -> Generator[Path]:
     """A new name in the folder of `path`; the file or folder that the block makes there then replaces `path`.
 
+    The files have the permissions that the umask allows, also those of libraries that write for their owner alone.
     If the block raises, `path` stays as it was and nothing else stays. A folder cannot be replaced in one rename: for
     a moment the old one has the name `path.old`, and a crash at that moment leaves it there.
 
@@ -38,6 +39,7 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
     old = path.with_name(f"{path.name}.old")
     try:
         yield stage
+        _apply_umask(stage)
         if durable:
             sync(stage)
         if stage.is_dir() and path.is_dir() and not path.is_symlink():  # a file never takes the place of a folder
@@ -49,6 +51,20 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
             sync(path.parent, deep=False)
     finally:
         remove(stage)
+
+
+def _apply_umask(stage: Path) -> None:
+    """Give files that only their owner can read the permissions of a file that `open` makes; safetensors uses 0600."""
+    files = [path for path in (stage.rglob("*") if stage.is_dir() else [stage]) if path.is_file()]
+    private = [path for path in files if not path.stat().st_mode & 0o077]
+    if private:
+        # Asking for the umask means setting it, for all threads: a new file shows it.
+        probe = stage.with_name(f"{stage.name}-umask")
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        mode = stat.S_IMODE(probe.stat().st_mode)
+        probe.unlink()
+        for path in private:
+            path.chmod(mode)
 
 
 @contextmanager
@@ -105,7 +121,7 @@ def sync(path: Path, deep: bool = True) -> None:
 
 
 def no_file(path: str) -> str:
-    """What keeps a file from being read, in words; "" if nothing does."""
+    """Reason why a file cannot be read, in words; "" for a readable file."""
     if not os.path.isfile(path):
         return f'there is no file "{path}"'
     if os.path.getsize(path) == 0:
@@ -153,7 +169,7 @@ def open_plain(path: Path) -> BinaryIO:
     """Open a regular file to read it. A link is not followed, and nothing waits for the other end of a pipe.
 
     Raises:
-        OSError: there is none, it cannot be read, or it is a link, a pipe, a device or a directory.
+        OSError: there is no file, it cannot be read, or it is a link, a pipe, a device or a directory.
     """
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -163,7 +179,7 @@ def open_plain(path: Path) -> BinaryIO:
         raise
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return file
 
 

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 
 _SERVER = multiprocessing.get_context("forkserver")
 
@@ -34,6 +33,9 @@ def prepare(modules: Sequence[str]) -> None:
 class Fork:
     """`python -m MODULE ARGUMENT...` as a fork. It leads a session and ends with the process that made it.
 
+    As with every process of multiprocessing, a fork imports the script of its maker first, so that a script
+    must not start one outside `if __name__ == "__main__"`.
+
     Args:
         module, arguments: the program.
         log: what it prints is appended to this file.
@@ -44,7 +46,7 @@ class Fork:
         pid: of the fork, and of its session and process group.
 
     Raises:
-        OSError, EOFError: the server has ended: a module that it imports raises what is no ImportError.
+        OSError, EOFError: the server has ended: a module that it imports raises another error than ImportError.
     """
 
     def __init__(
@@ -53,11 +55,9 @@ class Fork:
         ready, begun = _SERVER.Pipe(duplex=False)
         program = (module, arguments, log.absolute(), {**os.environ, **environment}, code, begun)
         self._process = _SERVER.Process(target=_run, args=program)
-        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
-            self._process.start()  # would run the maker's script again in the fork, if it found one
+            self._process.start()
         finally:
-            sys.modules["__main__"] = main
             begun.close()
         with suppress(EOFError):
             ready.recv()  # from now on a signal to its group reaches it

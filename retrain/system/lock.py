@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from retrain.errors import ConfigError, ConfigProblem, StorageError
+from retrain.system.files import read_plain
 
 _GREATEST_PID = 1 << 22
 """That of Linux; `os.kill` raises OverflowError far above."""
@@ -29,10 +30,12 @@ def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Generato
         BlockingIOError: another process holds it, and `waiting` is None.
         OSError: the file cannot be opened, is not a regular file, or has a second name: a link is never followed.
     """
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+", encoding="utf-8") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # the owner rewrites what it locks
-            raise OSError(errno.EMLINK, f"{path.name} is a link or a special file", str(path))
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # the owner rewrites what it locks
+        os.close(opened)
+        raise OSError(errno.EMLINK, f"{path.name} is a link or a special file", str(path))
+    with open(opened, "r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,7 +50,7 @@ class Lock:
     """A file that names the process that owns a run directory, by host and process id.
 
     An empty file is a free lock. The lock of a process that no longer exists on this host is taken over;
-    on another host nobody can tell, so the user is asked.
+    on another host that cannot be checked, so the user is asked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +94,7 @@ class Lock:
         A half-written owner is that of a process killed while starting: the lock is free.
         """
         try:
-            owner = dict(json.loads(self.path.read_bytes()))
+            owner = dict(json.loads(read_plain(self.path)))
             numbers = {"pid": int(owner["pid"]), "group": int(owner.get("group", owner["pid"]))}
             return {"host": str(owner["host"]), "born": owner["born"], **numbers}
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -104,7 +107,7 @@ class Lock:
 
 
 def alive(owner: Mapping[str, Any]) -> bool:
-    """Whether the process with this host, pid and start time exists; one of another host is taken to."""
+    """Return whether the process with this host, pid and start time exists; True for another host."""
     if owner["host"] != socket.gethostname():
         return True
     if not 0 < owner["pid"] <= _GREATEST_PID:

@@ -17,10 +17,15 @@ _SHORTEST = 8
 """Characters of a variable's value that is looked for in texts: a shorter one, as "none", is part of other words."""
 
 _ANYWHERE = re.compile(
-    "apikeys?|auth|authorization|bearer|cookies?|credentials?|creds?|passphrases?|passwd|passwords?|pwd|secrets?"
-    "|webhooks?"
+    "auth|authorization|bearer|cookies?|cred|dsns?|jwts?|oauth|otp|passwd|pwd|webhooks?"
+    r"|\w*(?:credential|creds|passcode|passphrase|password|secret)s?"
+    "|(?:access|api|app|auth|bot|csrf|db|deploy|encryption|gh|git|hf|hub|master|private|session|signing|ssh|user)"
+    "(?:key|pass|token)s?"
 )
-_COMPOUND = re.compile(r"\b(access|api|deploy|encryption|hub|master|private|session|signing|ssh) (key|token)s?\b")
+_COMPOUND = re.compile(
+    r"\b(access|api|deploy|encryption|hub|master|private|session|signing|ssh|subscription|account) (key|token)s?\b"
+    r"|\b(bot|id|refresh|user) tokens?\b|\bconnection (string|url|uri)s?\b|\bhook (address|uri|url)s?\b"
+)
 _AT_END = re.compile("headers?|keys?|pass|pat|tokens?")
 """Words of other things, too: `pass_at`, `token_mean`. Under them only a text is secret, and no path."""
 _ORDINARY = re.compile(
@@ -28,7 +33,7 @@ _ORDINARY = re.compile(
     "|new|num|pad|planning|primary|prompt|question|response|reward|sep|sort|special|start|stop|text|think|unk"
 )
 """Words in front of them that say which piece of text, or which column it is: `stop_tokens`, `answer_key`."""
-_FORMAT = {"b64", "base", "bytes", "content", "der", "hex", "material", "pem", "plain", "raw", "str", "string", "text"}
+_FORMAT = {"b", "base", "bytes", "content", "der", "hex", "material", "pem", "plain", "raw", "str", "string", "text"}
 """Last words that say how a secret is written: `key_pem`, `token_base64`."""
 _BOUNDARY = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
 _PATH = re.compile(r"\.{0,2}/|~")
@@ -44,6 +49,9 @@ _KNOWN = re.compile(
     r"|gh[opsur]_[A-Za-z0-9]{12,}|github_pat_\w{12,}|gl(?:agent|cbt|dt|ft|imt|oas|pat|ptt|rt|soat)-[\w-]{12,}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{12,}|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{30,}|gsk_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,}|r8_[A-Za-z0-9]{30,}"
+    r"|dapi[0-9a-f]{32}|dop_v1_[0-9a-f]{20,}|AGE-SECRET-KEY-1[0-9A-Z]{20,}|GOCSPX-[\w-]{12,}|whsec_[\w+/=]{12,}"
+    r"|shp(?:at|ca|pa|ss)_[A-Za-z0-9]{12,}|SG\.[\w-]{12,}\.[\w-]{12,}|hv[bs]\.[\w-]{12,}|ya29\.[\w-]{12,}"
+    r"|tskey-[a-z]+-[\w-]{12,}"
     r"|eyJ[\w-]{4,400}\.eyJ[\w.-]+"
     rf"|-----BEGIN [A-Z ]{{0,30}}PRIVATE KEY-----{_CHAR}*?(?:-----END [A-Z ]{{0,30}}PRIVATE KEY-----|(?!{_CHAR}))"
     r")"
@@ -55,11 +63,21 @@ _HEADER = re.compile(
 )
 """A header with its value, as in `Authorization: Bearer ...`."""
 _SCHEME = re.compile(
-    r"\b((?i:bearer)\s+)(?!authenti|authori)[\w.~+/=-]{8,}"
+    r"\b((?i:bearer:?)\s+)(?!authenti|authori)[\w.~+/=-]{8,}"
+    r"|\b((?:ApiKey|JWT|Token)\s+)(?=[A-Za-z._-]{0,99}[0-9])[\w.~+/=-]{12,}"
     r"|\b((?i:basic)\s+)(?=[A-Za-z+/]{0,99}[0-9A-Z=])[\w+/-]{12,}={0,2}"
 )
-_NAME = re.compile(rf"([?&;#]|\b)([A-Za-z][\w.-]{{0,80}})(?:{_QUOTE}?={_QUOTE}?|{_QUOTE}[ ]?:[ ]?{_QUOTE})")
-"""What stands before a value in an address, an assignment or JSON: `?token=`, `password=`, `"api_key": "`."""
+_NAME = re.compile(
+    rf"([?&;#]|--|\b)([A-Za-z][\w.-]{{0,80}})"
+    rf"(?:{_QUOTE}?[ ]?(?:=|%3[dD])[ ]?{_QUOTE}?|{_QUOTE}[ ]?:[ ]?{_QUOTE}|(:[ ]?|[ ]))"
+)
+"""Text before a value in an address, an assignment or JSON: `?token=`, `password = `, `"api_key": "`.
+
+The third group separates words of prose as well: `password: `, `--api-key `. See `_TYPED`."""
+_TYPED = re.compile(r"(?=\S{0,99}[0-9])(?=\S{0,99}[A-Za-z])[^\s,;)]{6}")
+"""The beginning of what is rather a password than a word or a number."""
+_RANDOM = re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{24,}(?![A-Za-z0-9])")
+_OF_ONE_KIND = re.compile("[0-9]+|[A-Z]+|[a-z]+")
 _VALUE = re.compile(rf"(?![&;#,<>\s]){_CHAR}(?:(?![&;#,<>\s]){_CHAR})*")
 _OF_ADDRESS = {"code", "hmac", "jwt", "key", "sid", "sig", "signature", "token"}
 """Last words of parameters of an address that give access."""
@@ -161,16 +179,28 @@ def _masked_text(text: str) -> str:
         text = text.replace(known, HIDDEN)
     if "://" in text:
         text = _BOT.sub(HIDDEN, _WEBHOOK.sub(rf"\1{HIDDEN}", _USER.sub(f"{HIDDEN}@", text)))
-    if "=" in text or ":" in text:
+    text = _SCHEME.sub(rf"\1\2\3{HIDDEN}", text)
+    if "=" in text or ":" in text or "--" in text or "%3" in text:
         text = _without_assigned(_HEADER.sub(rf"\1\2{HIDDEN}", text))
-    return _KNOWN.sub(HIDDEN, _SCHEME.sub(rf"\1\2{HIDDEN}", text))
+    return _RANDOM.sub(_unless_word, _KNOWN.sub(HIDDEN, text))
+
+
+def _unless_word(found: re.Match[str]) -> str:
+    """Hide a run of letters and digits that changes between them as often as one drawn at random."""
+    text = found[0]
+    changes, digits = len(_OF_ONE_KIND.findall(text)), sum(map(str.isdigit, text))
+    mixed = not text.islower() and not text.isupper()
+    return HIDDEN if mixed and digits > 2 and 2 * changes >= len(text) else text
 
 
 def _without_assigned(text: str) -> str:
     """Hide the values of assignments to secrets; a value may itself hold further assignments."""
     shown, end = list[str](), 0
     for found in _NAME.finditer(text):
-        secrecy = _of_assigned(found[1], found[2]) if found.start() >= end else 0
+        start, name, prose = found.groups()
+        if found.start() < end or (prose and not _is_given(start, prose, text, found.end())):
+            continue
+        secrecy = _of_assigned(start, name)
         value = _VALUE.match(text, found.end()) if secrecy else None
         if value:
             number = secrecy == 1 and value[0].replace(".", "", 1).isdecimal()
@@ -179,10 +209,16 @@ def _without_assigned(text: str) -> str:
     return "".join([*shown, text[end:]])
 
 
+def _is_given(start: str, prose: str, text: str, end: int) -> bool:
+    """Return true if a name before a colon, or an option before a space, is followed by what looks like a secret."""
+    return (":" in prose or start == "--") and _TYPED.match(text, end) is not None
+
+
 def _of_assigned(start: str, name: str) -> int:
     """Return `_secrecy` of a name in front of `=`: in an address more names are secret, elsewhere `key=` is not."""
     words, secrecy = _words(name), _secrecy(name)
-    gives_access = words[-1] in _OF_ADDRESS if start else secrecy == 2 or (secrecy == 1 and words[-1] == "token")
+    address = start in ("?", "&", ";", "#") and start
+    gives_access = words[-1] in _OF_ADDRESS if address else secrecy == 2 or (secrecy == 1 and words[-1] == "token")
     return max(secrecy, 1) if gives_access or secrecy == 2 else 0
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from retrain.system.files import SUMS
 
@@ -48,7 +50,7 @@ class PackagedModel:
 
     @property
     def is_here(self) -> bool:
-        """Whether it was fetched completely."""
+        """Return whether the model was fetched completely."""
         return (self.directory / SUMS).is_file()
 
 
@@ -77,6 +79,11 @@ def packaged(path: str) -> PackagedModel | None:
     return PACKAGED.get(path.removeprefix(_BUILTIN)) if path.startswith(_BUILTIN) else None
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether a text has the form of a name on the hub: NAME, or OWNER/NAME."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
 def model_location(path: str) -> str:
     """`[model] path` as transformers and vLLM read it: a directory, whose `~` is expanded, or a name on the hub."""
     model = packaged(path)
@@ -95,7 +102,15 @@ def problem_with(path: str) -> tuple[str, str] | None:
         return f'no builtin model is called "{path}"', f"use {' or '.join(names)}"
     fix = "give a directory written by save_pretrained, or a name on the hub such as Qwen/Qwen3-0.6B"
     local = os.path.expanduser(path)
+    if os.path.isfile(os.path.join(local, "adapter_config.json")):
+        # transformers would load the model that it names, from anywhere.
+        return f'"{path}" holds an adapter', "give the directory of its model, or of the merged model"
     if os.path.isdir(local):
         return None if os.path.isfile(os.path.join(local, "config.json")) else (f'"{path}" has no config.json', fix)
-    named = _HUB_NAME.fullmatch(path) and not os.path.exists(local)
+    named = is_hub_name(path) and not os.path.exists(local)
     return None if named else (f'there is no directory "{path}"', fix)
+
+
+def positions(model: Any) -> float:
+    """Return the number of tokens of prompt and completion together that the model knows; inf if it sets no limit."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent, signals that are handled inside a block, and cores to share."""
+"""Commands that end with their parent, signal handlers of a block, and the number of CPU threads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from typing import Self
 
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
+"""Shell program that ends a process group at the end of its standard input, unless it reads a line first.
+
+The kernel ends a command with its parent, but not the helpers of the command, which may have been killed, too."""
 _AGAIN_S = 0.05
 """After how long a signal is sent again: by then the finalizer has ended, or else it is sent once more."""
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables by which the runtimes of GCC, Intel and LLVM know how long a thread spins before it sleeps."""
 _PARAMETERS_PER_THREAD = 5_000_000
 """From the third thread on: below that a product is over before more threads have begun it."""
 
@@ -45,15 +50,15 @@ def cpu_threads(parameters: int, sharing: int = 1) -> int:
     return max(1, min(usable_cores() // sharing, max(2, parameters // _PARAMETERS_PER_THREAD)))
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep what is freed for what is asked for next, up to the most that was ever in use.
+def wait_asleep() -> None:
+    """Let OpenMP's threads sleep while they wait for each other, as OMP_WAIT_POLICY = passive says.
 
-    By default glibc returns large blocks to the system, which clears every page of them when they come back: up to a
-    quarter of an update of a small model. Elsewhere the function does nothing.
+    By default they spin for a millisecond after every product, which on a machine that others use keeps the thread that
+    is waited for from its processor. Call it before torch is imported, for its runtime reads the environment then;
+    whoever has set one of the variables has decided.
     """
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        library.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        library.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    if not any(name in os.environ for name in _WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callable[[], None]:
@@ -78,8 +83,55 @@ def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callab
     return follow
 
 
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    own_process_group: bool = True,
+    follow: int | None = signal.SIGTERM,
+    code: int = 0,
+    **streams: Any,
+) -> subprocess.Popen[Any]:
+    """Start a command that ends with the thread that starts it. Every command but a worker starts here.
+
+    Args:
+        environment: variables besides those of this process.
+        own_process_group: it leads a session and a process group, which `end` ends and Ctrl-C in the terminal
+            does not reach.
+        follow, code: see `follower`. None: the command outlives this process, or follows it by itself. That is
+            for a process with several threads, in which nothing may run between fork and exec.
+        streams: standard streams, working directory and encoding, as of `subprocess.Popen`.
+    """
+    return subprocess.Popen(  # noqa: S603 - commands of this package
+        command,
+        env={**os.environ, **(environment or {})},
+        start_new_session=own_process_group,
+        preexec_fn=None if follow is None else follower(os.getpid(), follow, code),
+        **streams,
+    )
+
+
+@contextmanager
+def process_group(
+    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, **streams: Any
+) -> Generator[subprocess.Popen[Any]]:
+    """Run a command that starts helpers of its own; none of them is left after the block or this process.
+
+    Args:
+        grace_s: see `end`.
+    """
+    process = start(command, environment, **streams)
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    watcher = start(["/bin/sh", "-c", _WATCHER, str(process.pid)], follow=None, stdin=subprocess.PIPE, **quiet)
+    try:
+        yield process
+    finally:
+        end(process, grace_s)
+        watcher.communicate(b"\n")
+
+
 class Process(Protocol):
-    """What a process can be asked by who started it; `subprocess.Popen` is one."""
+    """A process as its parent sees it; `subprocess.Popen` is one."""
 
     pid: int
 
@@ -125,8 +177,8 @@ class SignalHandler(ABC):
     _raised: tuple[int, BaseException | None] = (0, None)
 
     def __enter__(self) -> Self:
-        heard = [number for number in self.numbers if signal.getsignal(number) != signal.SIG_IGN]
-        self._previous = {number: signal.signal(number, lambda number, _: self._receive(number)) for number in heard}
+        handled = [number for number in self.numbers if signal.getsignal(number) != signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, lambda number, _: self._receive(number)) for number in handled}
         self._hook, sys.unraisablehook = sys.unraisablehook, self._dropped
         return self
 
@@ -153,7 +205,7 @@ class SignalHandler(ABC):
 
     @abstractmethod
     def receive(self, number: int) -> None:
-        """What a signal does."""
+        """Handler of a signal."""
 
 
 class Leave(SignalHandler):

@@ -29,9 +29,9 @@ _SHOWN = 20
 _MOST = 500
 """Characters of what is wrong with a row, whatever its fields are called."""
 _LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
-"""What a number too large for a float has in it."""
+"""Part of a number that is too large for a float."""
 _FIELD = re.compile(rb'"\s*:')
-"""What stands behind the name of every field, and at times in text."""
+"""Separator after the name of every field; may occur in text as well."""
 _EXPECTED = {
     "bool": "true or false",
     "dict": "an object with named fields",
@@ -43,9 +43,9 @@ _EXPECTED = {
     "model": "an object with named fields",
     "string": "text",
 }
-"""What the types of pydantic's errors begin with, in words."""
+"""Prefixes of pydantic's error types, in words."""
 _BRANCHES = ("text", "messages", "str", "int", "float", "bool")
-"""What pydantic names of a union in the place of an error."""
+"""Names of a union's members in pydantic's place of an error."""
 
 
 class BadRow(ValueError):  # noqa: N818 - a finding, collected with its likes
@@ -194,7 +194,7 @@ def rows_of(path: str | Path) -> Rows:
 
 
 def parsed_rows(rows: Rows, parse: Callable[[str, Any], T]) -> tuple[list[T], list[str]]:
-    """What `parse` makes of (place, row as read); and `place: reason` of each row for which it raises BadRow."""
+    """Parse rows: the results of `parse`, and `place: reason` of each row for which it raises BadRow."""
     found: list[T] = []
     return found, bad_rows(rows, lambda place, row: found.append(parse(place, row)))
 
@@ -221,7 +221,7 @@ def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> l
     """
     parsed, bad = parsed_rows(rows_of(path), parse)
     if bad:
-        raise refusal(bad, f"{path}: {len(bad):,} bad rows{what}: mend or remove them")
+        raise refusal(bad, f"{path}: {len(bad):,} bad rows{what}: fix or remove them")
     if not parsed:
         raise DataError(f"{path}:1: no rows{what}; it needs at least one")
     return parsed
@@ -250,7 +250,7 @@ def read_object(path: Path, schema: TypeAdapter[T]) -> T:
     """
     try:
         return checked(schema, parse_json(read_plain(path)))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return checked(schema, {})
     except (OSError, ValueError) as error:
         raise damaged(f"{path}:1", error) from error

@@ -3,6 +3,8 @@
 User, mount, process, network and IPC namespaces: no network; a file system that is read-only, with empty private
 places where /tmp, /var/tmp, /run, /dev/shm and the home directory are; no other process in sight; no capability left.
 When the process ends, the kernel ends everything that it has started, whatever session that is in.
+
+Code of a model has a root of its own besides, and a filter of its system calls (seccomp); see `model_code`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import pwd
 import resource
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -19,7 +22,7 @@ from contextlib import suppress
 from functools import cache
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from retrain.system.process import follower
 
@@ -38,11 +41,12 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MS_REC, _MS_PRIVATE = 1, 2, 1 << 14, 1 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION_3 = 24, 0x20080522
 _ROOM, _ROOM_FOR_DEVICES = b"size=64m,mode=1777", b"size=64m,mode=755"
+_MNT_DETACH = 2
+TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - private ones
+"""Directories for temporary files in a new root."""
 _HIDDEN = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - to put private places over them
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/dri", "/dev/kfd")
 _PROBE_S = 30.0
-_readable: list[str] = []
-"""What stays readable in the sandbox that this process is in."""
 LIBRARIES = 8 << 30
 """Bytes of address space for files that a process inside maps: importing a CUDA build of torch takes 3 GB."""
 
@@ -79,8 +83,7 @@ def enter(readable: Iterable[str], before_dropping: Callable[[], None] = lambda:
     with suppress(OSError):  # what is inside shall not open the parts of the kernel that namespaces open
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
     _make_read_only("/")
-    _readable[:] = [directory, *readable, *_DEVICES, *glob("/dev/nvidia*")]
-    _hide(_hidden(), _readable)
+    _hide(_hidden(), [directory, *readable, *_DEVICES, *glob("/dev/nvidia*")])
     continue_in_child()  # the first process of the new namespace: the others end with it, and no signal from them does
     follower(0, signal.SIGKILL)()
     continue_in_child()
@@ -97,14 +100,43 @@ def _make_read_only(path: str) -> None:
     call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
 
 
-def renew() -> None:
-    """In new namespaces inside of a sandbox: empty private places, and no process in sight but those of the new one.
+def new_root(visible: Iterable[str]) -> None:
+    """Continue in new namespaces inside of a sandbox, in a file system that holds nothing but `visible`, read-only.
 
-    The process still has its privileges in the sandbox, and is the first of its process namespace.
+    The rest is one empty, private place of 64 MB, with directories for temporary files. /proc shows the processes of
+    the new namespace alone. This process still has its privileges in the sandbox, and is the first of its process
+    namespace.
+
+    Args:
+        visible: absolute paths; those that do not exist are left out, and links lead where they led before.
     """
+    binds, links = layout(visible)
     call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    _hide(_hidden(), _readable)
-    _show_own_processes(os.geteuid())
+    trees = {path: _clone(path) for path in binds}
+    root = Path("/tmp")  # noqa: S108 - a place to mount the new root on, which holds nothing yet
+    call("mount", b"tmpfs", bytes(root), b"tmpfs", _MS_NOSUID | _MS_NODEV, _ROOM)
+    for path, tree in trees.items():
+        _attach(tree, f"{root}{path}")
+    for path in (*TEMPORARY, "/proc"):
+        Path(f"{root}{path}").mkdir(parents=True, exist_ok=True)
+    for path, target in {**links, "/dev/fd": "/proc/self/fd"}.items():
+        Path(f"{root}{path}").parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{root}{path}").symlink_to(target)
+    _show_own_processes(os.geteuid(), f"{root}/proc")
+    os.chdir(root)
+    call("pivot_root", b".", b".")  # the old root is now mounted over the new one
+    call("umount2", b".", _MNT_DETACH)
+    os.chdir("/")
+
+
+def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the real paths of what is visible, none below another, and links to them by the paths that were given."""
+    wanted = {os.path.abspath(path): os.path.realpath(path) for path in visible if os.path.exists(path)}
+    real = set(wanted.values())
+    binds = sorted(path for path in real if not _below(path, real - {path}))
+    shown = [*binds, *TEMPORARY, "/proc"]
+    links = {path: to for path, to in wanted.items() if path != to and path not in shown and not _below(path, shown)}
+    return binds, links
 
 
 def _hidden() -> set[str]:
@@ -127,10 +159,7 @@ def _hide(hidden: set[str], readable: Iterable[str]) -> None:
         room = _ROOM_FOR_DEVICES if path == "/dev" else _ROOM
         call("mount", b"tmpfs", path.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, room)
     for path, tree in trees.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).mkdir() if os.path.isdir(tree) else Path(path).touch()
-        call("syscall", _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
-        os.close(tree)
+        _attach(tree, path)
     for path, real in wanted.items():
         if not os.path.lexists(path):  # a link inside a hidden place led there
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -150,20 +179,34 @@ def _clone(path: str) -> int:
     return call("syscall", _SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags)
 
 
-def _show_own_processes(uid: int) -> None:
-    """A /proc of the new namespace alone; an empty one where the machine hides parts of its own, as containers do."""
+def _attach(tree: int, path: str) -> None:
+    """Mount a clone at a path, which is made."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).mkdir(exist_ok=True) if os.path.isdir(tree) else Path(path).touch()
+    call("syscall", _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    os.close(tree)
+
+
+def _show_own_processes(uid: int, place: str = "/proc") -> None:
+    """Mount a /proc of the new namespace alone; an empty one where the machine hides parts of its own."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     try:
-        call("mount", b"proc", b"/proc", b"proc", flags, None)
+        call("mount", b"proc", place.encode(), b"proc", flags, None)
     except PermissionError:
-        call("mount", b"tmpfs", b"/proc", b"tmpfs", flags, _ROOM)
-    # The limit of processes does not bind root. Since Linux 6.14 each namespace has its own highest process number;
-    # before, this file is that of the whole machine.
-    if uid == 0 and tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 14):
+        call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, _ROOM)
+    if uid == 0 and root_has_limits():
         with suppress(OSError):
-            Path("/proc/sys/kernel/pid_max").write_text(str(PROCESSES))
-    _make_read_only("/proc")
+            Path(f"{place}/sys/kernel/pid_max").write_text(str(PROCESSES))
+    _make_read_only(place)
     resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES, PROCESSES))
+
+
+def root_has_limits() -> bool:
+    """Return true if the kernel can limit the processes of root, whom RLIMIT_NPROC does not bind.
+
+    Since Linux 6.14 each process namespace has its own highest process number; before, it is that of the machine.
+    """
+    return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 14)
 
 
 def continue_in_child() -> None:
@@ -194,6 +237,86 @@ def call(name: str, *arguments: Any) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
+
+
+class _Machine(NamedTuple):
+    """Numbers of a processor's system calls.
+
+    Attributes:
+        audit: the machine's number in `audit.h`.
+        forbidden: calls that are refused whatever their arguments.
+        forks: calls that make a process and have no arguments.
+    """
+
+    audit: int
+    forbidden: dict[str, int]
+    socketpair: int
+    clone: int
+    forks: tuple[int, ...]
+
+
+_MACHINES = {
+    "x86_64": _Machine(0xC000003E, {
+        "shmget": 29, "socket": 41, "semget": 64, "msgget": 68, "ptrace": 101, "mount": 165, "mq_open": 240,
+        "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298, "setns": 308,
+        "process_vm_readv": 310, "process_vm_writev": 311, "memfd_create": 319, "bpf": 321, "userfaultfd": 323,
+        "io_uring_setup": 425, "memfd_secret": 447,
+    }, socketpair=53, clone=56, forks=(57, 58)),
+    "aarch64": _Machine(0xC00000B7, {
+        "mount": 40, "unshare": 97, "ptrace": 117, "mq_open": 180, "msgget": 186, "semget": 190, "shmget": 194,
+        "socket": 198, "add_key": 217, "request_key": 218, "keyctl": 219, "perf_event_open": 241, "setns": 268,
+        "process_vm_readv": 270, "process_vm_writev": 271, "memfd_create": 279, "bpf": 280, "userfaultfd": 282,
+        "io_uring_setup": 425, "memfd_secret": 447,
+    }, socketpair=199, clone=220, forks=()),
+}  # fmt: skip
+_CLONE3 = 435  # the same on every architecture; its flags are in memory, which no filter can read
+_X32 = 0x40000000
+"""Numbers from here on are another set of system calls of x86_64."""
+_CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
+"""Flags of clone: a thread of this process; a namespace of any kind."""
+_SOCK_STREAM, _SOCK_TYPE = 1, 0xF
+
+# Instructions of the kernel's filter, and the places of what they load.
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
+_ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38
+
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _MODE_FILTER = 22, 38, 2
+
+
+def syscall_filter(processes: bool) -> bytes:
+    """Return the filter as the kernel's BPF program; empty on a machine whose calls are not listed.
+
+    Args:
+        processes: new processes may be made; otherwise new threads alone.
+    """
+    machine = _MACHINES.get(os.uname().machine)
+    if machine is None:
+        return b""
+    rows = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, machine.audit), (_RETURN, 0, 0, _EPERM)]
+    rows += [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
+    for number in (*machine.forbidden.values(), *(() if processes else machine.forks)):
+        rows += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
+    rows += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]  # libraries then use clone
+    # A stream pair is connected for good; the others can send to sockets in files.
+    rows += [(_EQUAL, 0, 5, machine.socketpair), (_LOAD, 0, 0, _SECOND), (_AND, 0, 0, _SOCK_TYPE)]
+    rows += [(_EQUAL, 1, 0, _SOCK_STREAM), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
+    wanted = 0 if processes else _CLONE_THREAD
+    rows += [(_EQUAL, 0, 5, machine.clone), (_LOAD, 0, 0, _FIRST), (_ANY_BIT, 2, 0, _CLONE_NEW)]
+    rows += [(_AND, 0, 0, wanted), (_EQUAL, 1, 0, wanted), (_RETURN, 0, 0, _EPERM)]
+    rows.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("HBBI", *row) for row in rows)
+
+
+def forbid_system_calls(processes: bool) -> None:
+    """Have the kernel refuse the calls of `syscall_filter`, for this process and all that it starts."""
+    program = syscall_filter(processes)
+    if not program:
+        return
+    held = ctypes.create_string_buffer(program, len(program))
+    filters = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("prctl", _PR_SET_SECCOMP, _MODE_FILTER, ctypes.create_string_buffer(filters, len(filters)), 0, 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is printed: no secret and no control character, and an output that cannot be written ends no run."""
+"""Safe printing: masks secrets and control characters; a failing output does not end a run."""
 
 from __future__ import annotations
 

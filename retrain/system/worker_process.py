@@ -1,9 +1,7 @@
 """A process that answers numbered calls over one pipe, and that can be killed with all it has started.
 
-Calls go to the worker as pickles, from the parent, which is trusted. Answers come back as lines of JSON, because
-what runs in the worker is not: `[number of the call, answer]`. A line that is not the answer to the next call ends
-the worker; no answer is ever taken for that to another call. A worker with threads answers the calls that it is busy
-with in any order.
+`WorkerPool` has the parent's side of the protocol, `serve` the worker's. A worker with threads answers the calls that
+it is busy with in any order.
 """
 
 from __future__ import annotations
@@ -18,29 +16,24 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from retrain.errors import ComponentError, UserCodeError
 from retrain.system import sandbox
 from retrain.system.process import end, follower
 
-_START_TIMEOUT_S = 120.0
-_LONGEST_ANSWER = 1 << 20
 _PR_SET_DUMPABLE = 4
 _ALLOWED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 
 
 class Containment(NamedTuple):
-    """What a worker is kept from.
+    """Restrictions of a worker.
 
     Attributes:
         memory_mb: what each of its processes may allocate; 0 for no limit.
@@ -55,116 +48,64 @@ class Containment(NamedTuple):
     runs_code: bool = False
 
 
-class WorkerLost(Exception):  # noqa: N818 - not always an error
-    """A worker that has ended or must be ended; the message says how or why.
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Start settings of one kind of workers, and the time limit of their calls.
 
     Attributes:
-        answered: its last line was a second answer to a call before the one that it was busy with.
-    """
-
-    def __init__(self, text: str, answered: bool = False) -> None:
-        self.answered = answered
-        super().__init__(text)
-
-
-class WorkerProcess:
-    """The parent's end of a worker. It ends with the process that made it.
-
-    Args:
+        what: named in errors, such as "a reward".
         module: run as `python -m module`; it calls `serve`.
         hello: the first call: what the worker needs to get ready.
         containment: what it is kept from.
+        seconds: deadline of every other call.
         variables: names of environment variables that it sees besides the usual ones.
-        seconds: until a call that the worker does not take is given up.
         python: another interpreter, which sees this package's modules and otherwise its own alone.
-
-    Attributes:
-        at_once: calls that the worker is busy with at the same time, each in a thread.
-        place: of the call that the last answer came to, among those that had none.
+        at_once: calls that the worker does at the same time, each in a thread.
+        hint: appended to the error of a worker that cannot load what it needs.
     """
 
-    at_once, place = 1, 0
+    what: str
+    module: str
+    hello: Any
+    containment: Containment
+    seconds: float
+    variables: Sequence[str] = ()
+    python: str | None = None
+    at_once: int = 1
+    hint: str = ""
 
-    def __init__(
-        self,
-        module: str,
-        hello: Any,
-        containment: Containment,
-        variables: Iterable[str],
-        seconds: float,
-        python: str | None = None,
-    ) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(seconds)
-        self._sent, self._open = 0, list[int]()
-        self._unread = b""
-        command = [*_command(module, python), str(theirs.fileno()), str(self.at_once)]
+
+class WorkerProcess:
+    """A worker with the parent's end of its pipe. It ends with the process that made it."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.pipe, theirs = socket.socketpair()
+        command = [*_command(spec.module, spec.python), str(theirs.fileno()), str(spec.at_once)]
         # A new session: `end` kills the whole group, and Ctrl-C reaches the parent alone.
-        seen = _environment(set(variables), own_path=python is None)
+        seen = _environment(set(spec.variables), own_path=spec.python is None)
         options: dict[str, Any] = {"env": seen, "start_new_session": True}
         options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        start = partial(subprocess.Popen[bytes], command, pass_fds=[theirs.fileno()], **options)
-        self.process = _starter(os.getpid()).submit(start).result()
-        theirs.close()
-        self.send([(tuple(containment), hello)])
-
-    def fileno(self) -> int:
-        """For `multiprocessing.connection.wait`: ready when there is something to `receive`."""
-        return self._socket.fileno()
-
-    def has_answered(self) -> bool:
-        """Whether `receive` would not wait."""
-        return bool(wait([self._socket], 0))
-
-    def send(self, calls: Iterable[Any]) -> None:
-        """Send calls. `receive` raises if they did not arrive."""
-        bodies = [pickle.dumps(call) for call in calls]
-        self._open += range(self._sent, self._sent + len(bodies))
-        self._sent += len(bodies)
-        with suppress(OSError):
-            self._socket.sendall(b"".join(bodies))
-
-    def receive(self) -> Iterator[Any]:
-        """The answers that have arrived, each to the call at `place`; waits if nothing has arrived.
-
-        What arrived before a line that is no answer is still an answer, so that the right call is blamed for the line.
-
-        Raises:
-            WorkerLost: the worker has ended, or sent what is not the answer to a call that it is busy with.
-        """
-        try:
-            arrived = self._socket.recv(1 << 16)
-        except OSError:
-            arrived = b""
-        if not arrived:
-            raise WorkerLost(self._how_it_ended())
-        *lines, self._unread = (self._unread + arrived).split(b"\n")
-        if len(self._unread) > _LONGEST_ANSWER:
-            raise WorkerLost("it sent an answer without an end")
-        for line in lines:
-            yield self._answer(line)
+        with theirs:
+            self.process = subprocess.Popen[bytes](command, pass_fds=[theirs.fileno()], **options)
 
     def kill(self) -> None:
         """End it and whatever it started."""
         end(self.process)
-        self._socket.close()
+        self.pipe.close()
 
-    def _answer(self, line: bytes) -> Any:
+    def has_closed_pipe(self) -> bool:
+        """Return whether it can take no more calls. The pipe must not block."""
         try:
-            number, answer = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
-            raise WorkerLost("it sent what is no answer") from None
-        if type(number) is not int or number not in self._open[: self.at_once]:
-            again = type(number) is int and 0 < number < self._sent and number not in self._open
-            raise WorkerLost("it answered a call twice" if again else "it sent an answer to no call", again)
-        self.place = self._open.index(number)
-        del self._open[self.place]
-        return answer
+            return self.pipe.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
-    def _how_it_ended(self) -> str:
-        try:
-            code = self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+    def how_it_ended(self) -> str:
+        """Return its exit code or signal in words."""
+        if (code := self.process.poll()) is None:
             return "it closed its pipe"
         # A sandboxed worker's signal comes as 128 + its number, as from a shell.
         number = -code if code < 0 else code - 128
@@ -172,90 +113,9 @@ class WorkerProcess:
         return f"killed by {signal.Signals(number).name}" if known else f"exit code {code}"
 
 
-class TimedWorker(WorkerProcess):
-    """A worker whose first call and whose every other call has a deadline.
-
-    Args:
-        what: errors say that this could not be loaded.
-        module, hello, containment, variables, seconds, python: see `WorkerProcess`; a call may take as many seconds.
-
-    Attributes:
-        ready: it has answered the first call.
-        pending: calls sent and not answered, in order and as the sender names them; it is busy with the first
-            `at_once` of them.
-        deadline: when one of these, or the first call, has taken too long; infinite when it has nothing to do.
-    """
-
-    def __init__(  # noqa: PLR0913 - those of its base
-        self,
-        what: str,
-        module: str,
-        hello: Any,
-        containment: Containment,
-        variables: Iterable[str],
-        seconds: float,
-        python: str | None = None,
-    ) -> None:
-        super().__init__(module, hello, containment, variables, seconds, python)
-        self._what, self._seconds = what, seconds
-        self.ready = False
-        self.pending: deque[Any] = deque()
-        self._clocks: list[float] = []
-        self.deadline = time.monotonic() + _START_TIMEOUT_S
-
-    def gone(self) -> bool:
-        """Whether it has ended, or has something to say though nothing was asked."""
-        return self.process.poll() is not None or (self.ready and self.has_answered())
-
-    def give(self, calls: Sequence[tuple[Any, Any]]) -> None:
-        """Give it these calls, each with its name; a call's clock runs from when the worker is busy with it."""
-        self.pending.extend(name for name, _ in calls)
-        self._clocks += [float("inf")] * len(calls)
-        self._wind()
-        self.send([body for _, body in calls])
-
-    def answered(self) -> Any:
-        """The name of the call that an answer has come to; the clock of the next runs from now."""
-        name = self.pending[self.place]
-        del self.pending[self.place], self._clocks[self.place]
-        self._wind()
-        return name
-
-    def late(self) -> list[Any]:
-        """The names of the calls that have taken too long."""
-        now = time.monotonic()
-        return [name for name, clock in zip(self.pending, self._clocks, strict=True) if clock <= now]
-
-    def _wind(self) -> None:
-        end = time.monotonic() + self._seconds
-        self._clocks[: self.at_once] = [min(clock, end) for clock in self._clocks[: self.at_once]]
-        self.deadline = min(self._clocks[: self.at_once], default=float("inf"))
-
-    def overdue(self) -> str:
-        """What passing its deadline means, in words; UserCodeError if it is not even ready."""
-        if not self.ready:
-            raise UserCodeError(f"loading {self._what} took longer than {_START_TIMEOUT_S:g} s; look at its imports")
-        return f"took longer than {self._seconds:g} s"
-
-    def ended(self, lost: WorkerLost) -> str:
-        """What its end means, in words; UserCodeError if it was not even ready."""
-        if not self.ready:
-            raise UserCodeError(f"{self._what} ended the process that loaded it ({lost})") from None
-        return f"ended its process ({lost})"
-
-    def started(self, answer: Any, hint: str = "") -> None:
-        """Take the answer to the first call: ["ready", ...], or why the worker cannot be used.
-
-        Raises:
-            ComponentError: ["refused", problem, fix, trace]; UserCodeError: ["raised", problem, "", trace].
-        """
-        how, *rest = answer
-        if how == "ready":
-            self.ready, self.deadline = True, float("inf")
-        elif how == "refused":
-            raise ComponentError(*rest)
-        else:
-            raise UserCodeError(f"loading {self._what} raised {rest[0]}{hint}\n{rest[2]}")
+def start_worker(spec: WorkerSpec) -> Future[WorkerProcess]:
+    """Start a worker, in a thread that lives as long as this process."""
+    return _starter(os.getpid()).submit(WorkerProcess, spec)
 
 
 def serve(start: Callable[[Any], tuple[Any, Callable[[Any], Any] | None]]) -> None:
@@ -308,7 +168,7 @@ def _answering(function: Callable[[Any], Any], send: Callable[[int, Any], None])
         try:
             send(number, function(call))
         except BaseException:
-            os._exit(1)  # nobody would hear what a thread raises
+            os._exit(1)  # An exception in a thread would be lost.
 
     return partial(ThreadPoolExecutor(at_once).submit, do)
 
@@ -322,6 +182,10 @@ def limit(kind: int, value: int) -> None:
 
 def _contain(containment: Containment) -> None:
     limit(resource.RLIMIT_CORE, 0)
+    if containment.runs_code:
+        from retrain.system.model_code import start_outer_launcher  # of no use to the workers of rewards
+
+        start_outer_launcher(containment.memory_mb)
     if containment.sandboxed:
         readable = [*containment.readable, *filter(None, sys.path), sys.prefix, sys.base_prefix]
         sandbox.enter(readable, partial(_before_dropping, containment))
@@ -334,7 +198,7 @@ def _contain(containment: Containment) -> None:
 
 
 def _before_dropping(containment: Containment) -> None:
-    """What needs the privileges that a process in a sandbox gives up."""
+    """Run the steps that need privileges which a sandboxed process gives up."""
     if containment.runs_code:
         from retrain.system.model_code import start_launcher  # of no use to the workers of rewards
 
@@ -342,7 +206,7 @@ def _before_dropping(containment: Containment) -> None:
 
 
 def _command(module: str, python: str | None) -> list[str]:
-    """What runs a module of this package. Another interpreter must not find what is installed beside the package."""
+    """Source that runs a module of this package. Another interpreter must not find packages installed with it."""
     if python is None:
         return [sys.executable, "-P", "-m", module]
     package = str(Path(__file__).parents[1])

@@ -1,1 +1,1 @@
-"""Commands that no run needs: scores, credit, formula checks, grams, data files, servers."""
+"""Commands that no run needs: scores, credit, formula checks, grams, data files."""

@@ -9,35 +9,35 @@ from pydantic import TypeAdapter, ValidationError
 
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Task
-from retrain.run.run_parts import SamplingParts
+from retrain.run.run_context import SamplingContext
 from retrain.system.records import Message
 from retrain.types import Request, Sampling
 
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
-def completions(parts: SamplingParts, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
+def completions(context: SamplingContext, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
     """`count` completions of each prompt in turn by a run's sampler, without special tokens.
 
     Args:
-        parts: of the reopened run.
+        context: of the reopened run.
         prompts: as the task poses them; a JSON list of messages as it is.
         temperature: 0 is greedy.
     """
-    config = parts.config
+    config = context.config
     for turn, prompt in enumerate(prompts):
         sampling = Sampling(
             temperature=temperature,
             top_p=config.eval.top_p,
             top_k=config.eval.top_k,
-            stop_ids=parts.loaded.stop_ids,
+            stop_ids=context.loaded.stop_ids,
             seed=derive_seed(config.eval.seed, "conversation", turn),
         )
         most = config.eval.max_tokens or config.training.max_tokens
-        [group] = parts.sampler.sample(
-            [Request(parts.chat.prompt(_asked(parts.task, prompt)).ids, count, most, stream=0)], sampling
+        [group] = context.sampler.sample(
+            [Request(context.chat.prompt(_asked(context.task, prompt)).ids, count, most, stream=0)], sampling
         )
-        yield from (parts.chat.decode(completion.ids) for completion in group)
+        yield from (context.chat.decode(completion.ids) for completion in group)
 
 
 def _asked(task: Task, typed: str) -> Any:

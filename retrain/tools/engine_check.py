@@ -13,7 +13,7 @@ from retrain.types import Request, Sampling
 
 
 def prove(name: str) -> str:
-    """What the engine called `name` says of itself after it sampled one token from a tiny random model.
+    """Description of the engine `name` after it sampled one token from a tiny random model.
 
     If it cannot: what is not installed, what its table must say first, or why it failed.
     """
@@ -40,6 +40,7 @@ def _sample(bound: registry.Bound) -> str:
     model: Any = build_model(tokenizer).to(device)  # pyright: ignore[reportArgumentType]
     with tempfile.TemporaryDirectory() as folder:
         parts = {"model": model, "tokenizer": tokenizer, "seed": 0, "device": device, "run_dir": Path(folder)}
+        parts["trainer_dtype"] = "float32"
         sampler: Sampler = bound.build(parts)
         try:
             sampler.load_weights(model.state_dict(), 0)

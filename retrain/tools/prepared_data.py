@@ -53,6 +53,29 @@ def select(
     return train, val
 
 
+def divide(
+    task: Task, sets: Mapping[str, tuple[Task, int]], train_size: int | None = None, val_size: int | None = None
+) -> dict[str, list[Problem]]:
+    """Problems of `train`, `val` and one `test_NAME` for each set; no prompt of a set is in the first two.
+
+    Args:
+        sets: a task and the number of its held-out problems, by name.
+        train_size, val_size: as for `select`.
+    Raises:
+        DataError: too few distinct problems, or a set without problems.
+    """
+    train, val = select(task, train_size, val_size)
+    tests = {f"test_{name}": distinct(one.heldout(count)) for name, (one, count) in sets.items()}
+    if empty := [name for name, problems in tests.items() if not problems]:
+        raise DataError(f"{', '.join(empty)}: the task holds out no problem; set heldout_fraction or heldout_path")
+    held = {prompt_hash(problem) for problems in tests.values() for problem in problems}
+    sides = (("train", train), ("val", val))
+    kept = {name: [one for one in side if prompt_hash(one) not in held] for name, side in sides}
+    if lost := [name for name, side in kept.items() if not side]:
+        raise DataError(f"every problem of {' and '.join(lost)} is in a test set; give the sets other problems")
+    return {**kept, **tests}
+
+
 def distinct(problems: Iterable[Problem], most: int | None = None) -> list[Problem]:
     """The first problem with each prompt, at most so many."""
     found: dict[str, Problem] = {}
@@ -70,7 +93,7 @@ def final_answer(problem: Problem) -> Problem:
 
 
 def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> list[DataRow]:
-    """One row for each problem, for three readers at once.
+    """One row for each problem, for three readers at once; a problem of a mix has its label as `data_source`.
 
     verl reads data_source, prompt (chat messages), ability, reward_model and extra_info; slime reads prompt
     and label; `retrain` reads prompt, or question as plain text, with answer and solution. What else the
@@ -82,7 +105,7 @@ def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> 
         chat = [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else problem.prompt
         row: DataRow = {
             "id": problem.id,
-            "data_source": source,
+            "data_source": problem.environment or source,
             "prompt": chat,
             "ability": ability,
             "reward_model": {"style": "rule", "ground_truth": problem.answer},

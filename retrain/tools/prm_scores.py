@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 
 from retrain.data.problem_store import prompt_hash
 from retrain.data.rows import RowFormat, read_problems
-from retrain.engines.capability import positions
 from retrain.errors import ComponentError
 from retrain.run.build import choose_device
+from retrain.system.model_paths import positions
 from retrain.system.records import OBJECT, BadRow, checked, read_object, refusal, rows_of
 from retrain.training.layout import Layout
 from retrain.training.model.forward import Forward
@@ -30,7 +30,7 @@ _POSITIVE = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
 class _Facts(TypedDict, total=False):
-    """What the run wrote of a model; a model from elsewhere has nothing."""
+    """Facts that the run wrote about a model; none for a model from elsewhere."""
 
     beta: _POSITIVE
     temperature: _POSITIVE
@@ -155,7 +155,7 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _correct(values: Mapping[str, Any]) -> bool | None:
-    """What the row says of its solution."""
+    """Return the row's label of its solution."""
     name = "reward" if values.get("correct") is None else "correct"
     try:
         found = checked(_VERDICT, values.get(name))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -16,7 +18,7 @@ from retrain.rewards.boxed_math import simple_equal
 from retrain.rewards.pool import RewardPool
 from retrain.system.records import BadRow, Listed, checked, read_records, refusal
 
-Equivalence = Literal["simple", "symbolic"]
+Equivalence = Literal["recorded", "simple", "symbolic"]
 
 _IDS = ("question_id", "index", "id")
 _Truth = str | int | float
@@ -28,6 +30,7 @@ class _ScoredRow(TypedDict):
     lengths: Annotated[list[Annotated[int, Field(ge=0)]], Listed]
     ground_truth: NotRequired[_Truth]
     answer: NotRequired[_Truth]
+    correct: NotRequired[Annotated[list[bool], Listed]]
 
 
 _ROW: TypeAdapter[Any] = TypeAdapter(_ScoredRow)
@@ -43,6 +46,7 @@ class Result:
         predictions: final answers or whole completions; lengths: their tokens, one each.
         truth: the right answer.
         right: whether each prediction is equivalent to it.
+        recorded: the verdicts of the row itself, its `correct`; empty if it has none.
         failed: predictions whose comparison took too long or broke; they count as wrong.
     """
 
@@ -51,6 +55,7 @@ class Result:
     predictions: tuple[str, ...]
     lengths: tuple[int, ...]
     truth: str
+    recorded: tuple[bool, ...] = ()
     right: tuple[bool, ...] = ()
     failed: int = 0
 
@@ -66,14 +71,37 @@ class Result:
         return pass_at_k(n, correct, int(name.partition("@")[2]))
 
 
-def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "simple") -> list[Result]:
+def results_file(path: Path, step: int | None = None, name: str = "") -> Path:
+    """Return the stored evaluation of a run directory, or the path itself if it is a file.
+
+    Args:
+        step: after which the evaluation was made; None: the last one.
+        name: of a set of held-out problems; "": the run's own problems.
+    Raises:
+        DataError: the run has stored no such evaluation.
+    """
+    if not path.is_dir():
+        return path
+    ending = f"{name and f'.{name}'}.jsonl.gz"
+    number = re.compile(r"step-(\d{6,})" + re.escape(ending))
+    steps = {int(match[1]): file for file in path.glob("eval/*") if (match := number.fullmatch(file.name))}
+    if steps and (step is None or step in steps):
+        return steps[max(steps) if step is None else step]
+    there = ", ".join(sorted(file.name for file in path.glob("eval/step-*.jsonl.gz")))
+    fix = f"there are {there}" if there else "set [eval] store = true, or give a file"
+    wanted = f"eval/step-{'*' if step is None else f'{step:06d}'}{ending}"
+    raise DataError(f"{path} has no stored evaluation {wanted}; {fix}")
+
+
+def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "recorded") -> list[Result]:
     """Read and judge a results file.
 
     Args:
-        path: JSON lines with `predictions` (list or text), `lengths` (list or integer), and `ground_truth` or `answer`.
+        path: JSON lines with `predictions` (list or text), `lengths` (list or integer), and `ground_truth` or `answer`;
+            also `correct` where the predictions have been judged.
         ks: every row needs at least the largest of them in rollouts.
-        equivalence: "simple" compares normal forms; "symbolic" also takes what math-verify finds equal, in
-            processes that can be killed.
+        equivalence: "recorded" takes `correct` where a row has it, and else compares as "simple" does; "simple"
+            compares normal forms; "symbolic" also takes what math-verify finds equal, in processes that can be killed.
     Raises:
         DataError: rows that cannot be used, all of them together.
     """
@@ -123,17 +151,25 @@ def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int]
 def _parse(place: str, row: Any) -> Result:
     found = checked(_ROW, row)
     predictions, lengths = found["predictions"], found["lengths"]
-    if len(lengths) != len(predictions):
-        raise BadRow(f"{len(lengths)} lengths for {len(predictions)} predictions; give one each")
+    if not isinstance(row["lengths"], list):  # one number holds for every prediction
+        lengths = lengths * len(predictions)
+    correct = found.get("correct", ())
+    for each, values in (("lengths", lengths), ("correct", correct or predictions)):
+        if len(values) != len(predictions):
+            raise BadRow(f"{len(values)} {each} for {len(predictions)} predictions; give one each")
     name = "ground_truth" if "ground_truth" in found else "answer"
     if name not in found:
         raise BadRow(f'no field "ground_truth" or "answer"; it has {", ".join(row)}')
     key = next((str(row[name]) for name in _IDS if row.get(name) is not None), "")
-    return Result(place, key, tuple(predictions), tuple(lengths), str(found[name]))
+    return Result(place, key, tuple(predictions), tuple(lengths), str(found[name]), tuple(correct))
 
 
 def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
-    simple = [tuple(simple_equal(text, r.truth) for text in r.predictions) for r in results]
+    taken = equivalence == "recorded"
+    simple = [
+        r.recorded if taken and r.recorded else tuple(simple_equal(text, r.truth) for text in r.predictions)
+        for r in results
+    ]
     verdicts: dict[tuple[int, int], bool | None] = {}
     if equivalence == "symbolic":
         open_ = [(i, j) for i, right in enumerate(simple) for j, equal in enumerate(right) if not equal]

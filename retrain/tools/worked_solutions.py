@@ -76,7 +76,7 @@ def _distinct(task: Task, count: int) -> Iterator[Problem]:
 
 
 def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]:
-    """Those whose solution the rewards call correct."""
+    """Problems whose solution the rewards score as correct."""
     from retrain.run.build import reward_pool  # imports torch, which only this needs
 
     items = [

@@ -15,16 +15,26 @@ _WAITING = 1000
 """Rows that may wait for a slow tracker."""
 
 
-class Guard(Tracker):
+class SafeTracker(Tracker):
     """Runs a tracker in another thread and drops it at the first failure, with one warning.
 
     Its attributes are read in that thread as well: one may be a property that raises.
-    Every verb returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish within
-    `patience_s` seconds of `close` is left alone; metrics.jsonl has every row in any case.
+    Every method returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish
+    within `patience_s` seconds of `close` is dropped; metrics.jsonl has every row in any case.
+
+    Args:
+        names: the tracker's name of a metric, by the metric's own name.
     """
 
-    def __init__(self, name: str, tracker: Tracker, observe: Observer, patience_s: float = 30.0) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        tracker: Tracker,
+        observe: Observer,
+        patience_s: float = 30.0,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self._names = name, names or {}
         self._tracker, self._observe, self._patience = tracker, observe, patience_s
         self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
         self._disabled = threading.Event()
@@ -33,15 +43,15 @@ class Guard(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand the metrics over."""
-        copied = dict(metrics)
+        copied = {self._names.get(name, name): value for name, value in metrics.items()}
         self._put(lambda: self._tracker.log(step, copied))
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Hand the completions over."""
+        """Queue the completions."""
         self._put(lambda: self._tracker.completions(step, rows))
 
     def close(self) -> None:
-        """Let the tracker finish, for as long as it is worth waiting."""
+        """Wait for the tracker to finish, up to a deadline."""
         self._put(None)
         if not self._disabled.is_set():
             self._thread.join(self._patience)

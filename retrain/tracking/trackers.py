@@ -1,6 +1,6 @@
 """wandb, TensorBoard and trackio.
 
-Each connects at the first row, not when it is built: with a `Guard` around it, a service that is down
+Each connects at the first row, not when it is built: with a `SafeTracker` around it, a service that is down
 costs a warning. What is sent are the metrics, the resolved configuration, and as many completions as `[logging]
 completions` says; the command line, the environment, source files and the console are not.
 """
@@ -58,7 +58,7 @@ class _Service(Tracker):
 
 @tracker("wandb")
 class Wandb(_Service):
-    """Weights & Biases; works offline, into the run directory, where there is no key. A resumed run has the same id.
+    """Weights & Biases; works offline, into the run directory, without a key. A resumed run has the same id.
 
     Args:
         project: project of the run.
@@ -91,7 +91,7 @@ class Wandb(_Service):
 
     def _shown_at(self) -> str:
         """Its page; offline, the command that sends it there."""
-        offline = self._run.offline  # it has no URL then, and wandb warns whoever asks for one
+        offline = self._run.offline  # Offline it has no URL, and wandb warns when asked for one.
         return f"wandb sync {Path(self._run.dir).parent}" if offline else str(self._run.url)
 
     def _connect(self, *, mode: Literal["auto", "online", "offline"], **options: Any) -> Any:
@@ -204,7 +204,7 @@ def stored_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _wandb_key() -> bool:
-    """Whether a key is at hand; its value is left to wandb."""
+    """Return whether wandb would find a key."""
     with suppress(OSError, netrc.NetrcParseError):
         return bool(os.environ.get("WANDB_API_KEY")) or netrc.netrc().authenticators("api.wandb.ai") is not None
     return False

@@ -50,12 +50,13 @@ class Transcript:
         """The token with which the last reply ended; None if it was cut."""
         return self.ids[-1] if self.turns[-1].finish_reason == "stop" else None
 
-    def hear(self, completion: Completion) -> None:
-        """Append a turn as it was sampled."""
+    def add_turn(self, completion: Completion, state: str = "") -> None:
+        """Append a turn as it was sampled, in this state of an environment."""
         start = len(self.ids)
         self.ids += completion.ids
         self.logprobs += completion.logprobs
-        self.turns.append(Turn(start, len(self.ids), completion.finish_reason, completion.weights_version))
+        how = completion.finish_reason, completion.weights_version
+        self.turns.append(Turn(start, len(self.ids), *how, state=state))
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append what was said to the model."""
@@ -63,7 +64,7 @@ class Transcript:
         self.logprobs += [0.0] * len(ids)
 
 
-class Bridge:
+class ChatStitcher:
     """What stands between two replies of a conversation, as token ids.
 
     With a chat template, `[user, assistant MARK, new messages]` is rendered once, and what follows MARK is the bridge.

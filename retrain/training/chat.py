@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from retrain.algorithms.planning.token_text import TokenText
 from retrain.errors import DataError
 from retrain.types import ExpertRow, Problem, Rollout, Turn
 
@@ -27,7 +28,7 @@ class TokenizedPrompt:
     ids: tuple[int, ...]
 
 
-Posed = tuple[Problem, TokenizedPrompt]
+RenderedPrompt = tuple[Problem, TokenizedPrompt]
 """A problem with its prompt as the model sees it."""
 
 
@@ -84,8 +85,12 @@ class Chat:
         """Text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Text of each token, special tokens included; a character of several tokens is that of the last of them."""
+        return self._text.pieces(ids)
+
     def rollout(
-        self, posed: Posed, group: int, ids: Sequence[int], logprobs: Sequence[float], turns: Sequence[Turn]
+        self, posed: RenderedPrompt, group: int, ids: Sequence[int], logprobs: Sequence[float], turns: Sequence[Turn]
     ) -> Rollout:
         """What was sampled for a problem after its prompt, with its text; not scored yet."""
         problem, prompt = posed
@@ -167,6 +172,10 @@ class Chat:
         except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(f"the chat template does not render messages of {roles}: {error}") from error
+
+    @cached_property
+    def _text(self) -> TokenText:
+        return TokenText(self.tokenizer, special=True)
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

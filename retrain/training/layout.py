@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,14 @@ class Layout:
         device: where batches are made.
         max_tokens: the response budget that sampling has.
         mask_truncated: a rollout that ended for want of tokens is not trained on.
+        rewards: (name of its part, weight) of each of `[[rewards]]`; empty: the sum is the one part.
     """
 
     pad_id: int
     device: Any
     max_tokens: int
     mask_truncated: bool = False
+    rewards: tuple[tuple[str, float], ...] = ()
 
     def batch(self, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
         """Rollouts, and behind them expert rows, right-padded (see `Batch`).
@@ -46,6 +49,7 @@ class Layout:
                 response[row, start:end] = True
             logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one for every id after the prompt
         turn_ids, turn_rewards = _turns(rollouts, shape)
+        greedy = [math.nan if one.greedy is None else one.greedy for one in rollouts] + [math.nan] * len(experts)
         first = max((rollout.group for rollout in rollouts), default=-1) + 1
         lengths = [*(r.length for r in rollouts), *(sum(end - start for start, end in row.spans) for row in experts)]
         groups = [*(r.group for r in rollouts), *range(first, first + len(experts))]
@@ -63,9 +67,22 @@ class Layout:
             advantages=torch.zeros(shape, device=device),
             turn_ids=turn_ids.to(device),
             turn_rewards=turn_rewards.to(device),
+            anchor_ids=_anchors(rollouts, shape).to(device),
+            greedy_rewards=torch.tensor(greedy, dtype=torch.float32, device=device),
+            **self._parts(rollouts, len(experts)),
             step=step,
             max_tokens=self.max_tokens,
         )
+
+    def _parts(self, rollouts: Sequence[Rollout], experts: int) -> dict[str, Any]:
+        """`reward_parts` and `reward_weights`, where the run names its rewards."""
+        if not self.rewards:
+            return {}
+        found = [[rollout.parts.get(name) for name, _ in self.rewards] for rollout in rollouts]
+        rows = [[math.nan if part is None else part for part in row] for row in found]
+        rows += [[math.nan] * len(self.rewards)] * experts
+        parts = torch.tensor(rows, dtype=torch.float32, device=self.device)
+        return {"reward_parts": parts, "reward_weights": tuple(weight for _, weight in self.rewards)}
 
     def _spans(self, rollout: Rollout) -> list[tuple[int, int]]:
         return [] if self.mask_truncated and rollout.truncated else rollout.spans
@@ -80,3 +97,13 @@ def _turns(rollouts: Sequence[Rollout], shape: tuple[int, int]) -> tuple[Tensor,
             turn_ids[row, start:end] = number
             turn_rewards[row, end - 1] = turn.reward + rest * (number == len(rollout.turns) - 1)
     return turn_ids, turn_rewards
+
+
+def _anchors(rollouts: Sequence[Rollout], shape: tuple[int, int]) -> Tensor:
+    """`anchor_ids` of a batch of this shape."""
+    anchors, numbers = torch.full(shape, -1), dict[tuple[int, str], int]()
+    for row, rollout in enumerate(rollouts):
+        for turn, (start, end) in zip(rollout.turns, rollout.spans, strict=True):
+            if turn.state:
+                anchors[row, start:end] = numbers.setdefault((rollout.group, turn.state), len(numbers))
+    return anchors

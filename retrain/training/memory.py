@@ -10,7 +10,7 @@ from typing import Any
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 
 OF_THE_SAMPLER = frozenset({"sampler_weights", "kv_cache"})
-"""What an engine takes that samples; one with the trait `elsewhere` takes it of other machines or GPUs."""
+"""Memory of the sampler by purpose; an engine with the trait `remote` takes none."""
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
 _MOMENTS = {"adamw": 8, "adamw8bit": 2, "muon": 4}
 """Bytes of an optimizer's moments for each weight that is trained."""
@@ -89,7 +89,7 @@ def estimate_memory(
     *,
     rows: int,
     tokens: int,
-    beside: Collection[str] = (),
+    signal_models: Collection[str] = (),
     ranks: int = 1,
 ) -> dict[str, int]:
     """Bytes by purpose on one rank; a guide within about a factor of 1.5, and what `explain` prints.
@@ -99,7 +99,8 @@ def estimate_memory(
         settings: how it is trained.
         rows: completions sampled at once.
         tokens: longest prompt and response together.
-        beside: models that signals hold, each "frozen" (they share one copy; with LoRA it is the base) or "trained".
+        signal_models: what signals hold, as their trait `models` names it: "frozen" (they share one copy; with LoRA
+            it is the base), "trained" or "averaged". Models of another shape are left to the caller.
         ranks: processes that train together; adapters are whole on each, and other weights spread over them.
     Returns:
         weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
@@ -117,13 +118,15 @@ def estimate_memory(
     shards = ranks if settings.shard == "full" else 1
     base, states = (frozen_base(shape, settings) // shards, 1) if rank else (0, shards)
     sizes = {
-        "weights": 4 * trained // states + base,
+        "weights": (8 if settings.rounds else 4) * trained // states + base,  # rounded ones beside the masters
         "gradients": 4 * trained // states,
         "optimizer": _MOMENTS[settings.optimizer] * trained // states,
         "activations": cells * (inputs + kept * _activations(shape, half)),
         "logits": 2 * half * positions * shape.vocabulary,
-        "other_models": 16 * trained // states * list(beside).count("trained")
-        + (4 * shape.parameters // shards if "frozen" in beside and not rank else 0),
+        "other_models": (16 * list(signal_models).count("trained") + 4 * list(signal_models).count("averaged"))
+        * trained
+        // states
+        + (4 * shape.parameters // shards if "frozen" in signal_models and not rank else 0),
         "sampler_weights": half * shape.parameters,
         "kv_cache": 2 * shape.layers * shape.key_heads * shape.head_width * half * -(-rows // ranks) * tokens,
     }

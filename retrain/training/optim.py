@@ -14,6 +14,9 @@ from retrain.training.settings import PolicySettings
 from retrain.training.shards import like
 from retrain.types import State
 
+VALUE_HEAD = "value_head."
+"""Begins the names of a head's parameters, which are not the model's."""
+
 
 def lr_factor(step: int, settings: PolicySettings) -> float:
     """Share of the peak learning rate at optimizer step `step` (from 0), in (0, 1].
@@ -40,9 +43,12 @@ class Optimizer:
         parameters: what is trained, by name.
     """
 
-    def __init__(self, model: nn.Module, settings: PolicySettings) -> None:
+    def __init__(self, model: nn.Module, settings: PolicySettings, head: nn.Module | None = None) -> None:
+        """Collect what requires a gradient in a model, and in a head beside it."""
         self.settings = settings
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        named = [*model.named_parameters()]
+        named += [] if head is None else [(f"{VALUE_HEAD}{name}", p) for name, p in head.named_parameters()]
+        self.parameters = {name: p for name, p in named if p.requires_grad}
         self._names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
         excluded = _edge_parameters(model) if settings.optimizer == "muon" else self._names.keys()
         muon = [p for p in self._names if p.ndim == 2 and p not in excluded]
@@ -73,6 +79,11 @@ class Optimizer:
                 group["lr"] = lr
             self._one_by_one(optimizer) if self.settings.offload == "optimizer" else optimizer.step()
         return lr
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of what is trained."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def _one_by_one(self, optimizer: torch.optim.Optimizer) -> None:
         """Update parameter by parameter: the moments of one are on its device, the others in the processor's memory."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,23 +17,25 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from retrain.functional.mismatch import Mismatch
 from retrain.protocols import ALONE, Ranks
 from retrain.training.model import lora
-from retrain.training.model.forward import Forward, MicroBatch
+from retrain.training.model.forward import Forward, MicroBatch, ValueForward
 from retrain.training.model.loading import ParameterReader
-from retrain.training.optim import Optimizer
+from retrain.training.optim import VALUE_HEAD, Optimizer
+from retrain.training.rounded_weights import RoundedWeights
 from retrain.training.settings import PolicySettings
 from retrain.training.shards import like, local, shard
-from retrain.types import Adapted, Batch, Metrics, State
+from retrain.types import Batch, Metrics, State
+from retrain.weights import as_lazy
 
 if TYPE_CHECKING:
-    from retrain.algorithms.graph.objective import Objective
+    from retrain.algorithms.graph.objective import Objective, StepLoss
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What one optimizer step sees: rows, the weight of every token in every loss term, micro-batches of live rows."""
+    """What one optimizer step sees: rows, their loss, micro-batches of live rows."""
 
     batch: Batch
-    weights: Mapping[str, Tensor]
+    loss: StepLoss
     parts: Sequence[MicroBatch]
 
 
@@ -56,17 +59,20 @@ class TorchPolicy:
         settings: PolicySettings,
         ranks: Ranks = ALONE,
         source: ParameterReader | None = None,
-        beside: tuple[TorchPolicy, str] | None = None,
+        shares: tuple[TorchPolicy, str] | None = None,
+        *,
+        has_values: bool = False,
     ) -> None:
         """Prepare the model for training.
 
         Args:
             ranks: the processes that train it together; each gives the same model.
             source: of the values of parameters on the meta device.
-            beside: a policy with LoRA whose model and wrapper this one shares, and the adapter to train.
+            shares: a policy with LoRA whose model and wrapper this one shares, and the adapter to train.
+            has_values: train a head that gives one number per token, zero at first, instead of log-probs.
         """
         self.settings, self.ranks, self.step = settings, ranks, 0
-        other, self._name = beside or (None, lora.POLICY)
+        other, self._name = shares or (None, lora.POLICY)
         if other is None:
             self.adapter: Any = lora.inject(model, settings.lora) if settings.lora else None
             self.model: Any = model if settings.lora else model.float()
@@ -77,12 +83,18 @@ class TorchPolicy:
             _checkpoint_layers(self.model)
         self._shards = other._shards if other else shard(self.model, settings, ranks, source)
         # Before any forward: while one runs, the model has other parameters than those that are sharded.
+        head = self._shards.spread(_value_head(self.model), settings) if has_values else None
         with lora.active(self.adapter, self._name):  # what is trained is what has gradients in this block
-            self.optimizer = Optimizer(self.model, settings)
+            self.optimizer = Optimizer(self.model, settings, head)
+        rounded = RoundedWeights(self.optimizer.parameters, settings.seed, ranks.rank) if settings.rounds else None
+        self._rounded = rounded
         self.forward = Forward(self.model, settings, self._shards)
+        if head is not None:
+            with lora.active(self.adapter, self._name):
+                self.forward = ValueForward(self.model, settings, self._shards, head)
         self._earlier: dict[str, Tensor] = {}
 
-    def sibling(self, name: str, settings: PolicySettings) -> TorchPolicy:
+    def sibling(self, name: str, settings: PolicySettings, *, has_values: bool = False) -> TorchPolicy:
         """A second model to train, which starts where training started: a copy, or with LoRA another adapter.
 
         With LoRA base weights and wrapper are shared; forwards, updates and weights of either policy never see the
@@ -90,10 +102,10 @@ class TorchPolicy:
         """
         if self.adapter is None:
             model, source = self._shards.copied(self.model)
-            return TorchPolicy(model, settings, self.ranks, source)
+            return TorchPolicy(model, settings, self.ranks, source, has_values=has_values)
         assert settings.lora is not None, "the sibling of a policy with LoRA is an adapter too"
         lora.add(self.adapter, name, settings.lora)
-        return TorchPolicy(self.model, settings, self.ranks, beside=(self, name))
+        return TorchPolicy(self.model, settings, self.ranks, shares=(self, name), has_values=has_values)
 
     @property
     def device(self) -> torch.device:
@@ -101,9 +113,20 @@ class TorchPolicy:
         return self.forward.device
 
     def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
-        """old_logprobs, entropy, varentropy by name, each [N, T] float32, 0 outside response_mask, in one pass."""
+        """POLICY_COLUMNS by name, each [N, T] float32, 0 outside response_mask, in one pass."""
         with lora.active(self.adapter, self._name):
             return self.forward.logprobs(batch, columns)
+
+    def values(self, batch: Batch) -> Tensor:
+        """Values [N, T] of the prefix before each response token, of a model that `has_values`."""
+        assert isinstance(self.forward, ValueForward)
+        with lora.active(self.adapter, self._name):
+            return self.forward.values(batch)
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """Weights of the head for values, by name, whole on every rank."""
+        named = self.optimizer.parameters.items()
+        return {name: self._shards.full(p.detach()).contiguous() for name, p in named if name.startswith(VALUE_HEAD)}
 
     def reference(self) -> Callable[[Batch], Tensor]:
         """Scores [N, T] by the weights of the first call: the base model under the adapters, or a frozen copy.
@@ -120,9 +143,9 @@ class TorchPolicy:
         if self.adapter is None:
             return self._frozen.weights()
         if self.settings.quantization:
-            from retrain.training.model.quantized import Dequantized
+            from retrain.training.model.quantized import dequantized
 
-            return Dequantized(self.model, self.ranks.rank)
+            return dequantized(self.model, self.ranks.rank)
         return self._shards.whole(lora.base_weights(self.model))
 
     @cached_property
@@ -134,6 +157,17 @@ class TorchPolicy:
     def _base_logprobs(self, batch: Batch) -> Tensor:
         with self.adapter.disable_adapter():
             return self.forward.logprobs(batch)["old_logprobs"]
+
+    @contextmanager
+    def in_float32(self) -> Generator[bool]:
+        """Multiply in float32 inside this block; yields whether that is so: sharded weights come rounded already."""
+        before = self.forward.dtype
+        possible = before == torch.float32 or not self._shards.casts
+        self.forward.dtype = torch.float32 if possible else before
+        try:
+            yield possible
+        finally:
+            self.forward.dtype = before
 
     def remember(self) -> None:
         """Keep a copy of the weights for `earlier_logprobs`, in the processor's memory; LoRA needs none."""
@@ -161,7 +195,7 @@ class TorchPolicy:
             own.copy_(self._earlier[name])
             self._earlier[name] = current
 
-    def update(self, batch: Batch, objective: Objective) -> Metrics:
+    def update(self, batch: Batch, objective: Objective, recredit: Callable[[], Tensor] | None = None) -> Metrics:
         """`epochs` passes of `minibatches` optimizer steps each over the batch.
 
         The gradient is that of the objective over the whole minibatch and does not depend on the micro-batches: the
@@ -169,20 +203,33 @@ class TorchPolicy:
         step `old_logprobs` are the current ones (ratio exactly 1); with several they are scored first, in
         the micro-batches of the steps.
 
+        Args:
+            recredit: advantages [N, T] for each epoch after the first; None: those of the batch in every epoch.
         Returns:
             loss/*, policy/entropy, grad/norm, optim/lr, tokens/forwarded, update/*, means over the steps, and
             mismatch/* of the first. A step whose loss or gradient is not finite changes nothing and
             reports update/nonfinite = 1; one without a live row reports update/skipped = 1.
         """
-        steps = self._plan(batch, objective)
-        with lora.active(self.adapter, self._name):
-            if several := len(steps) * self.settings.epochs > 1:
-                # Scored in the micro-batches of the update: in others the ratio would not begin at exactly 1.
-                scored = [step.batch.replace(**self.forward.logprobs(step.batch, parts=step.parts)) for step in steps]
-                steps = [replace(step, batch=batch) for step, batch in zip(steps, scored, strict=True)]
-            reports = [self._take(step, objective, several) for _ in range(self.settings.epochs) for step in steps]
+        steps, reports = self._plan(batch, objective), list[Metrics]()
+        for epoch in range(self.settings.epochs):
+            if epoch and recredit is not None:
+                steps = self._recredited(steps, batch.replace(advantages=recredit()), objective)
+            with lora.active(self.adapter, self._name):
+                several = len(steps) * self.settings.epochs > 1 and "old_logprobs" in objective.reads
+                if several and not epoch:
+                    # Scored in the micro-batches of the update: in others the ratio would not begin at exactly 1.
+                    scored = [one.batch.replace(**self.forward.logprobs(one.batch, parts=one.parts)) for one in steps]
+                    steps = [replace(step, batch=part) for step, part in zip(steps, scored, strict=True)]
+                reports += [self._take(step, objective, several) for step in steps]
         # Once the weights have moved, the distance to the sampler says nothing about the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
+
+    @torch.no_grad()
+    def follow(self, other: TorchPolicy, rate: float) -> None:
+        """Move the trained weights towards those of another policy of the same shape: w + rate * (other - w)."""
+        theirs = other.optimizer.parameters.values()
+        for own, their in zip(self.optimizer.parameters.values(), theirs, strict=True):
+            local(own).lerp_(local(their), rate)
 
     def gradient(self, batch: Batch, weights: Tensor) -> Tensor:
         """[D] gradient of sum_{n,t} weights[n, t] * logprobs[n, t] in the trained parameters, one behind the other.
@@ -205,24 +252,32 @@ class TorchPolicy:
     def weights(self) -> Mapping[str, Tensor]:
         """Full weights by the base model's names, tied entries included, for a sampler; views where possible.
 
-        With LoRA they are `Adapted`: a matrix is merged in float32 when it is read.
+        With stochastic rounding they are bfloat16 numbers. With LoRA they are `LazyWeights`: a matrix is merged in
+        float32 when it is read.
         """
         if self.adapter is None:
             return self.forward.weights()
-        return Adapted(self.reference_weights(), lora.updates(self.model, self._name))
+        return as_lazy(self.reference_weights()).adapted(lora.updates(self.model, self._name))
 
     def state_dict(self) -> State:
-        """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies."""
-        trained = {name: p.detach() for name, p in self.optimizer.parameters.items()}
+        """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies.
+
+        Of weights that are rounded they are the masters.
+        """
+        parameters = self._rounded.masters if self._rounded else self.optimizer.parameters
+        trained = {name: p.detach() for name, p in parameters.items()}
         return {"step": self.step, "model": trained, "optimizer": self.optimizer.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; training continues bit for bit."""
-        for name, parameter in self.optimizer.parameters.items():
-            parameter.copy_(like(state["model"][name], parameter))
-        self.optimizer.load_state_dict(state["optimizer"])
         self.step = int(state["step"])
+        if self._rounded:
+            self._rounded.load(state["model"], self.step)
+        else:
+            for name, parameter in self.optimizer.parameters.items():
+                parameter.copy_(like(state["model"][name], parameter))
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def save_adapter(self, folder: Path, base: str = "", card: str = "") -> None:
         """Write the adapter in peft's format.
@@ -243,8 +298,16 @@ class TorchPolicy:
         for start in range(min(self.settings.minibatches, len(rows))):
             part = batch if self.settings.minibatches == 1 else batch.rows(rows[start :: self.settings.minibatches])
             live = objective.live_rows(part).nonzero()[:, 0].tolist()
-            steps.append(_Step(part, objective.weights(part), self.forward.micro_batches(part, live)))
+            steps.append(_Step(part, objective.step(part), self.forward.micro_batches(part, live)))
         return steps
+
+    def _recredited(self, steps: Sequence[_Step], batch: Batch, objective: Objective) -> list[_Step]:
+        """The steps with the advantages of `batch`, and log-probs as they were scored before the first epoch."""
+        fresh = self._plan(batch, objective)
+        return [
+            replace(one, batch=one.batch.replace(old_logprobs=old.batch.column("old_logprobs")))
+            for one, old in zip(fresh, steps, strict=True)
+        ]
 
     def _take(self, step: _Step, objective: Objective, scored: bool) -> Metrics:
         """One optimizer step: gradients of all micro-batches, guard, clip, apply.
@@ -259,8 +322,8 @@ class TorchPolicy:
                 width = rows.input_ids.shape[1]
                 with self.forward.attention(width):
                     columns = self._loss_columns(rows, objective, scored)
-                    weights = {name: weight[index, :width] * counts for name, weight in step.weights.items()}
-                    loss, sums = objective(columns, weights)
+                    weights = {name: weight[index, :width] * counts for name, weight in step.loss.weights.items()}
+                    loss, sums = step.loss.of(columns, weights)
                     loss.backward()  # in here: with gradient checkpointing it runs the attention again
                 if counts:
                     tally.add(rows, columns, sums | {"loss/total": loss.detach()})
@@ -269,7 +332,8 @@ class TorchPolicy:
 
     def _loss_columns(self, rows: Batch, objective: Objective, scored: bool) -> dict[str, Any]:
         current = self.forward.columns(rows)
-        current["old_logprobs"] = rows.column("old_logprobs") if scored else current["logprobs"].detach()
+        if "logprobs" in current:
+            current["old_logprobs"] = rows.column("old_logprobs") if scored else current["logprobs"].detach()
         return {name: rows.column(name) for name in objective.reads - current.keys()} | current
 
     def _apply(self, loss: float | None) -> Metrics:
@@ -282,9 +346,10 @@ class TorchPolicy:
         metrics = {"grad/norm": norm, "update/skipped": 0.0}
         # One infinite gradient would make every weight, and the optimizer's moments, not a number for good.
         if finite := math.isfinite(loss) and math.isfinite(norm):
-            metrics["optim/lr"] = self.optimizer.step(self.step)
+            with self._rounded.updated(self.step + 1) if self._rounded else nullcontext():
+                metrics["optim/lr"] = self.optimizer.step(self.step)
             self.step += 1
-        self.model.zero_grad()
+        self.optimizer.zero_grad()
         return metrics | {"update/nonfinite": float(not finite)}
 
 
@@ -297,10 +362,14 @@ class _Tally:
 
     def add(self, rows: Batch, columns: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
         mask = rows.response_mask & ~rows.is_expert[:, None]
+        forwarded = {"tokens/forwarded": rows.attention_mask.sum()}
+        if "logprobs" not in columns:
+            self._join({**sums, **forwarded}, None)
+            return
         mismatch = Mismatch.of(columns["logprobs"], rows.sampler_logprobs, mask)
         entropy = columns["entropy"].detach().where(mask, 0.0).sum()
-        own = {"policy/entropy": entropy, "tokens": mask.sum(), "tokens/forwarded": rows.attention_mask.sum()}
-        self._join({**sums, **own}, mismatch)
+        own = {"policy/entropy": entropy, "tokens": mask.sum()}
+        self._join({**sums, **own, **forwarded}, mismatch)
 
     def _join(self, sums: Mapping[str, Tensor], mismatch: Mismatch | None) -> None:
         for name, value in sums.items():
@@ -315,7 +384,7 @@ class _Tally:
         sums = {name: value.cpu() for name, value in self.sums.items()}
         mismatch = self.mismatch and Mismatch(self.mismatch.sums.cpu(), self.mismatch.extremes.cpu())
         total = _Tally()
-        for part in ranks.every((sums, mismatch)):
+        for part in ranks.all_gather((sums, mismatch)):
             total._join(*part)
         return total
 
@@ -327,6 +396,14 @@ class _Tally:
         else:
             found.pop("policy/entropy", None)
         return found | (self.mismatch.metrics() if self.mismatch else {})
+
+
+def _value_head(model: Any) -> torch.nn.Linear:
+    """A linear layer from the model's hidden states to one number, zero, on the model's device."""
+    head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1)
+    for parameter in head.parameters():
+        torch.nn.init.zeros_(parameter)
+    return head.to(model.device)
 
 
 def _mean(reports: Sequence[Metrics]) -> Metrics:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,18 +11,14 @@ from pydantic import Field
 
 from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
-from retrain.errors import ComponentError
-from retrain.functional.seeds import derive_seed
 from retrain.protocols import Policy, StatefulComponent
 from retrain.registry import Component, Finding, find, signal
-from retrain.system.model_paths import RANDOM_MODEL, problem_with
+from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_beside
 from retrain.training.reference import check_start, fingerprint, unjudged
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from retrain.training.settings import PolicySettings
 
 _Positive = Annotated[float, Field(gt=0)]
 FACTS = "prm.json"
@@ -38,17 +33,10 @@ _LEARNS = ("update", ("after", "before"))
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """A reward model that cannot know anything, or that is nowhere."""
     path: str | None = params["path"]
-    if path is None:
-        if params["update"] == "none" and params["reference"] == "frozen":
-            problem = "a process reward model that starts as its reference and never learns gives no reward but 0"
-            yield Finding(("update",), problem, 'use update = "after", or name a trained model in [prime] path')
-    elif config.model.lora is not None:
-        problem = "with [model.lora] the process reward model is an adapter on the policy's base"
-        yield Finding(("path",), problem, "remove it, or train without LoRA")
-    elif path == RANDOM_MODEL:
-        yield Finding(("path",), f'"{path}" is made, not trained: it knows no more than the policy', "remove it")
-    elif problem := problem_with(path):
-        yield Finding(("path",), *problem)
+    if path is None and params["update"] == "none" and params["reference"] == "frozen":
+        problem = "a process reward model that starts as its reference and never learns gives no reward but 0"
+        yield Finding(("update",), problem, 'use update = "after", or name a trained model in [prime] path')
+    yield from check_path(path, config, "process reward model")
 
 
 @signal(
@@ -78,6 +66,8 @@ class ProcessRewards(StatefulComponent):
             so that the same rewards are scored by a phi that was; "none" leaves phi as it is.
         reference: "frozen" is the initial policy; "policy" the policy as it is when it is scored: no extra model.
         loss: see above.
+        every: "step" scores and updates once for a batch; "epoch" in each of `[training] epochs`, between those of the
+            policy, as the algorithm is printed.
         path: a model that phi starts from instead of the initial policy, with the same tokenizer.
 
     Metrics, of the scores before this step's update: prm/loss; prm/accuracy, the share of (correct, wrong) pairs of
@@ -98,15 +88,17 @@ class ProcessRewards(StatefulComponent):
         update: Literal["after", "before", "none"] = "after",
         reference: Literal["frozen", "policy"] = "frozen",
         loss: Literal["ce", "dpo"] = "ce",
+        every: Literal["step", "epoch"] = "step",
         path: str | None = None,
     ) -> None:
         self._policy, self._tokenizer, self._beta = policy, tokenizer, beta
-        self._update, self._loss = update, loss
-        self.model = _start(policy, tokenizer, _settings(policy, lr, max_grad_norm), path)
+        self._update, self._loss, self.every_epoch = update, loss, every == "epoch"
+        settings = own_optimizer(policy, "prm", lr, max_grad_norm)
+        self.model = trained_beside(policy, tokenizer, "prm", settings, path, "[prime] path")
         self._frozen = policy.reference() if reference == "frozen" else None
         copied = self._frozen is not None and policy.adapter is None
         self.fingerprint = fingerprint(policy.reference_weights()) if copied else ""
-        term = Component("loss", "outcome", outcome_loss, "prime", traits={"weight": 1.0}).bind({"beta": beta})
+        term = Component("loss", "outcome", outcome_loss, "prime").bind({"beta": beta})
         self._objective = Objective([term], find("reduction", "sequence_mean").bind())
 
     def __call__(
@@ -221,39 +213,3 @@ def pair_accuracy(scores: Tensor, correct: Tensor, group_ids: Tensor) -> Metrics
     difference = scores[:, None] - scores
     won = (difference > 0).double() + 0.5 * (difference == 0).double()
     return {"prm/accuracy": float(won[pairs].mean())}
-
-
-def _settings(policy: Policy, lr: float, max_grad_norm: float) -> PolicySettings:
-    """The policy's forward with another optimizer: one step per batch."""
-    lora = policy.settings.lora
-    return replace(
-        policy.settings,
-        optimizer="adamw",
-        lr=lr,
-        weight_decay=0.0,
-        warmup_steps=0,
-        schedule="constant",
-        max_grad_norm=max_grad_norm,
-        epochs=1,
-        minibatches=1,
-        lora=lora and replace(lora, seed=derive_seed(lora.seed, "prm")),
-    )
-
-
-def _start(policy: Policy, tokenizer: Any, settings: PolicySettings, path: str | None) -> Policy:
-    """phi before training."""
-    if path is None:
-        return policy.sibling("prm", settings)
-    from retrain.training.model.loading import load_model
-    from retrain.training.policy import TorchPolicy
-
-    loaded = load_model(path, empty=policy.ranks.mesh is not None)
-    own: Any = loaded.tokenizer
-    if own.get_vocab() != tokenizer.get_vocab():
-        raise ComponentError(
-            f"[prime] path = {path!r} has another tokenizer than the policy", "its ids must be the same"
-        )
-    model: Any = loaded.model
-    if loaded.source is None:
-        model.to(policy.device)
-    return TorchPolicy(model, settings, policy.ranks, loaded.source)

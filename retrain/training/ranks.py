@@ -1,4 +1,4 @@
-"""The ranks of several processes, and what they say to each other; importing this does not import torch.
+"""The ranks of several processes, and how they communicate; importing this does not import torch.
 
 Every process runs the same program on the same batch, and forwards only its share of the rows. What happens once, such
 as a reward or a file, happens on rank 0, and the others get its result.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-_Told = tuple[str, str, int] | None
+_Report = tuple[str, str, int] | None
 """An error as plain values: name of its class, text, exit code."""
 
 RENDEZVOUS = "RETRAIN_RENDEZVOUS"
@@ -54,25 +54,25 @@ class Group(Ranks):
     """One rank of several, over torch.distributed: gloo on CPUs, NCCL on GPUs, and gloo for everything but tensors.
 
     A rank that dies or does not answer within the timeout is an EngineError on the others, which names it; one that
-    ends by an error of its own leaves word of that first, and the others raise the same. After that every verb raises
+    ends by an error of its own reports it first, and the others raise the same. After that every verb raises
     the same error, and the process ends soon, whatever it waits for.
 
     Args:
-        control: gloo's group for messages. store: where ranks leave word after a failure.
-        beside: a group whose `sum` and `mesh` this one shares; it has messages of its own.
+        control: gloo's group for messages. store: where ranks report their errors.
+        rollouts: a group with messages of its own, which shares `all_reduce` and `mesh` with this one.
     """
 
     def __init__(self, rank: int, size: int, *, mesh: Any, control: Any, store: Any, rollouts: Group | None) -> None:
         self.rank, self.size, self.mesh = rank, size, mesh
         self._control, self._store, self._rollouts = control, store, rollouts
         self._phase = ""
-        self._lost: _Told = None
+        self._lost: _Report = None
 
     @property
     def rollouts(self) -> Ranks:
         return self._rollouts or self
 
-    def same(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         import torch.distributed as dist
 
         box: list[Any] = [value if self.rank == 0 else None]
@@ -80,7 +80,7 @@ class Group(Ranks):
             dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
-    def every(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.size
@@ -88,22 +88,22 @@ class Group(Ranks):
             dist.all_gather_object(found, value, group=self._control)
         return found
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         import torch.distributed as dist
 
         with self._talking():
             dist.all_reduce(tensor, group=self.mesh.get_group())
         return tensor
 
-    def first(self, compute: Callable[[], T]) -> T:
+    def on_rank0(self, compute: Callable[[], T]) -> T:
         outcome, error = _attempt(compute) if self.rank == 0 else (None, None)
-        found: tuple[Any, _Told] = self.same((outcome, _told(error)))
+        found: tuple[Any, _Report] = self.broadcast((outcome, _reported(error)))
         _raise(error, found[1])
         return found[0]
 
-    def each(self, compute: Callable[[], T]) -> list[T]:
+    def on_each_rank(self, compute: Callable[[], T]) -> list[T]:
         outcome, error = _attempt(compute)
-        found: list[tuple[Any, _Told]] = self.every((outcome, _told(error)))
+        found: list[tuple[Any, _Report]] = self.all_gather((outcome, _reported(error)))
         _raise(error, next((failure for _, failure in found if failure), None))
         return [value for value, _ in found]
 
@@ -114,8 +114,8 @@ class Group(Ranks):
             with self._talking():
                 yield
         except Exception as error:
-            if not before:  # it ends this rank, so that the others will soon ask why it does not answer
-                self._leave_word(error)
+            if not before:  # it ends this rank, and the others will look for the reason
+                self._report(error)
             raise
         self._phase = before
 
@@ -136,16 +136,13 @@ class Group(Ranks):
             last.start()
             raise _error_of(self._lost) from error
 
-    def _leave_word(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         if not self._lost and not (self._rollouts and self._rollouts._lost):
             with suppress(RuntimeError):
-                self._store.set(f"failed/{self.rank}", json.dumps(_told(error)))
+                self._store.set(f"failed/{self.rank}", json.dumps(_reported(error)))
 
     def _explain(self, waited_s: float) -> tuple[str, str, int]:
-        """What another rank left word of before it ended; else which ranks do not answer.
-
-        Those that do leave word as well, for all of them have failed to talk.
-        """
+        """The error that another rank reported before it ended; else which ranks do not answer."""
         silent = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _ANSWER_S
         with suppress(RuntimeError):  # the store may be gone with the rank that kept it
@@ -233,7 +230,7 @@ def _attempt(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def _told(error: Exception | None) -> _Told:
+def _reported(error: Exception | None) -> _Report:
     if error is None:
         return None
     code = error.exit_code if isinstance(error, RetrainError) else 1
@@ -241,8 +238,8 @@ def _told(error: Exception | None) -> _Told:
     return type(error).__name__, text, code
 
 
-def _raise(own: Exception | None, failure: _Told) -> None:
-    """Raise this rank's own error, or what another rank told of its."""
+def _raise(own: Exception | None, failure: _Report) -> None:
+    """Raise this rank's own error, or what another rank reported."""
     if own is not None:
         raise own
     if failure is not None:
@@ -250,7 +247,7 @@ def _raise(own: Exception | None, failure: _Told) -> None:
 
 
 def _error_of(failure: tuple[str, str, int]) -> RetrainError:
-    """The error that another rank told of."""
+    """The error that another rank reported."""
     name, text, code = failure
     error = {kind.__name__: kind for kind in _SHARED}.get(name, RetrainError)(text)
     error.exit_code = code

@@ -49,6 +49,9 @@ class PolicySettings:
         gradient_checkpointing: compute each layer's activations again in the backward pass.
         epochs, minibatches: passes over a batch, and optimizer steps per pass.
         logprob_chunk: positions whose logits exist at once; 0 chooses by vocabulary (256 MB of bfloat16).
+        rounding: how float32 weights become bfloat16 where dtype is that and all weights are trained: to "nearest" in
+            every product, or "stochastic", once per step for trainer and sampler alike.
+        seed: of the rounding.
         lora: train adapters on frozen weights; None trains everything.
         quantization: "nf4" if the linear layers that LoRA freezes hold 4 bits a weight, else None.
         shard: with several ranks, spread the weights over them, or hold all of them on each.
@@ -67,6 +70,8 @@ class PolicySettings:
     total_steps: int = 0
     max_grad_norm: float = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    seed: int = 0
     gradient_checkpointing: bool = False
     epochs: int = 1
     minibatches: int = 1
@@ -75,3 +80,8 @@ class PolicySettings:
     quantization: Literal["nf4"] | None = None
     shard: Shard = "full"
     offload: Literal["none", "optimizer", "all"] = "none"
+
+    @property
+    def rounds(self) -> bool:
+        """The weights in force are a rounding of float32 masters."""
+        return self.rounding == "stochastic" and self.dtype == "bfloat16" and self.lora is None

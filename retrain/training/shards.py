@@ -15,8 +15,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from retrain.errors import EngineError
 from retrain.protocols import WHOLE, CheckpointRows, Ranks, Shards
-from retrain.training.model.loading import ParameterReader, ReadSingly, fill, parameter_names
+from retrain.training.model.loading import ParameterReader, fill, parameter_names
 from retrain.training.settings import PolicySettings
+from retrain.weights import LazyWeights
 
 
 class Replicated(Shards):
@@ -32,7 +33,7 @@ class Replicated(Shards):
             return
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
         known = gradients[0].new_tensor([p.grad is not None for p in own])
-        summed = self.ranks.sum(torch.cat([*(gradient.flatten() for gradient in gradients), known]))
+        summed = self.ranks.all_reduce(torch.cat([*(gradient.flatten() for gradient in gradients), known]))
         *sums, counts = summed.split([*(p.numel() for p in own), len(own)])
         for p, gradient, count in zip(own, sums, counts.tolist(), strict=True):
             p.grad = gradient.view_as(p) if count else None
@@ -76,7 +77,17 @@ class Sharded(Replicated):
             fully_shard(module, **options)
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
-        self._model = model
+        self._model, self._options = model, options
+
+    def spread(self, head: Any, settings: PolicySettings) -> Any:
+        """Shard a head as the model's own weights are, unless LoRA trains adapters, which stay whole."""
+        head.to(self.device)
+        if settings.lora is None:
+            options: dict[str, Any] = {**self._options, "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
+            fully_shard(head, **options)
+            head.set_gradient_divide_factor(1.0)
+            head.set_force_sum_reduction_for_comms(True)
+        return head
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._root(function, *args)
@@ -99,7 +110,7 @@ class Sharded(Replicated):
         return _full(tensor)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return _Gathered(tensors)
+        return _gathered(tensors)
 
 
 class _Root(nn.Module):
@@ -171,19 +182,19 @@ def like(value: Tensor | CheckpointRows, parameter: Tensor) -> Tensor:
     return value.detach().clone().to(parameter.device)
 
 
-class _Gathered(ReadSingly):
-    """Sharded tensors by name."""
+def _gathered(tensors: Mapping[str, Tensor]) -> LazyWeights:
+    """Sharded tensors by name; a tied one is gathered once while it is held under one of its names."""
+    gathered: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__(tensors, next(v.device_mesh for v in tensors.values() if isinstance(v, DTensor)).get_rank())
-        self._held: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = self.tensors[name]
+    def read(name: str) -> Tensor:
+        value = tensors[name]
         if not isinstance(value, DTensor):
             return value.detach()
-        found = self._held.get(id(value))
+        found = gathered.get(id(value))
         if found is None:
             with torch.inference_mode(False):  # engines read weights in inference mode, which DTensor cannot
-                found = self._held[id(value)] = _full(value.detach())
+                found = gathered[id(value)] = _full(value.detach())
         return found
+
+    mesh = next(value.device_mesh for value in tensors.values() if isinstance(value, DTensor))
+    return LazyWeights(tensors, read, rank=mesh.get_rank())

@@ -87,7 +87,7 @@ def warm_start(
         facts |= {"rows": content_key({"rows": [asdict(row) for row in rows]})} if rows else {}
         return cached("warmup", facts, build, waiting=lambda: observe("warmup_waiting", {}))
 
-    weights, hit = ranks.rollouts.first(made)
+    weights, hit = ranks.rollouts.on_rank0(made)
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
     # Training turned the weights into float32; what comes from the cache must end up the same.

@@ -108,7 +108,7 @@ def test_what_cannot_be_computed_is_an_error_that_says_why():
         ({"rewards": [1, None, 0]}, "rewards are not numbers"),
         ({"lengths": [[3], [4], [5]]}, r"lengths has shape \(3, 1\)"),
         ({"lengths": [[3], [4, 5], [5]]}, "lengths are not numbers"),
-        ({"group_ids": ["a", ["a"], "a"]}, r"group_ids\[1\] is no single id"),
+        ({"group_ids": ["a", ["a"], "a"]}, r"group_ids\[1\] is not a single id"),
     ],
 )
 def test_values_that_mean_nothing_are_refused_not_spread(columns, message):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.registry import find
 from tests.algorithms.conftest import call, make_batch, pad
-from tests.algorithms.test_transforms import batches, columns, ragged
+from tests.algorithms.transforms.test_token_stages import batches, columns, ragged
 from tests.reference import credit
 
 pytestmark = pytest.mark.numeric

@@ -11,8 +11,9 @@ from tests.algorithms.conftest import make_batch
 pytestmark = pytest.mark.numeric
 
 
-def schedule(**params):
-    return find("signal", "sepa_lambda").bind(params).build({})
+def schedule(total_steps=200, **params):
+    given = {"steps": 500, "delay_steps": 50, **params}
+    return find("signal", "sepa_lambda").bind(given).build({"total_steps": total_steps})
 
 
 def step_batch(step, rate=1.0, uncertainty=(1.0, 3.0, 9.0), planning=(0, 0, 1)):
@@ -40,6 +41,23 @@ def run(part, steps, rates=None, **batch):
 def test_linear_ramp_after_the_delay():
     assert run(schedule(steps=4, delay_steps=2), 9) == [0, 0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
     assert run(schedule(steps=0), 3) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("total", [2, 5, 20, 60, 200])
+def test_by_default_the_weight_reaches_one_at_four_fifths_of_the_run(total):
+    weights = run(schedule(total, steps="auto", delay_steps="auto"), total)
+    assert weights[: total // 20 + 1] == [0.0] * (total // 20 + 1)
+    assert weights[max(total * 4 // 5, 1) :] == [1.0] * (total - max(total * 4 // 5, 1))
+    assert weights == sorted(weights)
+
+
+def test_a_late_gate_makes_the_automatic_rise_steeper():
+    rates = [0.0] * 10 + [1.0] * 10
+    weights = run(schedule(20, steps="auto", delay_steps="auto"), 20, rates)
+    assert weights[:12] == [0.0] * 12
+    assert weights[16:] == [1.0] * 4
+    late = run(schedule(20, steps="auto", delay_steps=2), 20, [0.0] * 18 + [1.0] * 2)
+    assert late == [0.0] * 20
 
 
 def test_gate_opens_once_and_starts_the_ramp():

@@ -36,7 +36,7 @@ def test_the_spread_is_that_of_the_evaluation_until_two_pairs_of_runs_have_finis
     worst = spread(loaded)
     assert worst.sd == pytest.approx((0.5 / problems) ** 0.5)
     assert worst.source.startswith(
-        f"assumed: the binomial error of two evaluations of {problems} problems at the worst"
+        f"assumed: the binomial error of two evaluations of {problems} problems at worst-case"
     )
     assert spread(loaded, 0.1).sd == pytest.approx((0.18 / problems) ** 0.5)
     assert "the probe's accuracy 0.1" in spread(loaded, 0.1).source
@@ -87,3 +87,17 @@ def test_a_probe_that_fails_says_why_with_the_exit_code_of_its_run(tmp_path, mon
         preview(load_campaign("sweep.toml"), probe=True)
     assert caught.value.exit_code == 6
     assert "hub cannot be reached" in str(caught.value)
+
+
+def test_disk_and_memory_are_estimated(loaded):
+    facts = preview(loaded, probe=True)
+    disk, memory = facts["disk_mb"], facts["memory_mb"]
+    assert disk["checkpoint"] > 2 * disk["model"] > 0, "weights and two moments"
+    assert disk["run"] == disk["model"]
+    unfinished = disk["model"] + 2 * disk["checkpoint"]  # the two newest of three
+    assert disk["peak"] == pytest.approx(38 * disk["run"] + 2 * unfinished), "two runs at a time"
+    assert disk["campaign"] == pytest.approx(40 * disk["run"])
+    assert memory["at_once"] == 2 * memory["run"] > 0
+    text = render(facts)
+    assert 'MB per finished run by [campaign] keep = "model"; up to ' in text
+    assert "memory      about " in text

@@ -18,7 +18,7 @@ def test_compare_prints_conditions_and_the_verdict(campaign, cli):
     result = cli("compare", str(campaign))
     assert result.exit_code == 0
     assert result.stdout.startswith("condition  runs  accuracy, mean")
-    assert "All 12 runs finished. 1 of 1 conditions differs clearly from the baseline." in result.stdout
+    assert "All 12 runs finished. 1 of 1 conditions differs significantly from the baseline." in result.stdout
     assert "maxrl against grpo: +0.0" in result.stdout
 
 

@@ -1,5 +1,6 @@
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def source(tmp_path, monkeypatch):
 def test_a_file_with_fields_of_its_own(prepare, source):
     result = prepare(f"--source jsonl {source} --set jsonl.prompt_field=question --final-answer")
     assert result.exit_code == 0, result.stderr
-    train, val = rows("data/train.jsonl"), rows("data/val.jsonl")
+    train, val = rows("data/processed/train.jsonl"), rows("data/processed/val.jsonl")
     assert (len(train), len(val)) == (27, 3)
     assert not {row["question"] for row in train} & {row["question"] for row in val}
     assert all(row["label"] == row["question"][1:] for row in train)
@@ -54,8 +55,57 @@ def test_a_data_set_in_a_local_directory_through_the_loader_of_the_hub_task(prep
     Path(source).rename("set/train.jsonl")
     result = prepare("--source hub set --set hub.prompt_field=question --train-size 4 --no-parquet")
     assert result.exit_code == 0, result.stderr
-    assert len(rows("data/train.jsonl")) == 4
-    assert not Path("data/train.parquet").exists()
+    assert len(rows("data/processed/train.jsonl")) == 4
+    assert not Path("data/processed/train.parquet").exists()
+
+
+def test_the_options_of_the_documentation_of_dca(prepare, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = prepare("--output_dir out --train_size 10 --val_size 5 --builtin_only")
+    assert result.exit_code == 0, result.stderr
+    assert len(rows("out/train.jsonl")) == 10
+    assert prepare("--builtin --train-size 2 --val-size 2").exit_code == 0
+    assert len(rows("data/processed/val.jsonl")) == 2
+
+
+MIX = """
+[[tasks]]
+name = "jsonl"
+label = "gsm8k"
+params = { path = "gsm8k.jsonl", prompt_field = "question" }
+[[tasks]]
+name = "jsonl"
+label = "math"
+weight = 2.0
+params = { path = "math.jsonl", prompt_field = "problem" }
+[eval]
+problems = 0
+[[eval.sets]]
+name = "gsm8k"
+task = "jsonl"
+task_params = { path = "test.jsonl", prompt_field = "question" }
+"""
+
+
+def test_a_mix_of_a_run_file_with_its_sets_of_held_out_problems(prepare, source, tmp_path):
+    Path(source).rename("gsm8k.jsonl")
+    Path("math.jsonl").write_text("".join(json.dumps({"problem": f"p{i}", "answer": f"{i}"}) + "\n" for i in range(60)))
+    Path("test.jsonl").write_text(
+        "".join(json.dumps({"question": f"t{i}", "answer": f"#### {i}"}) + "\n" for i in range(4))
+    )
+    Path("mix.toml").write_text(MIX)
+    result = prepare("--source config mix.toml --final-answer --train-size 30 --val-size 4 --no-parquet")
+    assert result.exit_code == 0, result.stderr
+    train = rows("data/processed/train.jsonl")
+    counts = Counter(row["data_source"] for row in train)
+    assert counts["math"] > counts["gsm8k"] > 0
+    tests = rows("data/processed/test_gsm8k.jsonl")
+    assert {(row["label"], row["data_source"]) for row in tests} == {(str(n), "gsm8k") for n in range(4)}
+    Path("test.jsonl").write_bytes(Path("gsm8k.jsonl").read_bytes() + Path("test.jsonl").read_bytes())
+    prepare("--source config mix.toml --train-size 30 --val-size 4 --no-parquet --force")
+    asked = {row["question"] for row in rows("data/processed/train.jsonl")}
+    assert asked
+    assert not asked & {row["question"] for row in rows("data/processed/test_gsm8k.jsonl")}
 
 
 def test_fewer_rows_than_asked_for_are_told(prepare, source):
@@ -88,7 +138,7 @@ def test_without_pyarrow_there_is_jsonl_and_a_message(prepare, source, monkeypat
     result = prepare("--train-size 3 --val-size 2")
     assert result.exit_code == 0
     assert 'no parquet files: pyarrow is not installed; pip install "retrain-rl[parquet]"' in result.stderr
-    assert sorted(path.name for path in Path("data").iterdir()) == ["train.jsonl", "val.jsonl"]
+    assert sorted(path.name for path in Path("data/processed").iterdir()) == ["train.jsonl", "val.jsonl"]
 
 
 def test_a_field_that_parquet_cannot_hold_is_named(prepare, source):

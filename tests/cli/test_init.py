@@ -28,7 +28,7 @@ def test_every_recipe_is_listed_with_what_it_is():
 def test_a_recipe_becomes_a_file_that_is_valid_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("init", "mine.toml", "--template", "mix").exit_code == 0
-    assert load("mine.toml").config.expert.path
+    assert load("mine.toml").config.experts[0].path
     assert "retrain train mine.toml" in Path("mine.toml").read_text()
     wrong = run("init", "other.toml", "--template", "gpu/dappo")
     assert (wrong.exit_code, 'did you mean "gpu/dapo"?' in wrong.output) == (2, True)
@@ -49,11 +49,12 @@ def test_a_built_wheel_holds_every_recipe_and_its_data(tmp_path):
 
 
 def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
-    said = _left(tmp_path, Path("a.toml"), (), 1)
-    assert "it has no checkpoint yet; continue with: retrain train a.toml --fresh" in said
+    said = _left(tmp_path, Path("a.toml"), (), ())
+    assert "it has no checkpoint yet; start over with: retrain train a.toml --fresh" in said
     for step in (5, 10):
         (tmp_path / "checkpoints" / f"step-{step:06}").mkdir(parents=True)
-    said = _left(tmp_path, Path("a.toml"), ["training.seed=1", 'jsonl.system_prompt="Be brief."'], 2)
+    overrides = ["training.seed=1", 'jsonl.system_prompt="Be brief."']
+    said = _left(tmp_path, Path("a.toml"), overrides, ["--ranks", "2"])
     assert f"the run is in {tmp_path}; its newest checkpoint is step-000010" in said
     command = said.partition("continue with: ")[2]
     flags = ["--set", "training.seed=1", "--set", 'jsonl.system_prompt="Be brief."']

@@ -1,4 +1,3 @@
-import importlib
 import os
 import subprocess
 import sys
@@ -8,7 +7,8 @@ from typer.testing import CliRunner
 
 from retrain import __version__
 from retrain.cli import main
-from retrain.cli.main import COMMANDS, app
+from retrain.cli.arguments import Json
+from retrain.cli.main import app, command_names, load_command
 from retrain.errors import DataError
 
 
@@ -34,18 +34,76 @@ def test_help_lists_every_command_and_imports_none():
         "print('imported', sorted(heavy & set(sys.modules)))\n"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert all(f"  {name} " in result.stdout for name in COMMANDS)
+    assert all(f"  {name} " in result.stdout for name in command_names())
     assert "exit 0" in result.stdout
     assert "imported []" in result.stdout
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", command_names())
 def test_every_command_exists_and_explains_itself(name):
-    module, _, function = COMMANDS[name][0].partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
+    assert callable(load_command(name))
     result = CliRunner().invoke(app, [*name.split(), "--help"])
     assert result.exit_code == 0
     assert f"retrain {name}" in result.output
+
+
+def test_options_may_be_written_with_underscores(command):
+    def function(n_min: int = 1, *, as_json: Json = False):
+        print(n_min, as_json)
+
+    command(function)
+    for option in ("--n-min", "--n_min"):
+        assert CliRunner().invoke(app, ["try", option, "4", "--json"]).output == "4 True\n"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Install a package with these lines as its entry points of commands, and this module `own_commands`."""
+
+    def install(points: str, source: str) -> None:
+        (tmp_path / "own_commands.py").write_text(source)
+        metadata = tmp_path / "own-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Name: own\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[retrain.commands]\n{points}")
+        monkeypatch.syspath_prepend(tmp_path)
+        main.installed.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    main.installed.cache_clear()
+
+
+GREET = """
+def greet(name: str, loud: bool = False):
+    \"\"\"Greet somebody.\"\"\"
+    print(f"HELLO {name}" if loud else f"hello {name}")
+"""
+
+
+def test_an_installed_package_adds_commands(package):
+    package("greet = own_commands:greet\ndata.greet = own_commands:greet\n", GREET)
+    listed = CliRunner().invoke(app, ["--help"]).stdout
+    assert "  greet          Greet somebody.\n" in listed
+    assert "  data greet     Greet somebody.\n" in listed
+    assert CliRunner().invoke(app, ["greet", "you", "--loud"]).stdout == "HELLO you\n"
+    assert CliRunner().invoke(app, ["data", "greet", "you"]).stdout == "hello you\n"
+    assert "prepare" in CliRunner().invoke(app, ["data", "--help"]).stdout
+
+
+def test_an_installed_package_replaces_no_command(package):
+    package("train = own_commands:greet\n", GREET)
+    assert "Train a model" in CliRunner().invoke(app, ["train", "--help"]).stdout
+
+
+def test_a_broken_command_of_a_package_names_the_package_and_leaves_the_others(package):
+    package("greet = own_commands:greet\n", "import not_there\n")
+    listed = CliRunner().invoke(app, ["--help"])
+    assert listed.exit_code == 0
+    assert "cannot be used" in listed.stdout
+    done = CliRunner().invoke(app, ["greet", "you"])
+    assert done.exit_code == 1
+    assert 'command "greet" of own: importing own_commands:greet raised ModuleNotFoundError' in done.stderr
 
 
 def test_version():

@@ -99,7 +99,7 @@ def test_a_checkpoint_directory_is_trained_and_saved(folder, train, family, deco
     [
         (dict(cls=MambaConfig, state_size=8), "recurrent state"),
         (dict(cls=MistralConfig, num_attention_heads=4, num_key_value_heads=2, sliding_window=8), "slides over 8"),
-        (dict(cls=Gemma3Config), "more than text"),
+        (dict(cls=Gemma3Config), "multimodal"),
     ],
 )
 def test_what_the_embedded_engine_cannot_serve_is_sampled_by_transformers(folder, train, cli, config, why):

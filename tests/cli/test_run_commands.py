@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -102,6 +101,21 @@ def test_eval_measures_the_saved_model_and_its_checkpoints(run, cli):
     assert "after 4 steps" in cli("eval", "--trust", str(run), "--all-checkpoints").stdout.splitlines()[-1]
 
 
+def test_eval_writes_completions_for_score_and_leaves_the_run_alone(run, cli, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(3)))
+    held = f'eval.sets=[{{name="other", task="jsonl", task_params={{path="{other}"}}, samples=4, pass_at=[2]}}]'
+    before = sorted(run.glob("eval/*"))
+    options = ("--set", held, "--set", "eval.problems=0", "--out", str(tmp_path / "new" / "scores"), "--json")
+    row = json.loads(cli("eval", "--trust", str(run), *options).stdout)
+    scored = cli("score", str(tmp_path / "new" / "scores"), "--eval-set", "other", "--k", "2", "--json")
+    facts = json.loads(scored.stdout)
+    assert (facts["problems"], facts["rollouts"]) == (3, 12)
+    assert facts["pass@2"]["value"] == row["other/pass@2"]
+    assert facts["pass@2"]["low"] <= facts["pass@2"]["value"] <= facts["pass@2"]["high"]
+    assert sorted(run.glob("eval/*")) == before
+
+
 def test_eval_of_a_checkpoint_and_of_the_model_name_their_steps(folder, cli):
     trained = cli("train", "run.toml", "--plain", "--set", "training.minibatches=2")
     assert trained.exit_code == 0, trained.output
@@ -155,11 +169,8 @@ def test_fresh_and_resume_exclude_each_other(run, cli):
     assert (run / "model").is_dir()
 
 
-def test_serve_takes_the_options_that_a_refusal_names(run, cli):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    talk = ("serve", "--policy", "run.toml", "--port", port, "--patience", "0.1", "--set", "reward_pool.workers=0")
+def test_training_on_what_programs_ask_takes_the_options_of_training(run, cli):
+    talk = ("train", "run.toml", "--serve", "127.0.0.1:0", "--patience", "0.1", "--set", "reward_pool.workers=0")
     refused = cli(*talk)
     assert refused.exit_code == 2
     assert "holds a finished run; --resume auto, --fresh" in " ".join(refused.stderr.split())
@@ -168,11 +179,32 @@ def test_serve_takes_the_options_that_a_refusal_names(run, cli):
     nobody = cli(*talk, "--fresh")
     assert (nobody.exit_code, "--patience" in nobody.stderr) == (5, True), nobody.output
     assert not (run / "model").exists()
-    both = cli(*talk, "--fresh", "--resume", "auto")
-    assert (both.exit_code, "drop one of the two" in both.stderr) == (2, True)
-    for option in (("--fresh",), ("--resume", "auto")):
+
+
+def test_the_old_form_of_serve_trains_and_says_the_new_one(run, cli):
+    old = cli("serve", "--policy", "run.toml", "--port", "8123", "--patience", "0.1")
+    assert old.exit_code == 2
+    text = " ".join(old.stderr.split())
+    assert "write retrain train run.toml --serve 127.0.0.1:8123" in text
+    assert "holds a finished run; --resume auto, --fresh" in text
+    for option in (("--fresh",), ("--resume", "auto"), ("--patience", "3")):
         finished = cli("serve", "--policy", str(run), *option)
         assert (finished.exit_code, "retrain serve" in finished.stderr) == (2, True), finished.output
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--serve", "8000"), "write it as 127.0.0.1:8000"),
+        (("--serve", "127.0.0.1:70000"), "write it as 127.0.0.1:8000"),
+        (("--serve", "127.0.0.1:0", "--ranks", "2"), "single process"),
+        (("--serve", "127.0.0.1:0", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY is not set"),
+        (("--patience", "3"), "those of --serve"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_is_refused_before_anything_is_loaded(run, cli, options, why):
+    refused = cli("train", "run.toml", *options)
+    assert (refused.exit_code, why in " ".join(refused.output.split())) == (2, True), refused.output
 
 
 def test_sample_completes_prompts_from_the_command_line_or_the_input(run, cli):

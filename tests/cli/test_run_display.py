@@ -193,7 +193,7 @@ def test_lines_are_few_and_complete(capsys):
     values = (
         "reward 0.500  accuracy 25.0%  informative 75%  skipped (all correct) 1  skipped (all wrong) 3  tokens 12.0"
     )
-    assert f"step 1000/1000  {values}  grad norm 0.1  tokens/s 1,234  0.50 s" in printed
+    assert f"step 1000/1000  {values}  grad norm 0.1  sampled tokens/s 1,234  0.50 s" in printed
 
 
 def test_without_a_terminal_or_when_asked_there_are_lines(monkeypatch, capsys):

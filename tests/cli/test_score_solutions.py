@@ -82,7 +82,7 @@ def test_bad_rows_are_named_by_file_and_line(folder, cli, prm):
             text.startswith(f"solutions.jsonl:{line}: ") and reason in text for text in result.stderr.splitlines()
         )
     assert "solutions.jsonl:7: messages must end" in result.stderr
-    assert "6 bad rows: mend or remove them" in result.stderr
+    assert "6 bad rows: fix or remove them" in result.stderr
     assert "on_bad_row" not in result.stderr, "the command has no such key"
     write(folder, [bad[-1]])
     long = cli("prm", "score", prm, "solutions.jsonl")

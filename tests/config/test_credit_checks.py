@@ -46,9 +46,9 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("two corrections of the sampler", ('algorithm.transform_mode=["tis", "mis"]',),
      ("[algorithm] transform_mode", "tis and mis correct for the sampler", "keep one")),
     ("a correction with a memory", ("algorithm.transform_mode=corrections.Remembering",),
-     ("[algorithm] transform_mode", "correction=True and is no function of columns", "drop correction=True")),
+     ("[algorithm] transform_mode", "correction=True but is not a function of columns", "remove correction=True")),
     ("a correction of something else", ('algorithm.transform_mode=["corrections.elsewhere", "gtpo"]',),
-     ("[algorithm] transform_mode", "changes uncertainty, not advantages", "drop correction=True")),
+     ("[algorithm] transform_mode", "changes uncertainty, not advantages", "remove correction=True")),
     ("a correction that is trained", ("algorithm.transform_mode=corrections.trained",),
      ("[algorithm] transform_mode", "reads logprobs", "read old_logprobs")),
     ("a stateful stage twice", ('algorithm.transform_mode=["state.Twice", "state.Twice"]',),
@@ -77,7 +77,7 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
      ("[prime] path", '"builtin:tiny" is made, not trained', "remove it")),
     ("a slip in [prime]", (PRIME, "prime.bta=0.1"), ("[prime] bta", "unknown key", 'did you mean "beta"?')),
     ("a choice of [prime]", (PRIME, "prime.norm=group"),
-     ("[prime] norm", "none of its values", 'one of "batch", "none"')),
+     ("[prime] norm", "not a valid value", 'one of "batch", "none"')),
     ("a scale of [prime]", (PRIME, "prime.beta=0.0"), ("[prime] beta", "out of range", "> 0")),
     ("a slip in [mix]", (SFT, EXPERT, "mix.schedul=chord"), ("[mix] schedul", 'did you mean "schedule"?')),
     ("a share of [mix]", (SFT, EXPERT, "mix.mu=1.5"), ("[mix] mu", "out of range", "<= 1")),
@@ -97,16 +97,25 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 """(what, overrides, the parts of the message: key, reason, fix)"""
 
 ODD: list[tuple[tuple[str, ...], tuple[str, str]]] = [
-    (('loss=[{name="kl", weight=0.1}]',), ("loss", "rewards teach the policy nothing")),
-    (('loss=[{name="reinforce"}]', "training.epochs=2"), ("loss", '"reinforce" has no ratio, and of 2 updates')),
+    (('loss=[{name="kl", weight=0.1}]',), ("loss", "so rewards do not affect training")),
+    (
+        ('loss=[{name="reinforce"}]', "training.epochs=2"),
+        ("loss", '"reinforce" has no importance ratio, and only the first of 2 updates'),
+    ),
     (
         (DCA, 'rewards=[{name="exact"}, {name="overlong"}]'),
         ("[[rewards]] name", '"dca" does not read the sum of rewards'),
     ),
-    ((DCA, 'rewards=[{name="overlong"}, {name="exact"}]'), ("[[rewards]] name", "so this one trains nothing")),
-    ((DCA, 'rewards=[{name="exact"}, {name="number"}]'), ("[[rewards]] name", "unless the rewards before it have no")),
+    (
+        (DCA, 'rewards=[{name="overlong"}, {name="exact"}]'),
+        ("[[rewards]] name", "so this one does not affect training"),
+    ),
+    (
+        (DCA, 'rewards=[{name="exact"}, {name="number"}]'),
+        ("[[rewards]] name", "unless the rewards before it return None"),
+    ),
     ((PRIME, "prime.delay=200"), ("[prime] delay", "do not count in any step")),
-    (("rollout.resample=uninformative", "algorithm.filter=none"), ("[rollout] resample", "nothing to replace")),
+    (("rollout.resample=uninformative", "algorithm.filter=none"), ("[rollout] resample", "keeps every group")),
 ]
 SOUND = [
     ('loss=[{name="reinforce"}]',),

@@ -95,3 +95,42 @@ def test_a_mistake_below_an_unwritten_table_is_shown_at_the_nearest_one(tmp_path
 )
 def test_paths_are_shown_as_people_write_them(path, text):
     assert show(path) == text
+
+
+def test_a_file_extends_another_and_every_value_keeps_its_place(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "root.toml").write_text('[training]\nlr = 1e-4\nseed = 3\n[[loss]]\nname = "kl"\n')
+    (tmp_path / "sub" / "base.toml").write_text('extends = "root.toml"\n[training]\nseed = 4\nminibatches = 3\n')
+    file = write(tmp_path, 'extends = "sub/base.toml"\n[training]\nbatch_size = 2\n[[loss]]\nname = "ppo_clip"\n')
+    document = read(file, ["training.max_steps=1"])
+    assert document.data == {
+        "training": {"seed": 4, "minibatches": 3, "batch_size": 2, "max_steps": 1},
+        "optimizer": {"lr": 1e-4},
+        "loss": [{"name": "ppo_clip"}],
+    }
+    places = {key: document.at(("training", key), "", "") for key in ("seed", "minibatches", "batch_size")}
+    found = {key: (one.file.rpartition("/")[2], one.line) for key, one in places.items()}
+    assert found == {"seed": ("base.toml", 3), "minibatches": ("base.toml", 4), "batch_size": ("run.toml", 3)}
+    with pytest.raises(ConfigError, match=r"base\.toml:4:1: \[training\] minibatches: 16 completions"):
+        load(file)
+    alone = tmp_path / "alone.toml"
+    alone.write_text(document.text)
+    assert read(alone, ["training.max_steps=1"]).data == document.data
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"run": "extends = 3"}, r"run\.toml:1:1: extends: must be the path of a TOML file"),
+        ({"run": 'extends = "no.toml"'}, r"run\.toml:1:1: extends: there is no file"),
+        ({"run": 'extends = "run.toml"'}, r'run\.toml:1:1: extends: "run\.toml" extends this file in turn'),
+        ({"run": 'extends = "a.toml"', "a": '\nextends = "run.toml"'}, r"a\.toml:2:1: extends: .* in turn"),
+        ({"run": 'extends = "a.toml"', "a": "[training"}, r"a\.toml:1:10: file: not valid TOML"),
+        ({"run": 'extends = "a.toml"\n[training]\nseed = 1', "a": "training = 3"}, r"run\.toml:3:1: .*is not a table"),
+    ],
+)
+def test_a_file_that_cannot_be_extended_is_refused_where_it_is_named(tmp_path, files, says):
+    for name, text in files.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path / "run.toml")

@@ -10,6 +10,9 @@ from retrain.system.sandbox import missing
 
 HEAD = '[task]\nname = "sums"\n[environment]\nname = "{}"\n'
 MINE = """
+from retrain.environments.tools import python
+
+
 def area(width: int):
     return width
 
@@ -87,7 +90,9 @@ def test_every_path_and_every_entry_is_looked_at(loaded):
         ('reward_pool.sandbox="off"', "leaves it without protection", 'set [reward_pool] sandbox = "auto"'),
     ],
 )
-@pytest.mark.parametrize("path", ["retrain.environments.tools.python", "retrain.environments.tools:python"])
+@pytest.mark.parametrize(
+    "path", ["retrain.environments.tools.python", "retrain.environments.tools:python", "my_own_tools.python"]
+)
 def test_code_of_the_model_is_not_run_without_a_sandbox(loaded, path, override, problem, fix):
     tool = f'[tools]\nfunctions = ["{path}"]\n'
     with pytest.raises(ConfigError, match="the tool python runs code of the model") as caught:
@@ -110,7 +115,7 @@ def test_a_program_that_is_no_python(loaded):
     (found,) = caught.value.problems
     assert (found.line, found.key) == (5, "[environment] python")
     assert "exit code 0" in found.problem
-    assert "is it a Python" in found.fix
+    assert "use a Python" in found.fix
 
 
 def test_a_class_that_cannot_be_built(loaded):

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from retrain.config.credit_checks import division
 from retrain.config.explain import explain
 from retrain.config.load import load
+from retrain.config.resolve import division
 from retrain.config.schema import Config
 from retrain.errors import ConfigError
 from tests.algorithms.test_mix import MIX
@@ -36,7 +36,7 @@ def problem(loaded, text, *overrides):
 def test_a_term_that_needs_an_expert_and_has_no_file(loaded):
     found = problem(loaded, TERMS)
     assert (found.line, found.key) == (4, "[[loss]] name")
-    assert found.problem == '"sft" trains on expert rows, and no file is named that has them'
+    assert found.problem == '"sft" trains on expert rows, and no file of them is set'
     assert "[expert] path" in found.fix
 
 
@@ -69,7 +69,7 @@ def test_there_must_be_room_for_a_prompt(loaded):
     text = TERMS + '[expert]\npath = "expert.jsonl"\nratio = 0.95\n'
     found = problem(loaded, text)
     assert (found.line, found.key) == (7, "[expert] ratio")
-    assert found.problem == "122 of 128 rows are an expert's: no room for a prompt with 8 completions"
+    assert found.problem == "122 of 128 rows are expert rows: no room for a prompt with 8 completions"
     assert found.fix == "use a ratio of at most 0.937"
     assert loaded(text, "expert.ratio=0.937").division == (1, 120)
     assert problem(loaded, text, "training.batch_size=1").fix == "raise [training] batch_size"
@@ -85,14 +85,14 @@ def test_published_division_of_a_batch(case):
             "expert": {"ratio": case["ratio"]},
         }
     )
-    assert division(config, expert=True) == (case["usual"], case["expert"])
-    assert division(config, expert=False) == (case["train_batch_size"], 0)
+    assert division(config, [case["ratio"]]) == (case["usual"], [case["expert"]])
+    assert division(config, []) == (case["train_batch_size"], [])
 
 
 def test_a_share_that_binary_fractions_overshoot():
-    config = Config.model_validate({"training": {"batch_size": 10, "group_size": 10}, "expert": {"ratio": 0.07}})
-    assert division(config, expert=True) == (9, 7)
-    assert Config().expert.ratio == 0.5
+    config = Config.model_validate({"training": {"batch_size": 10, "group_size": 10}})
+    assert division(config, [0.07]) == (9, [7])
+    assert [one.ratio for one in Config().experts] == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_share_that_binary_fractions_overshoot():
             '[[loss]]\nname = "sft"\n[mix]\nmu = 0.2\n',
             "[mix] mu",
             "nothing in this run reads it",
-            "and of an expert would",
+            "a component that reads mu",
         ),
     ],
 )

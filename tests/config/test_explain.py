@@ -37,12 +37,23 @@ def test_the_default_run_is_explained(tmp_path):
     json.dumps(found)
 
 
+def test_the_learning_rate_and_where_it_comes_from_are_named(tmp_path):
+    def rate(text):
+        return facts(tmp_path, text)["learning_rate"]
+
+    assert rate("") == "0.0002, the default for a random model"
+    real = '[model]\npath = "a/b"\n'
+    assert rate(real) == "1e-06, the default for all weights of a pretrained model"
+    assert rate(f"{real}[model.lora]\n") == "0.0001, the default for LoRA adapters of a pretrained model"
+    assert rate(f"{real}[training]\nlr = 3e-6\n") == f"3e-06, {tmp_path / 'run.toml'} line 4"
+
+
 def test_an_episode_of_the_environment_is_played(tmp_path):
     game = '[task]\nname = "numbers"\n[environment]\nname = "{}"\nmax_turns = 2\n'
     prompt, *said = facts(tmp_path, game.format("guess"))["episode"]
     assert prompt["prompt"] == "0-63:"
-    assert {key for row in said for key in row} <= {"shown reply", "environment", "ended"}
-    assert sum("shown reply" in row for row in said) <= 2
+    assert {key for row in said for key in row} <= {"demonstrated reply", "environment", "ended"}
+    assert sum("demonstrated reply" in row for row in said) <= 2
     assert "ended" in said[-1]
     (tmp_path / "worlds.py").write_text("def broken(answer):\n    reply = yield 'a\\nb'\n    raise ValueError(reply)\n")
     paths = f'[plugins]\nsearch_paths = ["{tmp_path}"]\n'
@@ -87,7 +98,7 @@ def test_more_than_one_round_of_sampling_counts(tmp_path):
     [
         ("", "torch", None),
         ('[rollout]\nengine = "transformers"', "transformers", "tis"),
-        ('[model]\npath = "some/model"', "auto", "tis, unless the engine's log-probs are the trainer's own"),
+        ('[model]\npath = "some/model"', "auto", "tis, unless the engine's log-probs equal the trainer's"),
         ('[model]\npath = "some/model"\n[algorithm]\ntransform_mode = ["gtpo", "mis"]', "auto", "mis"),
     ],
 )
@@ -102,8 +113,8 @@ def test_the_engine_decides_about_the_mismatch_correction(tmp_path, text, name, 
     ("text", "said"),
     [
         ("", None),
-        ("[model.lora]\nr = 2", "beside a bfloat16 base"),
-        (f"[model.lora]\n{SERVERS}", "beside the base, if vLLM can"),
+        ("[model.lora]\nr = 2", "unmerged with a bfloat16 base"),
+        (f"[model.lora]\n{SERVERS}", "unmerged, if vLLM can"),
         (f'[model.lora]\n{SERVERS}lora = "merged"', "smaller than a weight's last digit are lost"),
     ],
 )
@@ -218,10 +229,10 @@ def test_a_terminal_shows_tables_with_marks_and_two_steps_tell_time_and_memory(t
     assert any(line.startswith("rewards ✓ ok: exact = 1.0") for line in lines)
     text = " ".join(lines)
     assert re.search(
-        r"run about [\d.]+ (s|min|h), the warm start aside: [\d.]+ (s|min|h) start, [\d.]+ s per step",
+        r"run about [\d.]+ (s|min|h), without the warm start: [\d.]+ (s|min|h) start, [\d.]+ s per step",
         text,
     )
-    assert re.search(r"memory [\d,]{3,} MB in the largest process at its peak", text)
+    assert re.search(r"memory [\d,]{3,} MB at the peak of the largest process", text)
     assert not (tmp_path / "runs").exists()
 
 

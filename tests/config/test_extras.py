@@ -29,7 +29,7 @@ def test_a_missing_extra_is_a_mistake_with_a_place(tmp_path, monkeypatch, packag
 def test_moments_in_blocks_are_not_spread_over_ranks(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('[optimizer]\nname = "adamw8bit"\n[distributed]\nshard = "full"\n')
-    with pytest.raises(ConfigError, match=r'run\.toml:4:.*cannot be spread over ranks; use shard = "none"'):
+    with pytest.raises(ConfigError, match=r'run\.toml:4:.*cannot be sharded; use shard = "none"'):
         load(file)
     file.write_text(file.read_text() + "[model]\nlora = { r = 2 }\n")
     load(file)  # adapters are whole on every rank
@@ -38,8 +38,8 @@ def test_moments_in_blocks_are_not_spread_over_ranks(tmp_path):
 def test_weights_of_four_bits_are_frozen_and_whole_on_every_rank(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('[model]\nquantization = "nf4"\n')
-    with pytest.raises(ConfigError, match=r"run\.toml:2:.*weights of 4 bits can only be frozen; add \[model.lora\]"):
+    with pytest.raises(ConfigError, match=r"run\.toml:2:.*4-bit weights cannot be trained; add \[model.lora\]"):
         load(file)
     file.write_text(file.read_text() + 'lora = { r = 2 }\n[distributed]\nshard = "full"\n')
-    with pytest.raises(ConfigError, match=r'run\.toml:5:.*blocks of 64 weights.*spread over ranks; use shard = "none"'):
+    with pytest.raises(ConfigError, match=r'run\.toml:5:.*blocks of 64 weights.*cannot be sharded; use shard = "none"'):
         load(file)

@@ -18,7 +18,7 @@ def resolve(schema, node):
 
 def test_every_section_and_every_component_table_is_in_the_schema():
     schema = json_schema()
-    assert set(Config.model_fields) | set(registry.table_names()) == set(schema["properties"])
+    assert {"extends", *Config.model_fields, *registry.table_names()} == set(schema["properties"])
     assert schema["additionalProperties"] is False
 
 

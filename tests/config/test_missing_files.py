@@ -22,6 +22,13 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "list.jsonl").write_text('[{"prompt": "1+1?", "answer": "2"}]\n')
+    rows = [
+        '{"prompt": "1+1?", "answer": "2"}',
+        '{"prompt": "", "answer": "2"}',
+        '{"prompt": " ", "answer": "2"}',
+        "{}",
+    ]
+    (tmp_path / "several.jsonl").write_text("\n".join(rows))
     (tmp_path / "table.jsonl").write_text("prompt,answer\n1+1?,2\n")
     return tmp_path
 
@@ -48,6 +55,7 @@ def run(command, folder, text, *options):
             'run.toml:3:12: [task.params] path: there is no file "none.jsonl"; ',
         ),
         (TASK + 'path = "list.jsonl"', "run.toml:6:1: [jsonl] path: bad row list.jsonl:1: expected an object"),
+        (TASK + 'path = "several.jsonl"', "run.toml:6:1: [jsonl] path: 3 bad rows: several.jsonl:2: prompt: empty; "),
         (TASK + 'path = "table.jsonl"', "run.toml:6:1: [jsonl] path: bad row table.jsonl:1: not JSON: "),
         (EXPERT + 'path = "none.jsonl"', 'run.toml:6:1: [expert] path: there is no file "none.jsonl"; '),
     ],
@@ -57,7 +65,7 @@ def test_the_place_is_named_and_the_exit_code_is_that_of_data(folder, command, t
     assert result.exit_code == 3
     assert result.stderr.startswith(said)
     assert len(result.stderr.splitlines()) == 1
-    assert ("convert a JSON array, indented JSON or CSV first" in result.stderr) == ("bad row" in said)
+    assert ("convert a JSON array, indented JSON or CSV first" in result.stderr) == ("bad row " in said)
     assert not (folder / "runs").exists()
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from retrain import registry
-from retrain.config.credit_checks import check_engine
 from retrain.config.load import load
+from retrain.config.rules.credit_rules import check_engine
 from retrain.errors import ComponentError, ConfigError
 
 PLUGINS = """
@@ -32,10 +32,10 @@ def file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["rollout.engine=transformers"], 'engine "transformers" shares generators'),
+        (["rollout.engine=transformers"], 'engine "transformers" does not declare'),
         (["reward_pool.workers=0"], "workers = 0"),
-        (["rollout.resample=uninformative"], "reads what the policy scores"),
-        (["algorithm.filter=plugins_for_overlap.Remembering"], "what it remembers would depend on timing"),
+        (["rollout.resample=uninformative"], "reads scores of the policy"),
+        (["algorithm.filter=plugins_for_overlap.Remembering"], "its state would depend on timing"),
     ],
 )
 def test_what_would_share_state_with_the_trainer_is_refused(file, options, reason):

@@ -67,8 +67,8 @@ REFUSED = [
     ("[planning]\nsg_n_range = [3]", 2, "too short", "at least 2"),
     ("[hicra]\nsg_n_range = [2, 3]\n[planning]\nsg_n_range = [2, 3]", 2, "the same setting", "keep one"),
     ("[hicra]\nentropy_topk = 1.5", 2, "out of range", "<= 1"),
-    ('[hicra]\nthreshold_rule = "ceiling"', 2, "none of its values", '"ceil"'),
-    ('[hicra]\nstrategic_grams = "[1]"', 2, "which is no phrase", "text with words"),
+    ('[hicra]\nthreshold_rule = "ceiling"', 2, "not a valid value", '"ceil"'),
+    ('[hicra]\nstrategic_grams = "[1]"', 2, "which is not a phrase", "as text with words"),
     ('[logging]\nstrategic_grams = "{"', 2, "not valid JSON", "wait let me"),
 ]
 

@@ -5,18 +5,22 @@ import pytest
 import tomli
 
 from retrain import registry
-from retrain.config.document import aliases
 from retrain.config.explain import explain
 from retrain.config.jsonschema import json_schema
 from retrain.config.load import load
 from retrain.config.presets import FOLDER, preset_names, preset_summary
 from retrain.errors import ConfigError
+from retrain.registry.built_in import ALIASES
 
 DOCUMENTED = [
     *("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp", "hicra", "hicra_entropy", "sepa"),
-    *("prime", "prime_literal", "mix", "chord"),
+    *("prime", "prime_literal", "mix", "chord", "gdpo", "opd", "sdpo", "ppo", "vapo", "luspo"),
 ]
-NEEDS = {"mix": '[expert]\npath = "{expert}"\n', "chord": '[expert]\npath = "{expert}"\n'}
+NEEDS = {
+    **dict.fromkeys(("mix", "chord"), '[expert]\npath = "{expert}"\n'),
+    "opd": '[teacher]\nmodel = "{teacher}"\n',
+    **dict.fromkeys(("gspo", "luspo"), "[training]\nminibatches = 4\n"),
+}
 EXPERT = {"messages": [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "so 3"}]}
 
 
@@ -26,7 +30,9 @@ def run(tmp_path):
         expert = tmp_path / "expert.jsonl"
         expert.write_text(json.dumps(EXPERT) + "\n")
         file = tmp_path / "run.toml"
-        file.write_text(text.replace("{expert}", str(expert)))
+        (tmp_path / "teacher").mkdir(exist_ok=True)
+        (tmp_path / "teacher" / "config.json").touch()
+        file.write_text(text.replace("{expert}", str(expert)).replace("{teacher}", str(tmp_path / "teacher")))
         return load(file, overrides)
 
     return go
@@ -60,7 +66,7 @@ def test_a_preset_expands_to_its_keys_and_no_warning(name, run):
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_presets_use_the_first_names_of_keys(name):
     written: dict[str, Any] = tomli.loads((FOLDER / f"{name}.toml").read_text())
-    assert not [alias for alias in aliases() if alias[1] in written.get(str(alias[0]), {})]
+    assert not [alias for alias in ALIASES if alias[1] in written.get(str(alias[0]), {})]
 
 
 def test_dapo_is_what_the_paper_names(run):
@@ -75,7 +81,10 @@ def test_dapo_is_what_the_paper_names(run):
 
 
 def test_prime_literal_is_prime_without_normalization(run):
-    plain, literal = (run(using(name)).components.described() for name in ("prime", "prime_literal"))
+    components = [run(using(name)).components for name in ("prime", "prime_literal")]
+    plain, literal = (one.described() for one in components)
+    plain_model, model = (one.signal("process_rewards").params for one in components)
+    assert model == {**plain_model, "every": "epoch"}
     assert [one["name"] for one in literal["transform"]] == ["process_rloo"]
     assert literal["transform"][0]["params"] == plain["transform"][0]["params"] | {"norm": "none"}
     same = plain.keys() - {"transform"}
@@ -100,6 +109,49 @@ def test_keys_of_the_file_and_of_the_command_line_win_and_lists_replace_lists(ru
     assert loaded.overrides == ["--set rollout.max_resample=2", "--set algorithm.advantage_mode=grpo"]
 
 
+def test_a_key_that_replaces_one_of_the_preset_is_a_warning_unless_it_is_the_same(run):
+    text = '[ppo_clip]\neps_low = 0.2\neps_high = 0.3\n[[rewards]]\nname = "number"\n'
+    warnings = run(using("dapo", text), "rollout.max_resample=2", "training.minibatches=2").warnings
+    assert [(one.line, one.key, one.problem) for one in warnings] == [
+        (6, "rewards", 'replaces exact, overlong of preset "dapo"'),
+        (5, "[ppo_clip] eps_high", 'replaces 0.28 of preset "dapo"'),
+    ]
+
+
+MINE = """
+[ppo_clip]
+eps_high = 0.3
+[training]
+minibatches = 2
+"""
+
+
+def test_a_file_of_the_users_own_is_a_preset_relative_to_the_file_that_names_it(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "clip.toml").write_text(MINE)
+    loaded = run(using("mine/clip.toml", "[training]\nminibatches = 4\n"))
+    assert loaded.components.all("loss")[0].params["eps_high"] == 0.3
+    assert loaded.config.training.minibatches == 4
+    assert [one.problem for one in loaded.warnings] == ['replaces 2 of preset "mine/clip.toml"']
+    assert loaded.config.algorithm.algorithm_mode is None, "it is expanded"
+    alone = tmp_path / "elsewhere" / "run.toml"
+    alone.parent.mkdir()
+    alone.write_text(loaded.text)
+    assert load(alone).resolved() == loaded.resolved(), "the text that a run directory keeps stands alone"
+
+
+def test_mistakes_of_a_preset_of_the_users_own_are_shown_in_it(run, tmp_path):
+    (tmp_path / "mine.toml").write_text("[ppo_clip]\neps_hihg = 0.3\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml:2:1: \[ppo_clip\] eps_hihg: unknown key") as caught:
+        run(using("mine.toml"))
+    assert len(caught.value.problems) == 1
+    with pytest.raises(ConfigError, match=r"run\.toml:2:1: \[algorithm\] algorithm_mode: there is no file"):
+        run(using("nowhere.toml"))
+    (tmp_path / "mine.toml").write_text(using("dapo"))
+    with pytest.raises(ConfigError, match=r"mine\.toml:2:1: .*a preset must not name a preset"):
+        run(using("mine.toml"))
+
+
 def test_a_preset_may_be_named_on_the_command_line(run):
     assert run("", "algorithm.algorithm_mode=gspo").components.one("reduction").name == "sequence_mean"
 
@@ -111,7 +163,7 @@ def test_a_list_in_a_line_of_its_own_is_kept_as_it_is(run):
 
 def test_a_mistake_of_the_preset_is_shown_in_the_preset(run):
     """max_tokens is the file's, gamma the preset's: the warning stands where gamma was written."""
-    (warning,) = run(using("grpo_lp", "[training]\nmax_tokens = 4096\n")).warnings
+    warning = run(using("grpo_lp", "[training]\nmax_tokens = 4096\n")).warnings[0]
     file = FOLDER / "grpo_lp.toml"
     assert warning.file == str(file)
     assert file.read_text().splitlines()[warning.line - 1].startswith("gamma")
@@ -164,3 +216,29 @@ def test_explain_shows_the_expansion_and_what_was_overridden(run):
 def test_editors_are_offered_the_presets():
     named, _ = json_schema()["$defs"]["Algorithm"]["properties"]["algorithm_mode"]["anyOf"]
     assert set(DOCUMENTED) <= set(named["anyOf"][0]["enum"])
+
+
+CLIP = {"[ppo_clip] eps_low": 0.2, "[ppo_clip] eps_high": 0.2}
+OTHER_CLIP = {
+    "dapo": {"[ppo_clip] eps_low": 0.2, "[ppo_clip] eps_high": 0.28},  # arXiv:2503.14476, clip-higher
+    "gspo": {},  # arXiv:2507.18071: a ratio per sequence, with bounds of its own
+    "luspo": {},  # arXiv:2602.05261: as gspo, with wider bounds
+    "cispo": {},  # arXiv:2506.13585: no clip
+    "vapo": {"[ppo_clip] eps_low": 0.2, "[ppo_clip] eps_high": 0.28},  # arXiv:2504.05118: clip-higher
+    "opd": {},  # arXiv:2306.13649: no clip
+    "sdpo": {},  # arXiv:2601.20802: a truncated ratio
+}
+"""Presets whose paper has another trust region than a symmetric 0.2."""
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_presets_that_are_compared_have_one_clip(name, run):
+    found = run(using(name, NEEDS.get(name, ""))).preset.keys
+    assert {key: found[key] for key in CLIP if key in found} == OTHER_CLIP.get(name, CLIP)
+
+
+@pytest.mark.parametrize(("steps", "total", "warned"), [(500, 200, True), (40, 80, False), (0, 80, True)])
+def test_a_pooling_weight_that_stays_low_is_a_warning(steps, total, warned, run):
+    text = f"[sepa]\nsteps = {steps}\ndelay_steps = 10\n[training]\nmax_steps = {total}\n"
+    warnings = [warning for warning in map(str, run(using("sepa", text)).warnings) if "pooling weight" in warning]
+    assert bool(warnings) == warned

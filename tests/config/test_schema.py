@@ -23,7 +23,8 @@ def test_every_key_is_read_by_someone():
         f"{section.__name__}.{key}"
         for section in SECTIONS
         for key in section.model_fields
-        if not re.search(rf"\.{key}\b|\"{key}\"", code) and section is not schema.Lora
+        # As an attribute, by its name, or as a parameter of the component that the section's keys are given to.
+        if not re.search(rf"\.{key}\b|\"{key}\"|^        {key}: ", code, re.M) and section is not schema.Lora
     ]
     assert not unread
 
@@ -43,6 +44,16 @@ def test_a_model_with_trained_weights_has_gentler_defaults():
     builtin, real = Config(), Config.model_validate({"model": {"path": "some/model"}})
     assert (builtin.optimizer.lr, builtin.warmup.steps) == (2e-4, 1000)
     assert (real.optimizer.lr, real.warmup.steps) == (1e-6, 0)
+
+
+def test_adapters_of_a_trained_model_have_a_larger_learning_rate():
+    lora = Config.model_validate({"model": {"path": "some/model", "lora": {}}})
+    assert (lora.optimizer.lr, lora.warmup.steps) == (1e-4, 0)
+    random = Config.model_validate({"model": {"lora": {}}})
+    assert random.optimizer.lr == Config().optimizer.lr
+    assert Config.model_validate({"model": {"path": "some/model", "lora": None}}).optimizer.lr == 1e-6
+    written = Config.model_validate({"model": {"path": "some/model", "lora": {}}, "optimizer": {"lr": 2e-6}})
+    assert written.optimizer.lr == 2e-6
 
 
 def test_what_is_written_wins_over_the_gentler_defaults():

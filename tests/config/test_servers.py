@@ -46,7 +46,7 @@ def test_what_is_no_address_is_refused_with_its_place(tmp_path, url, engine):
     """Also in a file of which only `retrain serve` reads the addresses."""
     [problem] = problems(tmp_path, f'[rollout]\nengine = "{engine}"', "[vllm]", f'urls = ["{url}"]')
     assert problem.startswith(f"{tmp_path}/run.toml:4:")
-    assert f'"{url}" is no address of a server; write it as "http://127.0.0.1:8000"' in problem
+    assert f'"{url}" is not the address of a server; write it as "http://127.0.0.1:8000"' in problem
 
 
 @pytest.mark.parametrize("twin", ["http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://localhost:8000"])
@@ -81,7 +81,7 @@ def test_addresses_of_servers_that_nobody_asks_are_refused(tmp_path, monkeypatch
     lines = ('[rollout]\nengine = "vllm"', "[vllm]", 'urls = ["http://127.0.0.1:8000"]')
     [problem] = problems(tmp_path, *lines)
     assert problem.startswith(f"{tmp_path}/run.toml:4:1: [vllm] urls: nothing in this run reads it")
-    assert 'engine "vllm-server" would' in problem
+    assert 'engine "vllm-server", or remove' in problem
 
 
 def test_what_serve_reads_may_stand_in_the_file_of_the_run(tmp_path):

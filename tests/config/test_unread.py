@@ -43,28 +43,28 @@ UNREAD: list[tuple[str, str, str, str, str]] = [
      '[algorithm]\nadvantage_mode = "unread_code.by_params"\nadvantage_params = {scale = 2.0}\n'
      'algorithm_mode = "unread_code.context"', "3:21", "[algorithm.advantage_params] scale", "only a dotted path"),
     ("the other HICRA's key", '[algorithm]\ntransform_mode = "hicra"\n[hicra]\nalpha = 0.3\nuse_planning_tokens = true',
-     "5:1", "[hicra] use_planning_tokens", f'{NOTHING}; transform "hicra_entropy" would: use that, or remove the key'),
-    ("an advantage that is not named", "[dca]\nbeta = 0.3", "2:1", "[dca] beta", 'or "dca_rloo" would'),
+     "5:1", "[hicra] use_planning_tokens", f'{NOTHING}; transform "hicra" always amplifies planning tokens'),
+    ("an advantage that is not named", "[dca]\nbeta = 0.3", "2:1", "[dca] beta", 'or "dca_rloo", or remove'),
     ("PRIME's model without PRIME", "[prime]\nlr = 1e-5", "2:1", "[prime] lr", NOTHING),
     ("the rate of a model that does not learn",
      '[algorithm]\ntransform_mode = ["process_rloo"]\n[prime]\nupdate = "none"\nreference = "policy"\nlr = 1e-5',
      "6:1", "[prime] lr", 'update = "none" does not read it; remove one of the two'),
-    ("a loss that is not listed", "[cispo]\neps_max = 3.0", "2:1", "[cispo] eps_max", 'loss "cispo" would'),
+    ("a loss that is not listed", "[cispo]\neps_max = 3.0", "2:1", "[cispo] eps_max", 'loss "cispo", or remove'),
     ("a weight in two places", '[kl]\nweight = 0.2\n[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "kl"\nweight = 0.1',
      "2:1", "[kl] weight", 'the entry that names "kl" sets it as well; keep one of the two'),
     ("a parameter in two places",
      "[exact]\npattern = '(x)'\n[[rewards]]\nname = \"exact\"\nparams = {pattern = '(y)'}", "2:1", "[exact] pattern",
      "keep one of the two"),
-    ("a task that is not named", "[jsonl]\npath = 'x.jsonl'", "2:1", "[jsonl] path", 'task "jsonl" would'),
+    ("a task that is not named", "[jsonl]\npath = 'x.jsonl'", "2:1", "[jsonl] path", 'task "jsonl", or remove'),
     ("a task's key beside the task", '[task]\nname = "jsonl"\nparams = {path = "x.jsonl", max_bad_fraction = 0.1}',
      "3:29", "[task.params] max_bad_fraction", 'on_bad_row = "error" does not read it'),
-    ("a tracker that is not named", "[wandb]\nproject = 'x'", "2:1", "[wandb] project", 'tracker "wandb" would'),
+    ("a tracker that is not named", "[wandb]\nproject = 'x'", "2:1", "[wandb] project", 'tracker "wandb", or remove'),
     ("an engine that is not named", "[transformers]\nmax_rows = 8", "2:1", "[transformers] max_rows", NOTHING),
     ("a filter that is not named", "[accuracy_band]\nlow = 0.1", "2:1", "[accuracy_band] low", NOTHING),
     ("the automatic schedule", '[algorithm]\ntransform_mode = "gtpo_sepa"\n[sepa]\nwarmup_steps = 9', "4:1",
      "[sepa] warmup_steps", 'schedule = "linear" does not read it'),
-    ("a correction that the engine does not need", "[tis]\ncap = 3.0", "2:1", "[tis] cap", 'transform "tis" would'),
-    ("an executor without a campaign", "[ray]\ncpus_per_run = 2", "2:1", "[ray] cpus_per_run", 'executor "ray" would'),
+    ("a correction that the engine does not need", "[tis]\ncap = 3.0", "2:1", "[tis] cap", '"tis", or remove'),
+    ("an executor without a campaign", "[ray]\ncpus_per_run = 2", "2:1", "[ray] cpus_per_run", '"ray", or remove'),
 ]  # fmt: skip
 """(what, TOML, line:column, key, problem and fix)"""
 
@@ -132,8 +132,7 @@ def test_an_override_that_nothing_reads(loaded):
 def test_an_override_may_put_what_reads_a_key_of_the_file_out_of_use(loaded):
     text = '[algorithm]\nadvantage_mode = "dca"\n[dca]\nbeta = 0.3\n'
     assert loaded(text, "algorithm.advantage_mode=grpo").components.one("advantage").name == "grpo"
-    (problem,) = refused(loaded, text + "[maxrl]\neps = 0.1\n", "algorithm.advantage_mode=grpo")
-    assert problem.startswith("run.toml:6:1: [maxrl] eps: ")
+    assert loaded(text + "[maxrl]\neps = 0.1\n", "algorithm.advantage_mode=grpo").warnings == ()
     (problem,) = refused(loaded, text, "algorithm.advantage_mode=grpo", "dca.beta=0.4")
     assert problem.startswith("--set dca.beta=0.4: ")
 
@@ -149,7 +148,7 @@ def test_what_every_plug_in_is_shown_may_stand_in_any_file_and_is_warned_of(load
 
 
 def test_every_key_that_depends_on_another_names_one_of_the_same_component():
-    ties = [(one, key, tie) for one in components() for key, tie in one.traits.get("when", {}).items()]
+    ties = [(one, key, tie) for one in components() for key, tie in one.traits.when.items()]
     assert len(ties) > 10
     for component, key, (other, values) in ties:
         assert {key, other} <= set(component.schema.model_fields), (component.name, key)

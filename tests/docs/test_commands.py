@@ -23,14 +23,17 @@ from tests.campaign.tables import write_campaign
 from tests.docs.test_snippets import ROOT, blocks
 from tests.small_runs import TOML
 
-OTHERS = {"make", "pip", "source", "export", "ray", "sbatch", "python"}
+OTHERS = {"make", "pip", "source", "export", "ray", "sbatch", "python", "scp", "rm"}
 """First words of lines that are for other programs."""
 READ = (
     (r"serve|train .*--ranks", "needs GPUs"),
     (r"train (configs|plugins)/", "the tests of recipes and plug-ins train them"),
     (r"worker|audit|prm score", "minutes, or a server, or a PRM: the tests of these commands run them"),
+    (r"score aime", "tests/cli/test_run_commands.py scores what `eval --out` wrote"),
     (r"credit groups", "tests/docs/test_snippets.py runs it"),
-    (r"data prepare .*--source hub", "the hub"),
+    (r"compare (?!runs/)", "tests/docs/test_compare.py runs it"),
+    (r"(data prepare|grams extract) .*--source (hub|config)", "the hub"),
+    (r"train .*(minimal|server)_engine", "tests/docs/test_minimal_engine.py trains with it"),
 )
 """Commands that are read only, and why."""
 READ_ONLY = re.compile("|".join(what for what, _ in READ))
@@ -78,7 +81,7 @@ def folder(tmp_path_factory):
     for name in ("configs", "campaigns", "plugins"):
         (place / name).symlink_to(ROOT / name)
     small = TOML + '[algorithm]\ntransform_mode = "hicra"\n'
-    for name, text in (("run", small), ("mine", small), ("dapo", TOML)):
+    for name, text in (("run", small), ("mine", small), ("lora", small), ("dapo", TOML)):
         (place / f"{name}.toml").write_text(text.replace("max_steps = 4", "max_steps = 2"))
     for name in ("dca", "sweep"):
         conditions = (

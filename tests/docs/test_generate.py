@@ -20,7 +20,7 @@ def test_every_section_and_key_is_described(configuration):
         assert f"[{section}]" in configuration
         for key in getattr(field.annotation, "model_fields", {}):
             assert f"| `{key}` |" in configuration
-    assert "| `seed` | integer >= 0 | `0` | Every random draw of the run derives from it. |" in configuration
+    assert "| `seed` | integer >= 0 | `0` | Seed of every random number in the run. |" in configuration
 
 
 def test_nested_sections_have_their_own_table(configuration):

@@ -30,6 +30,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.partition("?")[0]
+        self.owner.keys.add(self.headers["Authorization"])
+        self.owner.greeted += path == "/version"
         self.owner.hook(path)
         answers = {
             "/version": {"version": self.owner.version},
@@ -44,6 +46,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(answers[path])
 
     def do_POST(self):
+        self.owner.keys.add(self.headers["Authorization"])
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         reply = self.owner.reply(self.path.partition("?")[0], body)
         if reply is None:
@@ -73,6 +76,8 @@ class Server:
         fault: what it does wrong; "" for nothing.
         hook: called with the path of every request, before it is answered.
         seen: paths that were asked, in order.
+        keys: values of the header Authorization.
+        greeted: how often its version was asked for.
         asked, loaded: completions and weights that it was asked for.
         config: what it says that it was started with.
         update: "" without a connection to the trainer, else "ready", or "open" within an update.
@@ -88,6 +93,7 @@ class Server:
         }
         self.update, self.names, self.adapter = "", set(), ""
         self.fault, self.label, self.version, self.asked, self.loaded, self.dev = "", "default", "0.32.0", 0, 0, True
+        self.keys, self.greeted = set(), 0
         self.http, self.seen, self.hook, self.paused = None, [], lambda path: None, False
         self.start(port)
 

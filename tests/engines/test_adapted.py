@@ -4,10 +4,10 @@
 import pytest
 import torch
 
-from retrain.engines.embedded.general import added_beside
+from retrain.engines.embedded.general import unmerged_update
 from retrain.engines.generate_engine import GenerateEngine
 from retrain.engines.torch_engine import TorchEngine
-from retrain.types import LowRank
+from retrain.weights import LowRank
 from tests.engines.models import Asked, sample, scored
 from tests.engines.sampled_matrices import fused_matrix, module_matrix, worst
 from tests.training.small_models import train_adapter
@@ -58,12 +58,12 @@ def test_adapters_on_the_embedding_and_the_head_are_sampled():
 
 def test_what_is_added_is_the_product_for_vectors_and_for_ids():
     up, down = torch.randn(6, 2), torch.randn(2, 5)
-    beside = added_beside(LowRank(up, down), torch.device("cpu"))
+    hook = unmerged_update(LowRank(up, down), torch.device("cpu"))
     given, ids = torch.randn(3, 5).bfloat16(), torch.tensor([[4, 0, 1]])
     zero = torch.zeros(3, 6)
-    torch.testing.assert_close(beside(torch.nn.Identity(), (given,), zero), given.float() @ (up @ down).T)
-    torch.testing.assert_close(beside(torch.nn.Identity(), (ids,), zero[None]), (up @ down).T[ids])
-    assert beside(torch.nn.Identity(), (given,), zero.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(hook(torch.nn.Identity(), (given,), zero), given.float() @ (up @ down).T)
+    torch.testing.assert_close(hook(torch.nn.Identity(), (ids,), zero[None]), (up @ down).T[ids])
+    assert hook(torch.nn.Identity(), (given,), zero.bfloat16()).dtype == torch.bfloat16
 
 
 def test_full_weights_take_the_place_of_adapted_ones():

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from retrain import Say, environment
+from retrain import Observation, environment
 from retrain.environments import tools
 
 HELD = []
@@ -23,7 +23,7 @@ def faulty(answer, rng, *, at="middle"):
         if (turn, at) in ((2, "middle"), (3, "end")):
             act(answer)
         noise = time.time_ns() if answer == "clock" else rng.randrange(1000)
-        reply = yield Say(f"{turn} {noise} {reply}", reward=0.25, metrics={"steps": 1})
+        reply = yield Observation(f"{turn} {noise} {reply}", reward=0.25, metrics={"steps": 1})
     return {"found": 1.0, "neat": 0.5}
 
 
@@ -111,7 +111,7 @@ def odd(answer):
 
 def early(answer):
     if answer == "reward":
-        yield Say("hi", reward=1.0)
+        yield Observation("hi", reward=1.0)
     return 1.0
     yield
 

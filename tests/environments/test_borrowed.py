@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from retrain.environments.borrowed import openenv, skyrl, trl
-from retrain.environments.contract import Limits, Reply
+from retrain.environments.contract import Action, Limits
 
 HERE = "tests.environments.borrowed_worlds"
 LIMITS = Limits(4, 64, 64, 64)
@@ -21,7 +21,7 @@ def play(game, replies):
     said: list[Any] = [next(game)]
     try:
         for turn, reply in enumerate(replies):
-            said.append(game.send(Reply(reply, turn=turn, tokens_left=9)))
+            said.append(game.send(Action(reply, turn=turn, tokens_left=9)))
     except StopIteration as end:
         return said, end.value
     return said, "open"

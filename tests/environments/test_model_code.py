@@ -1,7 +1,10 @@
 """What code of the model tries that looks for the reference answer, or wants to leave something behind."""
 
+import ast
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from retrain.environments.contract import Limits
-from retrain.environments.world_pool import Launch, WorldPool
-from retrain.environments.world_worker import Hello
+from retrain.environments.env_pool import EnvPool, Launch
+from retrain.environments.env_process import Hello
+from retrain.system import event_loop, model_code
 from retrain.system.sandbox import missing
 from retrain.system.worker_process import Containment
 
@@ -52,20 +56,28 @@ class Tool:
     def __init__(self, folder: Path, name: str = "judged") -> None:
         (folder / "worlds_of_this_test.py").write_text(WORLD)
         hello = Hello(name, f"worlds_of_this_test.{name}", {}, (str(folder),), 60.0, Limits(9, 9, 9, 9))
-        self.pool = WorldPool(Launch({"": hello}, Containment(512, True, (str(folder),), runs_code=True)))
+        self.pool = EnvPool(Launch({"": hello}, Containment(512, True, (str(folder),), runs_code=True))).start()
+        self.env = self.pool.env("", 0)
         facts = {"id": "0", "prompt": "p", "answer": SECRET, "extra": {"solution": SECRET}}
-        self.opened = self.pool.step({0: ("open", 0, facts, 0)})[0]
+        self.opened = event_loop.run(self.env.reset(facts, 0))
         assert self.opened.kind == "say", self.opened
 
     def __call__(self, code: str) -> str:
-        answer = self.pool.step({0: ("reply", 0, code, "stop", 0, 9)})[0]
+        answer = event_loop.run(self.env.step(code, "stop", 0, 9))
         assert answer.kind == "say", answer
         return answer.messages[0][1]
 
 
-@pytest.fixture(scope="module")
-def tool(tmp_path_factory):
-    made = Tool(tmp_path_factory.mktemp("worlds"))
+@pytest.fixture(scope="module", params=[model_code.BUBBLEWRAP, model_code.NAMESPACES])
+def tool(tmp_path_factory, request):
+    """The tool by either method; a PATH without bwrap is a machine without it."""
+    if request.param == model_code.BUBBLEWRAP and not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == model_code.NAMESPACES:
+            patch.setenv("PATH", "/nowhere")
+        made = Tool(tmp_path_factory.mktemp("worlds"))
+        assert made("import os; print(os.path.exists('/dev/ptmx'))") == f"{request.param == model_code.BUBBLEWRAP}\n"
     yield made
     made.pool.close()
 
@@ -121,6 +133,25 @@ for fd in range(3, 300):
     print('FOUND', fd, stat.filemode(mode))
 print('looked')
 """,
+    "roots and working directories of others": """
+import os
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    for place in ('root', 'cwd'):
+        for folder, folders, files in os.walk(f'/proc/{pid}/{place}/work'):
+            if folder.count('/') > 5: folders.clear()
+            if 'pyproject.toml' in files: print('FOUND', folder)
+print('looked')
+""",
+    "handles of processes": """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for pid in range(1, 10):
+    handle = libc.syscall(434, pid, 0)
+    for file in range(20):
+        if handle >= 0 and pid != 2 and libc.syscall(438, handle, file, 0) >= 0:
+            print('OPENED', pid, file)  # of process 1, which holds what this one holds
+print('looked')
+""",
     "other processes": """
 import os
 seen = [int(pid) for pid in os.listdir('/proc') if pid.isdigit()]
@@ -136,7 +167,32 @@ print('looked')
 
 @pytest.mark.parametrize("way", READS)
 def test_the_reference_answer_is_out_of_reach(tool, way):
-    assert tool(READS[way]) == "looked\n"
+    assert tool(READS[way]).splitlines()[-1] == "looked"
+    assert "FOUND" not in tool(READS[way])
+
+
+def test_files_of_the_project_are_out_of_reach(tool):
+    """The data file of a run has all answers, and the working directory has the data file."""
+    code = """
+import os
+for place in {places}:
+    print(os.path.exists(place), end=' ')
+"""
+    root = Path(__file__).parents[2]
+    places = [__file__, str(root / "pyproject.toml"), str(root / "runs"), "/etc/shadow", "/var/lib", "/home"]
+    assert tool(code.format(places=places)).split() == ["False"] * len(places)
+    assert tool("import numpy; print(numpy.arange(3).sum())") == "3\n"
+    found = tool("import os; print(*sorted(os.listdir('/')))").split()
+    assert set(found) <= SYSTEM | parents()
+
+
+SYSTEM = set(re.findall(r"\w+", "bin dev etc lib lib32 lib64 libx32 nix proc run sbin sys tmp usr var"))
+
+
+def parents() -> set[str]:
+    """The top directories in which the interpreter and its packages are."""
+    places = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("-packages"))]
+    return {Path(place).parts[1] for one in places for place in (one, os.path.realpath(one))}
 
 
 WALK = """
@@ -155,7 +211,7 @@ written = 0
 for folder, _ in walk():
     try: written += open(os.path.join(folder, 'left-behind'), 'w').write('x')
     except OSError: pass
-print('done' if written > 4 else written)
+print('done' if written > 2 else written)
 """,
         WALK + "print([folder for folder, files in walk() if 'left-behind' in files] or 'nothing')",
     ),
@@ -184,12 +240,14 @@ print('nothing' if ctypes.CDLL(None).mq_open(b'/left', 0) < 0 else 'QUEUE')
     "daemons": (
         """
 import os, time
-for _ in range(10):
-    if not os.fork():
-        os.setsid()
+try:
+    for _ in range(10):
         if not os.fork():
-            while True: time.sleep(0.01)
-        os._exit(0)
+            os.setsid()
+            if not os.fork():
+                while True: time.sleep(0.01)
+            os._exit(0)
+except PermissionError: pass  # root in bubblewrap
 print('done')
 """,
         "import os; print(len([pid for pid in os.listdir('/proc') if pid.isdigit()]) > 3 or 'nothing')",
@@ -223,6 +281,8 @@ def test_sockets_are_out_of_reach(tool, tmp_path):
         for family in families.values():
             assert "PermissionError" in tool(f"import socket; socket.socket({family}, socket.SOCK_STREAM)")
     assert tool("import socket; a, b = socket.socketpair(); a.send(b'x'); print(b.recv(1))") == "b'x'\n"
+    for kind in ("SOCK_DGRAM", "SOCK_RAW", "SOCK_SEQPACKET"):  # one of these could send to a socket in a file
+        assert "PermissionError" in tool(f"import socket; socket.socketpair(type=socket.{kind})")
 
 
 @pytest.mark.parametrize(
@@ -244,6 +304,12 @@ def test_memory_and_processes_are_limited(tool, code):
 def test_a_privilege_cannot_be_had(tool):
     code = "import ctypes; print(ctypes.CDLL(None).unshare({flag}))"
     assert {tool(code.format(flag=flag)) for flag in (0x10000000, 0x00020000, 0x20000000)} == {"-1\n"}
+    clone = "import ctypes, os; print(ctypes.CDLL(None).syscall({number}, {flag} | 17, 0, 0, 0, 0))"
+    number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    for flag in (0x10000000, 0x00020000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x02000000):
+        assert tool(clone.format(number=number, flag=flag)) == "-1\n"
+    for file in ("core_pattern", "hostname", "modprobe", "randomize_va_space"):
+        assert "Error" in tool(f"import os; os.open('/proc/sys/kernel/{file}', os.O_WRONLY)")
     assert "CapEff:\t0000000000000000" in tool("print(open('/proc/self/status').read())")
     assert "Error" in tool("open('/proc/sys/kernel/pid_max', 'w').write('1000')")
 
@@ -260,7 +326,8 @@ def test_only_what_an_environment_reads_is_sent_to_its_worker(tmp_path):
 
 def test_the_code_sees_few_variables(tool, monkeypatch):
     names = json.loads(tool("import json, os; print(json.dumps(sorted(os.environ)))"))
-    assert set(names) <= {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"}
+    known = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PWD"}
+    assert set(names) <= known
     assert os.environ.keys() - set(names)
     assert tool("import sys; print(sys.executable)").strip() == sys.executable
 
@@ -268,3 +335,24 @@ def test_the_code_sees_few_variables(tool, monkeypatch):
 def test_code_that_is_too_long_is_refused(tool):
     assert tool("#" * 100_001) == "ValueError: the code is longer than 100,000 bytes"
     assert tool("#" * 99_000 + "\nprint(2)") == "2\n"
+
+
+def test_a_machine_without_namespaces_has_no_method():
+    """Inside a sandbox no further namespace can be made, by bubblewrap neither."""
+    code = (
+        "import sys; from retrain.system import model_code, sandbox; "
+        "sandbox.enter([*filter(None, sys.path), sys.prefix, sys.base_prefix]); print(model_code.method())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    method, reason = ast.literal_eval(done.stdout)
+    assert (method, bool(reason)) == ("", True)
+
+
+def test_the_method_is_bubblewrap_where_it_works(monkeypatch, tmp_path):
+    assert model_code.method() == (model_code.BUBBLEWRAP if shutil.which("bwrap") else model_code.NAMESPACES, "")
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho bwrap: not today >&2; exit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert model_code.method() == (model_code.NAMESPACES, "")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert model_code.method() == (model_code.NAMESPACES, "")

@@ -1,7 +1,9 @@
-"""The faults that a run must survive, by number, and the tests that inject each: `make faults` prints the table.
+"""The faults that a run must survive, and what strangers try, by number, with the tests that inject each.
 
-python tests/faults/cases.py        every case; exit code 1 if one fails or has no test
-python tests/faults/cases.py 6 24   these cases
+`make faults` prints both tables; those of trust have numbers that begin with T.
+
+python tests/faults/cases.py         every case; exit code 1 if one fails or has no test
+python tests/faults/cases.py 6 T24   these cases
 """
 
 import subprocess
@@ -172,28 +174,118 @@ CASES: dict[int, Case] = {
 }  # fmt: skip
 
 
-def main(wanted: list[int]) -> int:
+CODE, OPENED, TEXT = "environments/test_model_code.py", "run/test_foreign_runs.py", "report/test_text_from_outside.py"
+JUDGE, SHARED, MASKING = "rewards/test_judge.py", "fuzz/test_shared_state.py", "system/test_masking.py"
+NUMBERS, BOXED, GUARD = "functional/test_numbers.py", "rewards/test_boxed_math.py", "tracking/test_tracker_guard.py"
+LOADING = "training/model/test_loading.py"
+
+TRUST: dict[str, Case] = {
+    "T1": _case("a run directory of a stranger names code, a program or a server", "refused by name; --trust takes it",
+                f"{OPENED}::test_code_that_a_run_names_is_not_imported_unless_it_is_trusted",
+                f"{OPENED}::test_what_would_be_imported_is_named_and_trust_imports_it",
+                f"{OPENED}::test_reading_a_run_imports_nothing_of_it"),
+    "T2": _case("its model brings Python files", "refused unless trust_remote_code is set here",
+                f"{OPENED}::test_code_of_a_model_and_another_interpreter_are_refused"),
+    "T3": _case("its model names kernels of the hub, or another model", "refused",
+                f"{LOADING}::test_code_of_the_hub_that_a_configuration_names_is_refused",
+                f"{LOADING}::test_choosing_an_engine_loads_no_code_of_the_hub",
+                f"{LOADING}::test_an_adapter_that_names_another_model_is_refused"),
+    "T4": _case("it holds links, hard-linked locks, linked folders", "refused; nothing outside is read or changed",
+                f"{OPENED}::test_export_refuses_links_in_the_model",
+                f"{DIRECTORY}::test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone",
+                f"{DIRECTORY}::test_a_lock_that_became_a_hard_link_is_not_emptied",
+                f"{DIRECTORY}::test_a_folder_that_is_a_link_is_refused_and_nothing_changes_where_it_leads"),
+    "T5": _case("it holds pipes in the place of files", "refused at once",
+                f"{TEXT}::test_what_is_no_plain_file_is_neither_followed_nor_waited_for"),
+    "T6": _case("it holds a file that unpacks to gigabytes", "refused at 64 MB",
+                f"{TEXT}::test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused"),
+    "T7": _case("a signature that was copied, or is of another place", "the run is not one's own",
+                f"{OPENED}::test_a_signature_holds_for_one_place_one_directory_and_one_configuration"),
+    "T8": _case("code of the model looks for the answer: memory, files, processes", "finds nothing",
+                f"{CODE}::test_the_reference_answer_is_out_of_reach",
+                f"{CODE}::test_files_of_the_project_are_out_of_reach",
+                f"{CODE}::test_only_what_an_environment_reads_is_sent_to_its_worker",
+                f"{CODE}::test_the_code_sees_few_variables"),
+    "T9": _case("it leaves files, memory, queues or processes behind", "gone with the call",
+                f"{CODE}::test_nothing_is_left_for_a_later_call",
+                f"{CODE}::test_daemons_of_a_call_have_ended_when_it_returns"),
+    "T10": _case("it wants sockets, privileges, memory or processes without end", "refused by the kernel",
+                 f"{CODE}::test_sockets_are_out_of_reach", f"{CODE}::test_a_privilege_cannot_be_had",
+                 f"{CODE}::test_memory_and_processes_are_limited"),
+    "T11": _case("a machine or a configuration that cannot contain it", "validate refuses the tool",
+                 f"{CODE}::test_a_machine_without_namespaces_has_no_method",
+                 f"{CODE}::test_the_method_is_bubblewrap_where_it_works",
+                 "config/test_environment_checks.py::test_code_of_the_model_is_not_run_without_a_sandbox"),
+    "T12": _case("answers that are not one number; completions that hedge", "refused; scored as documented",
+                 f"{NUMBERS}::test_a_row_of_the_table", f"{NUMBERS}::test_numbers_are_those_of_fractions",
+                 f"{NUMBERS}::test_what_is_no_number_is_never_one"),
+    "T13": _case("a box that repeats the question, or holds several answers", "wrong, or refused",
+                 f"{BOXED}::test_not_equal", f"{BOXED}::test_an_answer_that_cannot_be_compared_with_is_refused"),
+    "T14": _case("a completion that quotes a score to the judge", "one score, at the beginning of the last line",
+                 f"{JUDGE}::test_one_score_is_read_at_the_beginning_of_the_last_line",
+                 f"{JUDGE}::test_a_damaged_file_of_the_cache_is_asked_again_and_another_reading_does_not_share_it"),
+    "T15": _case("rewards and advantages beyond float32", "invalid; masked and counted",
+                 f"{POOL}::test_a_weighted_sum_that_float32_does_not_hold_is_invalid",
+                 f"{SHARED}::test_an_advantage_that_float32_does_not_hold_is_refused"),
+    "T16": _case("a plug-in that writes into its columns", "refused by name",
+                 f"{SHARED}::test_writing_into_a_column_is_refused_by_name",
+                 f"{SHARED}::test_writing_into_the_batch_is_refused"),
+    "T17": _case("a plug-in that changes grad mode, dtype, directory or streams", "restored after the call",
+                 f"{SHARED}::test_what_the_process_shares_is_restored",
+                 f"{SHARED}::test_what_the_process_shares_is_restored_after_an_error"),
+    "T18": _case("a tracker whose attributes raise", "one warning, the run goes on",
+                 f"{GUARD}::test_a_tracker_whose_attribute_raises_is_dropped_with_one_warning"),
+    "T19": _case("resuming with another tokenizer, configuration or base", "refused; --allow-change model",
+                 "run/test_changed_model.py::test_another_model_is_refused_unless_it_is_allowed"),
+    "T20": _case("keys in errors, headers, addresses, options, under any name", "(hidden)",
+                 f"{MASKING}::test_words_of_secrets", f"{MASKING}::test_secrets_in_a_text_are_hidden_under_any_name",
+                 f"{MASKING}::test_every_value_under_the_name_of_a_secret_is_hidden",
+                 f"{MASKING}::test_values_of_variables_are_hidden_wherever_they_turn_up",
+                 f"{JUDGE}::test_the_key_is_in_no_error"),
+    "T21": _case("HTML in names of metrics", "text", f"{TEXT}::test_names_of_metrics_are_text_in_charts"),
+    "T22": _case("Markdown and images in text", "text", f"{TEXT}::test_markdown_shows_text_as_text"),
+    "T23": _case("escapes of a terminal in files and names", "dots",
+                 f"{TEXT}::test_escape_characters_are_dots_in_pages",
+                 "system/test_terminal.py::test_escapes_in_messages_and_logs_are_dots"),
+    "T24": _case("two fields of one name in a row of data", "exit 3 with file:line",
+                 f"{FILES}::test_a_bad_row_is_named_with_its_line"),
+    "T25": _case("a campaign's run without its outcome", "report and status agree",
+                 "campaign/work/test_progress.py::test_a_finished_run_without_an_outcome_is_done_as_in_the_report",
+                 f"{RESULTS}::test_how_a_cell_ended"),
+}  # fmt: skip
+
+
+def main(wanted: list[str]) -> int:
     """Run the tests of these cases, print a row per case; 1 if any of them failed."""
-    tests = sorted({f"tests/{test}" for number in wanted for test in CASES[number].tests})
+    cases = {**{str(number): case for number, case in CASES.items()}, **TRUST}
+    tests = sorted({f"tests/{test}" for name in wanted for test in cases[name].tests})
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-m", "", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         subprocess.run([sys.executable, "-m", "pytest", *options, *tests], cwd=ROOT, check=False)
         outcomes = read(report)
-    bad = 0
-    print(f"\n{'case':>4}  {'result':<7} {'tests':>5} {'seconds':>8}  fault -> what must happen")
-    for number in wanted:
-        found = [one for test in CASES[number].tests for one in outcomes.get(test, [("missing", 0.0)])]
+    faults, trust = (
+        {name: cases[name] for name in wanted if (name in TRUST) == of_trust} for of_trust in (False, True)
+    )
+    bad = _table("fault", faults, outcomes) if faults else 0
+    return int(bad + (_table("what strangers try", trust, outcomes) if trust else 0) > 0)
+
+
+def _table(title: str, cases: dict[str, Case], outcomes: dict[str, list[tuple[str, float]]]) -> int:
+    """Print a row per case, and how many failed, which is returned."""
+    bad, spent = 0, 0.0
+    print(f"\n{'case':>4}  {'result':<7} {'tests':>5} {'seconds':>8}  {title} -> what must happen")
+    for name, case in cases.items():
+        found = [one for test in case.tests for one in outcomes.get(test, [("missing", 0.0)])]
         worst = next(
             (result for result in ("missing", "failed", "skipped") if any(r == result for r, _ in found)), "ok"
         )
         bad += worst in ("missing", "failed")
         seconds = sum(time for _, time in found)
-        print(
-            f"{number:>4}  {worst:<7} {len(found):>5} {seconds:>8.1f}  {CASES[number].inject} -> {CASES[number].must}"
-        )
-    print(f"{len(wanted) - bad} passed, {bad} failed")
-    return int(bad > 0)
+        spent += seconds
+        print(f"{name:>4}  {worst:<7} {len(found):>5} {seconds:>8.1f}  {case.inject} -> {case.must}")
+    print(f"{len(cases) - bad} passed, {bad} failed, {spent:.0f} s of tests")
+    return bad
 
 
 def read(report: Path) -> dict[str, list[tuple[str, float]]]:
@@ -214,4 +306,4 @@ def read(report: Path) -> dict[str, list[tuple[str, float]]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main([int(word) for word in sys.argv[1:]] or list(CASES)))
+    sys.exit(main(sys.argv[1:] or [*map(str, CASES), *TRUST]))

@@ -128,7 +128,7 @@ def test_a_killed_driver_takes_its_runs_along_and_the_next_one_goes_on(folder, q
     assert_same(folder, quiet)
     third = campaign(folder)
     assert ends(third) == 0
-    assert "4 of 4 runs have ended before" in (folder / "out.txt").read_text()
+    assert "4 of 4 runs had already ended" in (folder / "out.txt").read_text()
 
 
 def test_a_killed_workers_runs_are_taken_over(folder, quiet):

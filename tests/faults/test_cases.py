@@ -2,12 +2,12 @@
 
 import ast
 
-from tests.faults.cases import CASES, ROOT
+from tests.faults.cases import CASES, ROOT, TRUST
 
 
 def test_every_case_names_tests_that_exist():
     missing = []
-    for number, case in CASES.items():
+    for number, case in (*CASES.items(), *TRUST.items()):
         for test in case.tests:
             file, function = test.split("::")
             tree = ast.parse((ROOT / "tests" / file).read_text())
@@ -18,3 +18,4 @@ def test_every_case_names_tests_that_exist():
 
 def test_the_numbers_are_complete():
     assert sorted(CASES) == list(range(1, 41))
+    assert list(TRUST) == [f"T{number}" for number in range(1, 26)]

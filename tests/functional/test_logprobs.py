@@ -21,7 +21,8 @@ def literal(logits, tokens, temperature):
         logs = [z / temperature - normalizer for z in row]
         entropy = -sum(math.exp(lp) * lp for lp in logs)
         varentropy = sum(math.exp(lp) * lp * lp for lp in logs) - entropy**2
-        rows.append((logs[token], entropy, varentropy))
+        squares = sum(math.exp(2 * lp) for lp in logs)
+        rows.append((logs[token], entropy, varentropy, squares))
     return torch.tensor(rows, dtype=torch.float64).unbind(-1)
 
 
@@ -31,7 +32,9 @@ def test_equals_the_definition_for_every_chunk(seed, temperature, chunk):
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(7, 5, dtype=torch.float64, generator=generator)
     tokens = torch.randint(0, 5, (7,), generator=generator)
-    scores = token_scores(logits, torch.nn.Identity(), tokens, temperature=temperature, chunk=chunk)
+    settings = {"temperature": temperature, "chunk": chunk}
+    scores = token_scores(logits, torch.nn.Identity(), tokens, squares=True, **settings)
+    assert not token_scores(logits, torch.nn.Identity(), tokens, **settings).sum_pi_squared.any()
     for found, expected in zip(vars(scores).values(), literal(logits, tokens, temperature), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from retrain import registry
 from retrain.functional.numbers import last_number, read_number
 from retrain.registry import find
 from retrain.rewards.text import number
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks-and-rewards.md"
-ROW = re.compile(r"^\| `(\w+)` \| `(.*?)`(?: \(U\+2212\))? \| `(.*?)` \| (right|wrong|refused) \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(\w+)` \| `(.*?)`(?: \(U\+[0-9A-F]{4}\))? \| `(.*?)` \| (right|wrong|refused) \|$", re.MULTILINE
+)
 ROWS = ROW.findall(PAGE.read_text(encoding="utf-8").split("### How answers are compared")[1].split("\n### ")[0])
 COUNT = int(os.environ.get("RETRAIN_FUZZ", "20000"))
 
@@ -29,7 +32,9 @@ def test_the_table_is_read_whole():
 @pytest.mark.parametrize(("name", "completion", "answer", "verdict"), ROWS)
 def test_a_row_of_the_table(name, completion, answer, verdict):
     reward = find("reward", name)
-    assert bool(reward.traits["answers"](answer)) == (verdict == "refused")
+    answers = registry.reward.traits_of(reward).answers
+    assert answers is not None
+    assert bool(answers(answer)) == (verdict == "refused")
     called = reward.bind().build({})
     if verdict == "refused" and name != "exact":
         with pytest.raises(ValueError, match=r"not one number|several boxes|is empty"):
@@ -38,12 +43,18 @@ def test_a_row_of_the_table(name, completion, answer, verdict):
         assert called(completion, answer) == (verdict == "right")
 
 
+MINUS = "\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d"
+"""Characters that are read as a minus sign, besides that of the keyboard."""
+
+
 def written(rng: random.Random) -> tuple[str, Fraction]:
     """A number in one of the accepted forms, and its value by Python's own reading."""
-    sign = rng.choice(("", "", "-", "+", "\u2212"))
-    factor = -1 if sign in ("-", "\u2212") else 1
+    sign = rng.choice(("", "", "-", "+", *MINUS))
+    factor = -1 if sign in ("-", *MINUS) else 1
     whole = rng.choice((rng.randrange(20), rng.randrange(10**4), rng.randrange(10**12), rng.randrange(10**30)))
-    grouped = rng.choice((str(whole), f"{whole:,}"))
+    grouped = f"{whole:,}".replace(
+        ",", rng.choice(("", ",", "'", "\u2019", "\u202f", "\u00a0", "{,}", r"\,", r"\ ", r",\!"))
+    )
     kind = rng.randrange(6)
     if kind == 0:
         return sign + grouped, Fraction(factor * whole)
@@ -65,6 +76,28 @@ def written(rng: random.Random) -> tuple[str, Fraction]:
     return f"{sign}{whole} {above}/{below}", factor * (whole + Fraction(above, below))
 
 
+JOINTS = (
+    *(
+        ":",
+        "-",
+        "^",
+        "**",
+        "//",
+        "..",
+        "-+",
+        "/-",
+        "^{",
+        "_",
+        "\u2013",
+        "*",
+        " * ",
+        " + ",
+        " \u2212 ",
+        "\u00d7",
+        "\u00b7",
+    ),
+    *("/\u221a", r"\sqrt{", r" \cdot ", r"\times", "^(", "*(", "*-", r"\frac{x}{"),
+)
 BEFORE = ("", "so ", "x = ", "The answer is ", "12 + 7 = ", "**", r"\boxed{", "(", "we get: ", "H2O ... ", "3, then ")
 BEHIND = ("", ".", ")", " apples", "\n", "}", "**", "!", " (in H2O)", ", as covid-19 shows", "%")
 
@@ -85,8 +118,8 @@ def test_numbers_are_those_of_fractions():
 
 
 def test_what_is_no_number_is_never_one():
-    rng, joints = random.Random(1), (":", "-", "^", "**", "//", "..", "-+", "/-", "^{", "_")
+    rng = random.Random(1)
     for _ in range(COUNT // 10):
-        text = rng.choice(joints).join(str(rng.randrange(1, 1000)) for _ in range(rng.randint(2, 3)))
+        text = rng.choice(JOINTS).join(str(rng.randrange(1, 1000)) for _ in range(rng.randint(2, 3)))
         assert read_number(text) is None, text
         assert last_number(f"so {text}") is None, text

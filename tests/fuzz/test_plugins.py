@@ -109,15 +109,15 @@ def batch():
 
 def use(kind, function, contract="columns"):
     """Call a component of the kind as a step of training does."""
-    traits = {"weight": 1.0} if kind == "loss" else {}
-    mine = Component(kind, "mine", function, "mine", contract, traits, "dotted path").bind()
+    mine = Component(kind, "mine", function, "mine", contract, source="dotted path").bind()
     given = batch()
     if kind in ("loss", "reduction"):
         terms = [mine if kind == "loss" else bind("loss", "reinforce", {"weight": 1.0})]
         objective = Objective(terms, mine if kind == "reduction" else bind("reduction", "token_mean"))
-        weights = objective.weights(given)
+        step = objective.step(given)
         logprobs = given.sampler_logprobs.clone().requires_grad_()
-        return objective({name: given.column(name) for name in objective.reads} | {"logprobs": logprobs}, weights)
+        columns = {name: given.column(name) for name in objective.reads} | {"logprobs": logprobs}
+        return step.of(columns, step.weights)
     stages = {
         "advantage": bind("advantage", "grpo"),
         "transforms": (mine,) if kind == "transform" else (),
@@ -261,7 +261,7 @@ ASKED = {
     ("engine", "load_adapter"): (None, 1),
     ("engine", "describe"): (),
     ("engine", "metrics"): (),
-    ("engine", "hurry"): (),
+    ("engine", "request_stop"): (),
     ("engine", "close"): (),
     ("executor", "run"): ([], None),
 }

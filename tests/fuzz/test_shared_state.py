@@ -183,7 +183,7 @@ def opaque(rewards, *, first: Opaque, second: list[Opaque], third: type = int, f
 
 @pytest.mark.parametrize(("target", "names"), [(later, ["after"]), (opaque, ["first", "second", "third"])])
 def test_a_parameter_that_nothing_in_toml_fits_is_named(target, names):
-    with pytest.raises(ComponentError, match="nothing in TOML is a value of parameter") as caught:
+    with pytest.raises(ComponentError, match="TOML has no values for the type of parameter") as caught:
         Component("advantage", "mine", target, "mine", source="dotted path").bind()
     assert all(f"{name}: " in str(caught.value) for name in names)
     assert not any(f"{name}: " in str(caught.value) for name in ("rate", "fourth"))

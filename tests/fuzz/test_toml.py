@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
-from retrain.config.credit_checks import check_data
+from retrain.config.data_checks import check_data
 from retrain.config.load import load
 from retrain.errors import ConfigError
 from tests.fuzz.mutations import KEYS, MAGNITUDES, ROOT, SHIPPED, SIZES, VALUES, mutate

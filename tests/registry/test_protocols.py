@@ -45,7 +45,7 @@ def test_a_class_gets_the_defaults_of_the_verbs_that_it_leaves_out():
     engine = build("engine", Bare, factor=3)
     assert isinstance(engine, Bare)
     assert (engine.model, engine.factor, engine.tolerance, engine.takes_adapters) == ("m", 3, 0.0, False)
-    assert (engine.describe(), engine.metrics(), engine.hurry(), engine.close()) == ("Bare", {}, None, None)
+    assert (engine.describe(), engine.metrics(), engine.request_stop(), engine.close()) == ("Bare", {}, None, None)
 
 
 def test_verbs_that_are_written_stay():

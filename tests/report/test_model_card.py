@@ -52,6 +52,17 @@ def test_card_of_a_derived_model_names_its_base():
     assert "| step |\n| --- |\n| 0 |" in text
 
 
+def test_a_card_shows_how_to_chat_with_a_model_that_was_trained_through_its_template(tmp_path):
+    text = render_card(CardFacts("r", resolved(str(tmp_path)), chat=True))
+    code = text.split("```python\n")[1].split("```")[0]
+    compile(code, "card", "exec")
+    assert "tokenizer.apply_chat_template(messages" in code
+    assert "max_new_tokens=64" in code
+    assert "apply_chat_template" not in render_card(CardFacts("r", resolved()))
+    assert ModelCard(text).data.base_model is None, "a directory of this machine"
+    assert f"The license of `{tmp_path.name}` applies" in text
+
+
 @pytest.mark.parametrize(("base", "code"), [("../base", 'adapter / "../base"'), ("org/base", '"org/base"')])
 def test_card_of_an_adapter_loads_its_base(base, code):
     text = render_adapter_card(CARD, base)

@@ -229,7 +229,7 @@ def test_the_pointer_shows_values_and_samples_have_their_answer_and_parts(run):
     assert "<title>step 29: 96.7%, mean 96.7%</title>" in html
     assert "<title>step 30: 80.0% (75.0% to 85.0%); dashed: 50.0%</title>" in html
     text = checked(html)
-    assert "reward 1.250, exact 1 + format 0.25, right" in text
+    assert "reward 1.250, exact 1, format 0.25, right" in text
     assert "answer: the <4>" in text
 
 

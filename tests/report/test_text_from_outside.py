@@ -5,9 +5,12 @@ import json
 import os
 
 import pytest
+from markdown_it import MarkdownIt
 
+from retrain.config.schema import Config
 from retrain.errors import StorageError
 from retrain.report.charts import stacked_chart
+from retrain.report.model_card import CardFacts, render_adapter_card, render_card
 from retrain.report.page import Table, fill
 from retrain.storage.run_files import read_rows
 
@@ -15,9 +18,10 @@ REFRESH = '<meta http-equiv="refresh" content="0;url=http://evil">'
 
 
 def test_names_of_metrics_are_text_in_charts():
-    drawing = stacked_chart([0.0, 1.0], {REFRESH: [1.0, 2.0]})
+    drawing = stacked_chart([0.0, 1.0], {f"{REFRESH}\x1b[2J\u202e": [1.0, 2.0]})
     assert "<meta" not in drawing
     assert "&lt;meta" in drawing
+    assert not {"\x1b", "\u202e"} & {*drawing}
 
 
 @pytest.mark.parametrize("text", ["![b](http://evil/b.png)", "[a][b]\n[b]: http://evil", "x|y", f"{REFRESH}\n# big"])
@@ -25,7 +29,7 @@ def test_markdown_shows_text_as_text(text):
     nothing = Table([], [])
     page = fill(
         "campaign.md", title=text, headline=text, sentences=[text], others=[text], baseline=text, lost=[text],
-        note=text,
+        note=text, measured=text,
         differences=nothing, described=nothing, conditions=Table(["a"], [[text]]), costs=nothing, runs=nothing,
         commands=["true"],
     )  # fmt: skip
@@ -33,10 +37,25 @@ def test_markdown_shows_text_as_text(text):
         assert alive not in page
 
 
+@pytest.mark.parametrize(
+    "evil", ["\n```\n![b](http://evil/b.png)\n```", "\n~~~\n![b](http://evil/b.png)", "`![b](http://evil/b.png)`"]
+)
+def test_no_text_ends_the_code_that_it_is_shown_as(evil):
+    nothing = Table([], [])
+    page = fill("card.md", title="a", scope="", words=[], rows=[], checks=nothing, across=nothing, accuracies=nothing,
+                metric="a", note="", commands=[f"retrain campaign '{evil}'"])  # fmt: skip
+    assert "<img" not in MarkdownIt().render(page)
+    config = Config().model_dump(mode="json")
+    config["model"] = {**config["model"], "path": f"a{evil}"}
+    facts = CardFacts(name=evil, config=config, evaluations=[], steps=1, adapter=True)
+    for card in (render_card(facts), render_adapter_card(facts, f"b{evil}"), render_adapter_card(facts, f"..{evil}")):
+        assert "<img" not in MarkdownIt().render(card.partition("\n---\n")[2])
+
+
 def test_escape_characters_are_dots_in_pages():
     nothing = Table([], [])
     page = fill("card.md", title="a\x1b[31mb\u202ec", scope="", words=[], rows=[], checks=nothing, across=nothing,
-                accuracies=nothing, note="", commands=[])  # fmt: skip
+                accuracies=nothing, metric="a", note="", commands=[])  # fmt: skip
     assert page.lstrip().startswith("# a·[31mb·c")
 
 
@@ -46,7 +65,7 @@ def test_what_is_no_plain_file_is_neither_followed_nor_waited_for(tmp_path):
     assert read_rows(good) == [{"step": 0}]
     (tmp_path / "eval.jsonl").symlink_to(good)
     os.mkfifo(tmp_path / "status.jsonl")
-    for name, reason in (("eval.jsonl", "it is a link"), ("status.jsonl", "it is no regular file")):
+    for name, reason in (("eval.jsonl", "it is a link"), ("status.jsonl", "it is not a regular file")):
         with pytest.raises(StorageError, match=reason):
             read_rows(tmp_path / name)
 

@@ -171,7 +171,8 @@ def test_the_key_is_in_no_error(monkeypatch):
 
 
 def test_a_key_that_no_header_takes_is_found_before_training(monkeypatch):
-    check = find("reward", "judge").traits["check"]
+    check = find("reward", "judge").traits.check
+    assert check is not None
     params = dict(
         find("reward", "judge").bind({"base_url": "http://h/v1", "model": "m", "api_key_env": "MY_KEY"}).params
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrain.registry import components, find
+from retrain.registry import components, find, reward
 from retrain.rewards.text import exact, format_matches, number, overlong
 
 
@@ -87,7 +87,7 @@ def test_overlong_with_the_lengths_of_the_paper():
 
 
 def test_only_judgments_count_as_correctness():
-    judges = {c.name: c.traits.get("correctness", True) for c in components("reward")}
+    judges = {c.name: reward.traits_of(c).correctness for c in components("reward")}
     assert judges["exact"]
     assert judges["number"]
     assert judges["boxed_math"]

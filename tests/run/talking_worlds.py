@@ -1,9 +1,10 @@
 """Environments for the tests of episodes. Imported by their workers."""
 
 import os
-import threading
+from pathlib import Path
 
-from retrain import Say
+from retrain import Observation
+from tests.waiting import until
 
 
 def chatty(answer, rng, *, longest: int = 6):
@@ -11,7 +12,7 @@ def chatty(answer, rng, *, longest: int = 6):
     reply = yield None if rng.random() < 0.5 else "ab"
     for _ in range(rng.randrange(longest)):
         text = "".join(rng.choice("abcdefgh") for _ in range(rng.randrange(9))) + reply[:2]
-        reply = yield Say(text or None, reward=rng.choice([0.0, 0.5, -1.0]), metrics={"heard": len(reply)})
+        reply = yield Observation(text or None, reward=rng.choice([0.0, 0.5, -1.0]), metrics={"heard": len(reply)})
     return rng.choice([None, 0.25, {"won": 1.0, "style": -0.5}])
 
 
@@ -35,18 +36,15 @@ def dies_once(answer, rng):
     return rng.random() + len(reply) / 100
 
 
-SECOND_IS_OVER = threading.Event()
-
-
-def waits_for_the_other(answer, problem):
-    """The first of two episodes ends when the second has had three turns."""
+def waits_for_the_other(answer, problem, *, file: str):
+    """The first of several episodes ends when the second has had three turns."""
     yield None
     if problem["id"] == "0":
-        assert SECOND_IS_OVER.wait(300)
+        until(Path(file).exists)
         return 1.0
     yield "once"
     yield "more"
-    SECOND_IS_OVER.set()
+    Path(file).touch()
     return 1.0
 
 
@@ -71,7 +69,7 @@ def odd(answer, *, what: str):
     elif what == "raises with a surrogate":
         raise ValueError("a\ud800b")
     elif what == "counts turns":
-        yield Say("a", metrics={"turns": 1000.0})
+        yield Observation("a", metrics={"turns": 1000.0})
     elif what == "rewards too much":
-        yield Say("a", reward=3e38)
+        yield Observation("a", reward=3e38)
     return {"much": 3e38} if what == "rewards too much" else 1.0

@@ -60,8 +60,13 @@ def test_prompts_too_long_for_the_model_are_left_out_and_counted(train, tmp_path
     assert seen
     assert all(len(rollout["prompt_ids"]) <= 3 for rollout in seen)
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[::3]))
-    with pytest.raises(DataError, match=r"or \[training\] max_prompt_tokens allows"):
-        train(*options, f'jsonl.path="{tmp_path}/long.jsonl"', name="long")
+    long = f'jsonl.path="{tmp_path}/long.jsonl"'
+    with pytest.raises(
+        DataError, match=r"244 tokens that max_tokens leaves of the model's positions: they have 1500 to"
+    ):
+        train(*options, long, name="long")
+    with pytest.raises(DataError, match=r"the 3 tokens that \[training\] max_prompt_tokens allows: they have 1500 to"):
+        train(*options, long, "training.max_prompt_tokens=3", name="limited")
 
 
 def test_with_resampling_on_credit_every_row_is_credited_once(train, monkeypatch):

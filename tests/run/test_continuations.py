@@ -1,13 +1,13 @@
-"""Completions that are continued from their middle, in real runs."""
+"""Completions that are continued from prefixes, in real runs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from retrain.algorithms.monte_carlo.prefixes import Prefix
 from retrain.config.load import load
 from retrain.errors import ConfigError
+from retrain.lab.monte_carlo.prefixes import Prefix
 from retrain.run.collect import collect
 from retrain.run.reopen import reopen
 from tests.small_runs import TOML, digest, rows
@@ -57,7 +57,7 @@ def test_a_continuation_begins_with_its_prefix_and_keeps_the_budget(train):
     ("keys", "text"),
     [
         (["rollout.overlap=1"], "needs the sampler"),
-        (['environment.name="guess"', 'task.name="numbers"'], "cannot be put back"),
+        (['environment.name="guess"', 'task.name="numbers"'], "cannot be reset"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_before_anything_loads(tmp_path, keys, text):

@@ -23,6 +23,9 @@ from zlib import crc32
 def chance(completion):
     return float(crc32(completion.encode()) % 2)
 
+def brief(completion):
+    return float(len(completion) < 8)
+
 def spans(texts):
     return [[(0, 1)] if text else [] for text in texts]
 """
@@ -62,15 +65,22 @@ def chain(rng, first):
     names = {first, *rng.sample(named("transform"), rng.randrange(4))}
     names -= {"mis"} if {"tis", "mis"} <= names and first == "tis" else {"tis"} if "mis" in names else set()
     stages = [registry.find("transform", name) for name in rng.sample(sorted(names), len(names))]
-    stages.sort(key=lambda stage: writes(stage) == "advantages")
+    replacing = [stage for stage in stages if replaces(stage)]
+    stages = [stage for stage in stages if stage not in replacing[1:]]
+    stages.sort(key=lambda stage: (writes(stage) == "advantages", not replaces(stage)))
     for stage in stages:
         if writes(stage) != "advantages" and not any(writes(stage) in later.reads for later in stages[1:]):
             stages.append(next(other for other in registry.components("transform") if reads_on(other, writes(stage))))
     return [stage.name for stage in stages]
 
 
+def replaces(stage):
+    """Whether a transform takes the place of the advantages: at most one does, ahead of those that change them."""
+    return writes(stage) == "advantages" and "advantages" not in stage.reads
+
+
 def writes(stage):
-    return stage.traits.get("writes", "advantages")
+    return registry.transform.traits_of(stage).writes
 
 
 def reads_on(stage, column):
@@ -91,6 +101,14 @@ def combination(index):
         "algorithm.transform_mode": chain(rng, transforms[index % len(transforms)]),
     }
     chosen |= {key: value for key, values in OPTIONS if (value := rng.choice(values)) is not None}
+    if chosen["algorithm.advantage_mode"] == "gdpo":  # it needs several rewards
+        chosen["rewards.1.name"] = "by_chance.brief"
+    chosen["teacher.source"] = "hindsight"
+    if any(
+        registry.transform.traits_of(registry.find("transform", name)).correction
+        for name in chosen["algorithm.transform_mode"]
+    ):
+        terms = {name for name in terms if "sampler_logprobs" not in registry.find("loss", name).reads}
     if chosen["prime.update"] == "none":
         chosen["prime.reference"] = "policy"
     weights = ", ".join(f'{{name = "{name}", weight = {rng.choice([0.1, 1.0])}}}' for name in sorted(terms))

@@ -89,7 +89,7 @@ def test_a_run_trains_on_episodes_and_resumes_to_the_bit(train, stopped):
 def test_its_report_shows_conversations(train):
     page = write_report(train("training.max_steps=1")).read_text()
     assert " ended: " in page
-    assert 'class="heard"' in page or " heard" in page
+    assert 'class="observed"' in page or " observed" in page
     assert '<b class="turn">' in page
 
 
@@ -138,8 +138,8 @@ def test_classes_of_other_libraries_train_as_they_are(train, kind):
         (["environment.max_turn=3"], 'did you mean "max_turns"'),
         (['environment.python="/nowhere/python"'], 'there is no program "/nowhere/python"'),
         (['environment.name="talking_worlds.nobody"'], "has no 'nobody'"),
-        (['environment.name="talking_worlds.Say"'], "is no generator"),
-        (["environment.workers=0", "rollout.overlap=1"], "would run beside the trainer"),
+        (['environment.name="talking_worlds.Observation"'], "is not a generator"),
+        (["environment.workers=0", "rollout.overlap=1"], "would run in the trainer"),
     ],
 )
 def test_mistakes_are_found_at_load(toml, settings, message):
@@ -175,3 +175,15 @@ def test_a_warm_start_needs_replies(train):
         train('task.name="addition"', "numbers={}")
     with pytest.raises(DataError, match=r"raise .environment. turn_tokens"):
         train("environment.turn_tokens=1", name="cut")
+
+
+def test_turns_that_begin_in_one_state_are_compared(train):
+    """Every episode of a group begins in one state; a later one is shared by those with equal hints."""
+    run = train('algorithm.transform_mode="gigpo"', "training.max_steps=2")
+    for row in rows(run / "metrics.jsonl"):
+        assert 0 < row["gigpo/shared"] <= 1
+    episodes = stored(run, 0)
+    assert len({one["turns"][0]["state"] for one in episodes}) == 1
+    later = {turn["state"] for one in episodes for turn in one["turns"][1:]}
+    assert len(later) > 1
+    assert "" not in later

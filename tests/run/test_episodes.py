@@ -1,6 +1,5 @@
 """Episodes against a literal player of one at a time; limits; the sampler's log-probs against the trainer's."""
 
-import threading
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -14,14 +13,12 @@ from hypothesis import strategies as st
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.environments.contract import Limits
-from retrain.environments.world import World
-from retrain.environments.world_pool import Launch, WorldPool
-from retrain.environments.world_worker import Hello
+from retrain.environments.env_pool import EnvPool, Launch
+from retrain.environments.env_process import Hello
 from retrain.errors import EngineError, UserCodeError
 from retrain.functional.seeds import derive_seed
 from retrain.protocols import Sampler
-from retrain.run.collect import complete
-from retrain.run.episodes import Player, roll
+from retrain.run.episodes import EpisodeRunner
 from retrain.system.worker_process import Containment
 from retrain.training.chat import Chat
 from retrain.training.layout import Layout
@@ -75,8 +72,12 @@ def dice(seed, stream, member, most):
 def world(name, limits, context=1000, workers=0, max_failed=1.0, traits=None, threads=1, **params):
     target = f"talking_worlds.{name}"
     hello = Hello(target, target, params, (str(Path(__file__).parent),), 600.0, limits, traits or {})
-    launch = Launch({"": hello}, Containment(0, False), apart=workers > 0, threads=threads)
-    return World([WorldPool(launch) for _ in range(max(1, workers))], limits, context, max_failed)
+    launch = Launch({"": hello}, Containment(0, False), in_processes=workers > 0, threads=threads)
+    return EnvPool(launch, max(1, workers), context=context, max_failed=max_failed).start()
+
+
+def roll(sampler, pool, posed, requests, chat=CHAT):
+    return EpisodeRunner(sampler, chat, SAMPLING, pool).roll(posed, requests)
 
 
 def asked(count, groups, limits, seed=0):
@@ -126,7 +127,7 @@ def test_episodes_are_those_of_a_literal_player(data):
     limits = Limits(data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8)), 50, data.draw(st.integers(1, 25)))
     count, groups, context = (data.draw(st.integers(*ends)) for ends in ((1, 4), (1, 4), (9, 60)))
     posed, requests = asked(count, groups, limits, data.draw(st.integers(0, 99)))
-    rollouts = roll(Player(Dice(), CHAT, world("chatty", limits, context)), posed, requests, SAMPLING)
+    rollouts = roll(Dice(), world("chatty", limits, context), posed, requests)
     batch = Layout(0, "cpu", limits.max_tokens).batch(
         [r if r.reward is not None else replace(r, reward=0.0) for r in rollouts], 0
     )
@@ -157,31 +158,56 @@ def test_episodes_are_those_of_a_literal_player(data):
 def test_shares_of_the_groups_are_played_as_the_whole_is(workers, threads):
     limits = Limits(4, 6, 50, 20)
     posed, requests = asked(3, 5, limits)
-    expected = roll(Player(Dice(), CHAT, world("chatty", limits)), posed, requests, SAMPLING)
+    expected = roll(Dice(), world("chatty", limits), posed, requests)
     shared = world("chatty", limits, workers=workers, threads=threads)
-    assert roll(Player(Dice(), CHAT, shared), posed, requests, SAMPLING) == expected
+    assert roll(Dice(), shared, posed, requests) == expected
     shared.close()
 
 
-def test_a_slow_answer_delays_its_own_share_only(monkeypatch):
-    """The first share waits until the second has been played to its end."""
+def test_a_slow_answer_delays_the_groups_of_its_own_worker_only(tmp_path):
+    """The first worker answers once the second has played its episode to the end."""
     limits = Limits(4, 6, 50, 60)
     posed, requests = asked(1, 2, limits)
-    shared, done = world("chatty", limits, workers=2), threading.Event()
-    first, second = shared.pools
-    step, finish = first.step, second.finish
-    monkeypatch.setattr(first, "step", lambda calls: done.wait(60) and step(calls))
-    monkeypatch.setattr(second, "finish", lambda: finish() or done.set())
-    assert len(roll(Player(Dice(), CHAT, shared), posed, requests, SAMPLING)) == 2
+    shared = world("waits_for_the_other", limits, workers=2, file=str(tmp_path / "over"))
+    assert [len(one.turns) for one in roll(Dice(), shared, posed, requests)] == [1, 3]
     shared.close()
 
 
-def test_with_threads_no_episode_waits_for_the_tool_of_another():
+class EachAsItComes(Dice):
+    """An engine that takes every request as it comes."""
+
+    async def generate(self, request, sampling):
+        self.calls.append([request])
+        return [dice(sampling.seed, request.stream, k, request.max_tokens) for k in range(request.count)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_engine_that_takes_requests_as_they_come_draws_the_same(workers):
+    limits, engine = Limits(4, 6, 50, 20), EachAsItComes()
+    posed, requests = asked(3, 5, limits)
+    expected = roll(Dice(), world("chatty", limits), posed, requests)
+    pool = world("chatty", limits, workers=workers)
+    assert roll(engine, pool, posed, requests) == expected
+    pool.close()
+    assert {len(call) for call in engine.calls} == {1}
+    assert len(engine.calls) > len(requests)
+
+
+def test_with_such_an_engine_no_episode_waits_for_the_tool_of_another(tmp_path):
+    """Though the environment has no threads: the first answer comes from another process, after the second's end."""
+    limits = Limits(4, 6, 50, 60)
+    posed, requests = asked(1, 4, limits)
+    pool = world("waits_for_the_other", limits, workers=2, file=str(tmp_path / "over"))
+    assert [len(one.turns) for one in roll(EachAsItComes(), pool, posed, requests)] == [1, 3, 3, 3]
+    pool.close()
+
+
+def test_with_threads_no_episode_waits_for_the_tool_of_another(tmp_path):
     """The first episode is answered for the first time when the second has ended, after three turns."""
     limits = Limits(4, 6, 50, 60)
     posed, requests = asked(1, 2, limits)
-    shared = world("waits_for_the_other", limits, workers=1, threads=2)
-    rollouts = roll(Player(Dice(), CHAT, shared), posed, requests, SAMPLING)
+    shared = world("waits_for_the_other", limits, workers=1, threads=2, file=str(tmp_path / "over"))
+    rollouts = roll(Dice(), shared, posed, requests)
     shared.close()
     assert [(one.ended, len(one.turns)) for one in rollouts] == [("done", 1), ("done", 3)]
 
@@ -200,7 +226,7 @@ def test_a_sampler_that_fails_ends_every_share(threads):
 
     shared, sampler = world("endless", limits, workers=2, threads=threads), Broken()
     with pytest.raises(EngineError, match="gone"):
-        roll(Player(sampler, CHAT, shared), posed, requests, SAMPLING)
+        roll(sampler, shared, posed, requests)
     assert len(sampler.calls) <= 5
     shared.close()
 
@@ -208,10 +234,10 @@ def test_a_sampler_that_fails_ends_every_share(threads):
 def test_an_engine_that_takes_less_than_the_model_ends_episodes_at_its_own_limit():
     limits = Limits(99, 6, 50, 500)
     posed, requests = asked(2, 2, limits)
-    rollouts = roll(Player(Dice(room=30), CHAT, world("endless", limits, 1000)), posed, requests, SAMPLING)
+    rollouts = roll(Dice(room=30), world("endless", limits, 1000), posed, requests)
     assert {one.ended for one in rollouts} == {"context"}
     assert {len(one.prompt_ids) + len(one.completion_ids) for one in rollouts} <= set(range(26, 31))
-    [short] = roll(Player(Dice(room=1), CHAT, world("endless", limits, 1000)), *asked(1, 1, limits), SAMPLING)
+    [short] = roll(Dice(room=1), world("endless", limits, 1000), *asked(1, 1, limits))
     assert (short.ended, short.completion_ids, short.reward) == ("context", (), 0.0)
 
 
@@ -219,10 +245,10 @@ def test_an_engine_that_takes_less_than_the_model_ends_episodes_at_its_own_limit
 def test_an_episode_does_not_depend_on_those_that_are_played_with_it(order, alone):
     limits = Limits(4, 6, 50, 20)
     posed, requests = asked(3, 5, limits)
-    player = Player(Dice(), CHAT, world("chatty", limits))
-    whole = roll(player, posed, requests, SAMPLING)
+    pool = world("chatty", limits)
+    whole = roll(Dice(), pool, posed, requests)
     some = order[: alone + 1]
-    again = roll(player, [posed[i] for i in some], [requests[i] for i in some], SAMPLING)
+    again = roll(Dice(), pool, [posed[i] for i in some], [requests[i] for i in some])
     expected = [replace(one, group=place) for place, i in enumerate(some) for one in whole[3 * i : 3 * i + 3]]
     assert again == expected
 
@@ -230,7 +256,7 @@ def test_an_episode_does_not_depend_on_those_that_are_played_with_it(order, alon
 def test_without_an_environment_there_is_one_request_for_each_prompt_and_one_turn():
     limits, dice_sampler = Limits(9, 9, 9, 9), Dice()
     posed, requests = asked(4, 3, limits)
-    rollouts = complete(dice_sampler, CHAT, posed, requests, SAMPLING)
+    rollouts = roll(dice_sampler, None, posed, requests)
     assert dice_sampler.calls == [requests]
     assert [(len(r.turns), r.ended, r.reward, r.status) for r in rollouts] == [(1, "", None, "ok")] * 12
 
@@ -245,7 +271,7 @@ def test_without_an_environment_there_is_one_request_for_each_prompt_and_one_tur
 )
 def test_what_limits_end_is_a_rollout_without_reward_at_its_end(limits, context, ended):
     posed, requests = asked(2, 2, limits)
-    rollouts = roll(Player(Dice(), CHAT, world("endless", limits, context)), posed, requests, SAMPLING)
+    rollouts = roll(Dice(), world("endless", limits, context), posed, requests)
     assert {(one.ended, one.reward, one.correct, one.status) for one in rollouts} == {(ended, 0.0, False, "ok")}
     assert [one.truncated for one in rollouts] == [ended != "turns"] * 4
     for one in rollouts:
@@ -254,12 +280,7 @@ def test_what_limits_end_is_a_rollout_without_reward_at_its_end(limits, context,
         assert len(one.prompt_ids) + len(one.completion_ids) <= context
     if ended == "context":
         assert {len(one.prompt_ids) + len(one.completion_ids) for one in rollouts} & {39, 40}
-    scored = roll(
-        Player(Dice(), CHAT, world("endless", limits, context, traits={"rewards": False})),
-        posed,
-        requests,
-        SAMPLING,
-    )
+    scored = roll(Dice(), world("endless", limits, context, traits={"rewards": False}), posed, requests)
     assert {(one.ended, one.reward, one.status) for one in scored} == {(ended, None, "ok")}
 
 
@@ -275,8 +296,7 @@ def test_a_long_observation_is_cut_in_its_middle():
             ids = [super(Words, self).__call__(part)["input_ids"] for part in (head, tail)]
             return {"input_ids": [*ids[0], *([40] if note else []), *ids[1]]}
 
-    player = Player(Dice(), Chat(Words(), END), world("endless", limits, says=said))
-    [one] = roll(player, posed, requests, SAMPLING)
+    [one] = roll(Dice(), world("endless", limits, says=said), posed, requests, Chat(Words(), END))
     assert list(one.completion_ids[one.turns[0].end : one.turns[1].start]) == [2] * 5 + [40] + [4] * 5
 
 
@@ -291,7 +311,7 @@ def test_a_long_observation_is_cut_in_its_middle():
         ("gemma 3", "opens with a tool's message", "error", "no tools"),
         ("gemma", "half a surrogate pair", "done", "a\ufffdb"),
         (None, "counts turns", "error", "the run reports env/turns itself"),
-        (None, "rewards too much", "error", "sum to no finite number"),
+        (None, "rewards too much", "error", "not a finite float32"),
     ],
 )
 def test_what_no_tokenizer_template_or_sum_takes_costs_its_episode_at_most(family, what, ended, word):
@@ -304,8 +324,8 @@ def test_what_no_tokenizer_template_or_sum_takes_costs_its_episode_at_most(famil
             return [[Completion((40, model.end_id), (0.0, 0.0), "stop")] for _ in requests]
 
     def played(max_failed):
-        player = Player(Brief(), model, world("odd", limits, max_failed=max_failed, what=what))
-        return roll(player, [(problem, prompt)], [Request(prompt.ids, 1, 100, 0)], SAMPLING)
+        pool = world("odd", limits, max_failed=max_failed, what=what)
+        return roll(Brief(), pool, [(problem, prompt)], [Request(prompt.ids, 1, 100, 0)], model)
 
     [one] = played(1.0)
     said = model.tokenizer.decode([*one.prompt_ids, *one.completion_ids])
@@ -326,7 +346,7 @@ def test_a_reply_that_is_cut_gets_its_end_from_the_environment():
         def sample(self, requests, sampling):
             return [[Completion((40, 41), (0.0, 0.0), "length")] for _ in requests]
 
-    [one] = roll(Player(Cut(), model, world("endless", limits, says="two?")), posed, requests, SAMPLING)
+    [one] = roll(Cut(), world("endless", limits, says="two?"), posed, requests, model)
     first, second, _ = one.turns
     said = model.tokenizer.decode(list(one.completion_ids[first.end : second.start]))
     assert said == "<|im_end|>\n<|im_start|>user\ntwo?<|im_end|>\n<|im_start|>assistant\n"
@@ -338,7 +358,7 @@ def test_an_episode_with_a_dead_member_draws_what_it_would(workers, threads):
     limits = Limits(4, 6, 50, 60)
     posed, requests = asked(8, 6, limits)
     lively = world("dies_once", limits, workers=workers, threads=threads)
-    rollouts = roll(Player(Dice(), CHAT, lively), posed, requests, SAMPLING)
+    rollouts = roll(Dice(), lively, posed, requests)
     lively.close()
     dead = [one.group for one in rollouts if one.status == "error"]
     assert dead
@@ -353,9 +373,7 @@ def test_the_sampler_scores_episodes_as_the_trainer_does(name):
     torch.manual_seed(0)
     model, limits = tiny(name), Limits(4, 5, 20, 16)
     posed, requests = asked(4, 3, limits)
-    rollouts = roll(
-        Player(TorchEngine(model, dtype="float32"), CHAT, world("chatty", limits, 60)), posed, requests, SAMPLING
-    )
+    rollouts = roll(TorchEngine(model, dtype="float32"), world("chatty", limits, 60), posed, requests)
     assert any(len(one.turns) > 1 and one.turns[1].start > one.turns[0].end for one in rollouts)
     batch = Layout(0, "cpu", 16).batch([replace(one, reward=0.0) for one in rollouts], 0)
     found = TorchPolicy(model, PolicySettings(dtype="float32")).logprobs(batch)["old_logprobs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 
@@ -69,6 +70,17 @@ def test_each_set_is_measured_with_its_own_problems_and_rewards(sets, train, tmp
     assert [{key: row[key] for key in plain[0]} for row in measured] == plain, "sets change no other figure"
 
 
+def test_a_set_may_truncate_what_it_samples(toml, train):
+    toml.write_text(toml.read_text() + '[[eval.sets]]\nname = "sharp"\nproblems = 4\nsamples = 3\ntop_k = 1\n')
+    run = train("training.max_steps=0")
+    [row] = rows(run / "eval.jsonl")
+    assert row["sharp/accuracy"] == row["sharp/greedy_accuracy"]
+    with gzip.open(next((run / "eval").glob("*sharp*")), "rt") as lines:
+        stored = [json.loads(line) for line in lines]
+    assert [len(set(one["predictions"])) for one in stored] == [1, 1, 1, 1]
+    assert [one["greedy"]["prediction"] for one in stored] == [one["predictions"][0] for one in stored]
+
+
 def test_without_problems_of_its_own_the_first_set_is_the_result(sets, train):
     run = train("eval.problems=0", "training.max_steps=1", "eval.every=0", "warmup.steps=1")
     assert [row["accuracy"] for row in rows(run / "eval.jsonl")] == [0.75, 0.75]
@@ -80,9 +92,9 @@ def test_without_problems_of_its_own_the_first_set_is_the_result(sets, train):
         (('"easy.always"', '"exacct"'), '[[eval.sets.rewards]] name: no reward named "exacct"; did you mean "exact"?'),
         (('"jsonl"', '"jsonk"'), '[[eval.sets]] task: no task named "jsonk"'),
         (("{ path", "{ pat"), "pat: unknown key"),
-        (("pass_at = [1, 3]", "pass_at = [1, 4]"), "[[eval.sets]] pass_at: pass@4 needs as many completions"),
+        (("pass_at = [1, 3]", "pass_at = [1, 4]"), "[[eval.sets]] pass_at: pass@4 needs 4 completions"),
         (('name = "cold"', 'name = "file"'), '[[eval.sets]] name: two sets are called "file"'),
-        (('name = "cold"', 'name = "task"'), '"task" is the name of other figures'),
+        (('name = "cold"', 'name = "task"'), '"task" is reserved for other metrics'),
         (("rows.jsonl", "gone.jsonl"), "gone.jsonl"),
         (("samples = 3", "sample = 3"), '[[eval.sets]] sample: unknown key; did you mean "samples"?'),
     ],

@@ -144,7 +144,7 @@ def test_an_expert_alone_can_be_imitated(train, expert):
 
 def test_expert_rows_stand_behind_the_rollouts_in_groups_of_their_own(parts):
     built = parts()
-    experts = built.experts.buffer.take(built.experts.per_step)
+    experts = built.row_sources["expert"].take(0, [])[0]
     batch = built.layout.batch([rollout(4, 1.0, 3), rollout(4, 0.0, 1), rollout(2, 0.0, 2)], 5, experts)
     assert batch.is_expert.tolist() == [False] * 3 + [True] * 3
     assert batch.group_ids.tolist() == [4, 4, 2, 5, 6, 7]
@@ -174,7 +174,7 @@ def test_the_experts_answers_to_the_prompts_of_the_step(parts, toml, expert):
 
     first = collect(built, 0, 0)
     assert answers(first)[:2] == ["so 0", "so 1"]
-    assert built.experts.buffer.state_dict() == {"epoch": 0, "offset": 1}
+    assert built.row_sources["expert"].state_dict() == {"epoch": 0, "offset": 1}
     assert answers(collect(built, 1, first.cursor))[0] == "so 3"
 
 

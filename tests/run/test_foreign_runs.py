@@ -9,7 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
+from retrain.config.load import load
+from retrain.run.session import Resume, run
 from retrain.storage.own_runs import is_own, sign
+from tests.small_runs import TOML
 
 EVIL = "open({mark!r}, 'w').write('ran')\ndef fn(*a, **k):\n    return 1.0\nclass Task:\n    pass\n"
 OPENING = {
@@ -22,13 +25,21 @@ OPENING = {
 READING = (["status", "theirs"], ["report", "theirs"], ["credit", "theirs"])
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of one step, trained once."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "run.toml").write_text(TOML)
+    overrides = ["reward_pool.workers=1", "training.max_steps=1", "eval.problems=2", f'logging.dir="{folder}/runs"']
+    return run(load(folder / "run.toml", [*overrides, "logging.name=theirs"]), Resume(), lambda *_: None)
+
+
 @pytest.fixture
-def theirs(train, tmp_path, monkeypatch):
+def theirs(trained, tmp_path, monkeypatch):
     """A run that was trained elsewhere, in the user's folder: `theirs(changes)` changes its configuration."""
-    run = train("reward_pool.workers=1", "training.max_steps=1", "eval.problems=2", name="theirs")
     folder = tmp_path / "user"
     folder.mkdir()
-    shutil.copytree(run, folder / "theirs")
+    shutil.copytree(trained, folder / "theirs")
     (folder / "theirs" / "evil").mkdir()
     mark = folder / "mark"
     for place in (folder / "theirs" / "evil", folder / "theirs"):
@@ -51,6 +62,10 @@ def invoke(words):
     return CliRunner().invoke(app, words)
 
 
+def entry(name, **more):
+    return {"name": name, "params": {}, "weight": 1.0, **more}
+
+
 EVIL_KEYS = {
     "a reward": {"rewards": [{"name": "chance.fn"}]},
     "a task": {"task__name": "chance.Task"},
@@ -60,6 +75,14 @@ EVIL_KEYS = {
     "an environment": {"environment__name": "chance.fn"},
     "a loss": {"loss": [{"name": "chance.fn"}]},
     "a curriculum": {"training__curriculum": "chance.Task"},
+    "a set of an evaluation": {"eval__sets": [{"name": "more", "task": "chance.Task"}]},
+    "one of several tasks": {"tasks": [entry("chance.Task", label="a"), entry("addition", label="b")]},
+    "one of several environments": {"environments": [entry("chance.fn", label="a", task="addition", task_params={})]},
+    "a tool": {"environment__name": "tools", "tools": {"functions": ["chance.fn"]}},
+    "a parser": {
+        "environment__name": "tools",
+        "tools": {"functions": ["retrain.environments.tools.python"], "parser": "chance:fn"},
+    },
     "a detector": {"planning": {"detector": "chance.fn"}, "algorithm__transform_mode": "hicra"},
 }
 

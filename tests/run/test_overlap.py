@@ -185,7 +185,7 @@ def test_a_reward_that_fails_in_the_thread_is_the_users_error(train, tmp_path, m
 def test_an_error_of_the_trainer_waits_for_the_thread_and_leaves(train, monkeypatch, slowly, error):
     slowly(TorchEngine, "sample")
 
-    def fails(self, batch, objective):
+    def fails(self, batch, objective, epochs):
         raise error
 
     monkeypatch.setattr(TorchPolicy, "update", fails)

@@ -6,8 +6,12 @@ from transformers import AutoModelForCausalLM
 
 from retrain.engines.torch_engine import TorchEngine
 from retrain.errors import EngineError
+from retrain.run.collect import check_parity
+from retrain.training.policy import TorchPolicy
+from retrain.training.settings import PolicySettings
 from tests.make_checkpoint import make_checkpoint
 from tests.small_runs import digest, rows
+from tests.training.small_models import make_batch, make_model, make_objective
 
 pytestmark = pytest.mark.numeric
 
@@ -33,7 +37,7 @@ def loads(monkeypatch, change):
 def test_lora_merged_in_bfloat16_is_caught(train, coarse, tmp_path, monkeypatch):
     train(*EXACT, *LORA, coarse, name="faithful")
     loads(monkeypatch, lambda weights, step: {name: value.bfloat16().float() for name, value in weights.items()})
-    with pytest.raises(EngineError, match=r"not followed the update: .* those of the base without LoRA's adapter"):
+    with pytest.raises(EngineError, match=r"sampler is stale: .* those of the base without LoRA's adapter"):
         train(*EXACT, *LORA, coarse, name="rounded")
     checks = rows(tmp_path / "runs" / "rounded" / "metrics.jsonl")
     assert all(row["parity/logp_diff_mean"] < 1e-5 for row in checks), "a hundredth of the tolerance: of no help"
@@ -50,9 +54,44 @@ def test_a_sampler_that_is_some_steps_behind_is_caught(train, monkeypatch, lr, b
         return kept[max(0, len(kept) - 1 - behind)]
 
     loads(monkeypatch, older)
-    problem = "not followed the update: .* those of the weights of the last check" if lr == "1e-6" else "sampler"
+    problem = "sampler is stale: .* those of the weights of the last check" if lr == "1e-6" else "sampler"
     with pytest.raises(EngineError, match=problem):
         train(*EXACT, f"training.lr={lr}", "training.max_steps=6")
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_sampler_in_float32_is_judged_in_float32(stale):
+    """Each weight lies halfway between two bfloat16 numbers: the least update tips it."""
+    model = make_model()
+    for p in model.parameters():
+        p.data = ((p.data.view(torch.int32) & -65536) + 32768).view(torch.float32)
+    policy = TorchPolicy(model, PolicySettings(lr=1e-6, dtype="bfloat16"))
+    batch = make_batch(rows=8, longest=40)
+
+    def exact():
+        with policy.in_float32() as possible:
+            assert possible
+            return policy.logprobs(batch)["old_logprobs"]
+
+    policy.remember()
+    old = exact()
+    policy.update(batch, make_objective("reinforce"))
+    sampled = batch.replace(sampler_logprobs=old if stale else exact())
+    with pytest.raises(EngineError, match="or the two round weights differently"):
+        check_parity(policy, sampled, 1.0)  # takes both for stale
+    if stale:
+        with pytest.raises(EngineError, match="sampler is stale"):
+            check_parity(policy, sampled, 1.0, exact=True)
+    else:
+        assert check_parity(policy, sampled, 1.0, exact=True)["parity/logp_diff_mean"] < 0.2
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("sampler", ["float32", "bfloat16"])
+def test_rounded_weights_pass_the_gate(train, coarse, rounding, sampler):
+    options = ("model.dtype=bfloat16", f"torch.dtype={sampler}", f"model.rounding={rounding}", "warmup.steps=0")
+    run = train(*options, coarse, "rollout.parity_every=1", "eval.problems=0", "training.max_steps=6")
+    assert max(row["parity/logp_diff_mean"] for row in rows(run / "metrics.jsonl")) < 0.02
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

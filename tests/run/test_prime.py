@@ -1,5 +1,6 @@
 """PRIME as a run: resumed bit for bit, composed with any episode advantage, its model written and taken up again."""
 
+import json
 from math import isfinite
 
 import pytest
@@ -27,8 +28,13 @@ def files(folder):
 
 @pytest.mark.parametrize(
     "options",
-    [(), (*LORA, "prime.update=before", "prime.loss=dpo"), ("prime.reference=policy", "training.epochs=2")],
-    ids=["full", "lora before dpo", "reference policy"],
+    [
+        (),
+        (*LORA, "prime.update=before", "prime.loss=dpo"),
+        ("prime.reference=policy", "training.epochs=2"),
+        ("prime.every=epoch", "training.epochs=2", "training.minibatches=2"),
+    ],
+    ids=["full", "lora before dpo", "reference policy", "every epoch"],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, options):
     whole = train(*PRIME, *options, name="whole")
@@ -41,6 +47,35 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, stopped, options):
     prm = files(whole / "model" / "process_rewards")
     assert files(run / "model" / "process_rewards") == prm
     assert ("reference/model.safetensors" in prm) == ("prime.reference=policy" not in options)
+
+
+def test_the_reward_model_is_scored_and_updated_in_each_epoch_as_the_algorithm_is_printed(train):
+    def one_step(*options):
+        name = "".join(options).replace("=", "-") or "plain"
+        run = train(*PRIME, *QUIET, "training.max_steps=1", *options, name=name)
+        prm = run / "model" / "process_rewards"
+        steps = json.loads((prm / "prm.json").read_text())["steps"]
+        return (
+            files(run / "model")["model.safetensors"],
+            files(prm)["model.safetensors"],
+            steps,
+            rows(run / "metrics.jsonl")[0],
+        )
+
+    once, each = one_step(), one_step("prime.every=epoch")
+    assert (once[:2], once[2], each[2]) == (each[:2], 1, 1), "with one epoch there is no difference"
+    once, each = one_step("training.epochs=3"), one_step("training.epochs=3", "prime.every=epoch")
+    assert (once[2], each[2]) == (1, 3)
+    # In the first step process rewards are 0 until the reward model has learned: the policy's later epochs see them.
+    assert once[0] != each[0]
+    assert once[3]["prm/loss"] == each[3]["prm/loss"] == pytest.approx(0.6931, abs=1e-4)
+    before = one_step("training.epochs=3", "prime.every=epoch", "prime.update=before")
+    assert before[2] == 3
+
+
+def test_lora_learns_in_each_epoch_too(train):
+    run = train(*PRIME, *QUIET, *LORA, "prime.every=epoch", "training.epochs=2", "training.max_steps=2")
+    assert json.loads((run / "model" / "process_rewards" / "prm.json").read_text())["steps"] == 4
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "maxrl", "dca"])

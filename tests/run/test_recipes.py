@@ -12,15 +12,18 @@ from retrain.config.presets import FOLDER, preset_names
 from retrain.run.session import Resume, run
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "configs").glob("*.toml"))
+RECIPES = sorted({*(ROOT / "configs").glob("*.toml")} - {ROOT / "configs" / "smollm2.toml"})
 NF4 = ROOT / "configs" / "gpu" / "32b_nf4.toml"
-GPU = sorted({*(ROOT / "configs" / "gpu").glob("[!8]*.toml")} - {ROOT / "configs" / "gpu" / "gsm8k_qwen3.toml", NF4})
+STUDIES = {ROOT / "configs" / "gpu" / f"{name}.toml" for name in ("gsm8k_qwen3", "hicra_qwen2_deepmath", "dca_paper")}
+"""Recipes of a walk-through or of a paper's setting, which have tests of their own."""
+GPU = sorted({*(ROOT / "configs" / "gpu").glob("[!8]*.toml")} - STUDIES - {NF4})
 RANKS = sorted((ROOT / "configs" / "gpu").glob("8b_*.toml"))
 QWEN3_8B = {
     "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288,
     "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
 }  # fmt: skip
-SPELLED_OUT = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp")
+METHODS = sorted((ROOT / "configs" / "methods").glob("*.toml"))
+SPELLED_OUT = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "dca", "grpo_lp", "gdpo")
 SURROUNDINGS = ("model", "task", "hub", "reward_pool", "training", "eval", "checkpoint")
 CREDIT = ("advantage", "transform", "algorithm", "uncertainty", "filter", "loss", "reduction")
 TINY = """
@@ -154,3 +157,31 @@ def test_a_recipe_trains(file, tmp_path):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len([row for row in rows if "reward/mean" in row]) == 2
     assert list((folder / "model").glob("*.safetensors"))
+
+
+def method_overrides(file, folder):
+    """What a test machine lacks: the model that a teacher's recipe is trained after."""
+    (folder / "teacher").mkdir()
+    (folder / "teacher" / "config.json").write_text("{}")
+    return [f'teacher.model="{folder}/teacher"'] if "runs/base/model" in file.read_text() else []
+
+
+@pytest.mark.parametrize("file", METHODS, ids=stem)
+def test_a_recipe_of_a_method_is_valid(file, tmp_path):
+    assert load(file, method_overrides(file, tmp_path)).warnings == ()
+    assert (file.stem == "base") or f"configs/methods/{file.name}" in file.read_text()
+
+
+@pytest.mark.parametrize("file", METHODS, ids=stem)
+def test_a_recipe_of_a_method_trains(file, tmp_path):
+    there = [f'logging.dir="{tmp_path}"', "logging.name=base"]
+    overrides = method_overrides(file, tmp_path)
+    if overrides:
+        run(load(METHODS[0].parent / "base.toml", [*TINY, *there]), Resume(), lambda event, details: None)
+        overrides = [f'teacher.model="{tmp_path}/base/model"']
+    short = [] if "environment" in tomli.loads(file.read_text()) else ["training.max_tokens=12"]
+    changed = [*TINY, *short, *there[:1], *overrides, "reward_pool.workers=1"]
+    folder = run(load(file, changed), Resume(), lambda event, details: None)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len([row for row in rows if "reward/mean" in row]) == 2
+    assert not any(row.get("update/nonfinite") for row in rows)

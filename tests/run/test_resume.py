@@ -1,6 +1,7 @@
 """What may be resumed from where, and that a refusal costs nothing of what is there."""
 
 import json
+from shutil import rmtree
 
 import pytest
 
@@ -52,6 +53,23 @@ def test_a_checkpoint_that_is_not_there_leaves_the_run_as_it_was(train, where):
     with pytest.raises(ConfigError, match=f"{where}: there is no such checkpoint"):
         train(resume=Resume("auto", run / "checkpoints" / where))
     assert content(run) == before
+
+
+@pytest.mark.parametrize("mode", ["auto", "resume"])
+def test_a_finished_run_without_checkpoints_has_nothing_to_resume_and_loses_nothing(train, mode):
+    run = train("training.max_steps=1")
+    rmtree(run / "checkpoints")
+    before, heard = content(run), []
+    train("training.max_steps=1", resume=Resume(mode), observe=lambda event, details: heard.append(details))
+    assert content(run) == before
+    assert any("there is nothing to resume" in str(details.get("text")) for details in heard)
+    with pytest.raises(ConfigError, match=r"training\.max_steps"):
+        train("training.max_steps=2", resume=Resume(mode))
+    allowed = Resume(mode, allow_change=["training.max_steps"])
+    with pytest.raises(ConfigError, match="is finished, and its checkpoints are deleted; train it again with --fresh"):
+        train("training.max_steps=2", resume=allowed)
+    assert content(run) == before
+    assert json.loads((run / "status.json").read_text()) == {"outcome": "finished"}
 
 
 def test_a_checkpoint_of_another_run_starts_a_new_run_and_never_overwrites_one(train):
@@ -158,11 +176,10 @@ def test_other_problems_under_the_same_path_are_refused_unless_allowed(train, da
     assert len(rows(run / "metrics.jsonl")) == 3
 
 
-def test_a_run_without_a_checkpoint_says_that_it_starts_over(train):
-    said = []
-    run = train("training.max_steps=2")
-    (run / "checkpoints" / "step-000002").rename(run / "kept")
-    (run / "checkpoints").rmdir()
+def test_a_run_without_a_checkpoint_says_that_it_starts_over(train, stopped, tmp_path):
+    said, run = [], tmp_path / "runs" / "run"
+    stopped("training.max_steps=2", steps=1)
+    rmtree(run / "checkpoints")
     train("training.max_steps=2", resume=Resume("auto"), observe=lambda event, details: said.append(str(details)))
     assert any("starting from step 0" in text for text in said)
 

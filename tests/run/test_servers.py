@@ -92,11 +92,11 @@ def test_without_a_server_the_run_ends_with_exit_5_and_goes_on_where_it_was(
     arguments = [part for option in (*options, *where) for part in ("--set", option)]
     ended = CliRunner().invoke(app, ["train", str(toml), "--plain", *arguments])
     assert ended.exit_code == 5, ended.output
-    assert "no vLLM server is left" in ended.output
+    assert "no vLLM server is usable" in ended.output
     folder = tmp_path / "runs" / "parts"
     done = len(rows(folder / "metrics.jsonl"))
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{done:06d}"]
-    assert f"a checkpoint of step {done} is written: --resume auto goes on from there" in ended.output
+    assert f"a checkpoint of step {done} is written; --resume auto continues from there" in ended.output
     for server in servers:
         server.hook = lambda path: None
         server.start()
@@ -148,7 +148,7 @@ def test_weights_that_cannot_be_written_end_the_run_with_what_was_trained_saved(
     with pytest.raises(StorageError, match=f"^{start}") as ended:
         train(*options, observe=stopping(blocked))
     text = str(ended.value)
-    assert text.endswith("a checkpoint of step 3 is written: --resume auto goes on from there")
+    assert text.endswith("a checkpoint of step 3 is written; --resume auto continues from there")
     assert "\n" not in text
     assert "free some space" in text
     status = json.loads((run / "status.json").read_text())
@@ -158,7 +158,11 @@ def test_weights_that_cannot_be_written_end_the_run_with_what_was_trained_saved(
 
 
 @pytest.mark.parametrize(
-    ("policy", "end"), [("stop", "nor is step 3 saved: .* cannot be written: .*"), ("warn", "nor is step 3 saved$")]
+    ("policy", "end"),
+    [
+        ("stop", "step 3 could not be saved either: .* cannot be written: .*"),
+        ("warn", "step 3 could not be saved either$"),
+    ],
 )
 def test_a_checkpoint_that_cannot_be_written_either_hides_no_error(train, servers, options, tmp_path, policy, end):
     run = tmp_path / "runs" / "run"

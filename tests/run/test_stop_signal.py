@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -34,19 +32,17 @@ def test_during_a_step_it_is_noted():
 
 
 def test_a_signal_that_comes_while_ranks_agree_counts_after_the_next_step(monkeypatch):
-    parts: Any = SimpleNamespace(ranks=ALONE)
-
     def interrupted(self, value):
         monkeypatch.undo()
         os.kill(os.getpid(), signal.SIGTERM)
         return [value]
 
-    monkeypatch.setattr(type(ALONE), "every", interrupted)
+    monkeypatch.setattr(type(ALONE), "all_gather", interrupted)
     with Stop() as stop:
         stop.defer(lambda: None)
-        assert _agreed(parts, stop) == ""
+        assert _agreed(ALONE, stop) == ""
         assert stop.requested == "SIGTERM"
-        assert _agreed(parts, stop) == "SIGTERM"
+        assert _agreed(ALONE, stop) == "SIGTERM"
 
 
 def test_the_second_one_ends_the_process():

@@ -65,9 +65,9 @@ def test_a_run_that_ends_early_is_finished_and_stays_so_when_it_is_resumed(train
     ("written", "says"),
     [
         ('{ metric = "eval/acc", above = 1.0 }', 'no evaluation measures "eval/acc"'),
-        ('{ metric = "reward/mean" }', "takes one of above, below and patience"),
-        ('{ metric = "reward/mean", above = 1.0, patience = 3 }', "takes one of above, below and patience"),
-        ('{ metric = "reward/mean", patience = 3, rows = 2 }', "patience counts values already"),
+        ('{ metric = "reward/mean" }', "needs exactly one of above, below and patience"),
+        ('{ metric = "reward/mean", above = 1.0, patience = 3 }', "needs exactly one of above, below and patience"),
+        ('{ metric = "reward/mean", patience = 3, rows = 2 }', "has no effect with patience"),
         ('{ above = 1.0 }', "is missing"),
     ],
 )  # fmt: skip

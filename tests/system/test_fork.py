@@ -41,9 +41,10 @@ import sys, time
 from pathlib import Path
 from retrain.system import fork
 
-started = fork.Fork("program", ["sleep"], Path("log.txt"), {}, 75)  # not under a guard: no fork runs this again
-Path("pid").write_text(str(started.pid))
-time.sleep(6000)
+if __name__ == "__main__":
+    started = fork.Fork("program", ["sleep"], Path("log.txt"), {}, 75)
+    Path("pid").write_text(str(started.pid))
+    time.sleep(6000)
 """
 
 

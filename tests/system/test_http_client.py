@@ -1,12 +1,16 @@
-"""Calls that are late, or broken off."""
+"""Calls that are late, too long, or broken off, and the errors that they raise."""
 
+import asyncio
+import json
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 
 import pytest
 
-from retrain.system.http_client import Calls, address, is_loopback
+from retrain.system import http_client
+from retrain.system.http_client import Calls, HttpError, address, is_loopback
 from tests.waiting import PATIENCE_S, until
 
 
@@ -23,8 +27,34 @@ def url(listening):
     return address(*listening.getsockname())
 
 
-def test_the_deadline_counts_from_before_there_is_a_connection(silent):
+@contextmanager
+def answering(answer):
+    """A server that gives one answer to every request, and the requests that it got."""
+    requests = []
+
+    def serve():
+        with suppress(OSError):  # it is closed at the end
+            while True:
+                connection, _ = listening.accept()
+                with connection, connection.makefile("rb") as stream:
+                    lines = list(takewhile(lambda line: line.strip(), stream))
+                    size = next((int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")), 0)
+                    requests.append((b"".join(lines).decode(), stream.read(size).decode()))
+                    connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield address(*listening.getsockname()), requests
+
+
+def reply(body, status="200 OK", *headers):
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, "", body]).encode()
+
+
+def test_a_connection_that_is_not_taken_is_late(silent, monkeypatch):
     """A full backlog leaves whoever connects without an answer, as a machine that is gone does."""
+    monkeypatch.setattr(http_client, "_CONNECT_S", 0.5)
     silent.listen(0)
     with ExitStack() as waiting:
         for _ in range(4):
@@ -32,7 +62,9 @@ def test_the_deadline_counts_from_before_there_is_a_connection(silent):
             one.setblocking(False)
             one.connect_ex(silent.getsockname())
         with pytest.raises(TimeoutError, match=r"no connection within 0\.5 seconds"):
-            Calls(0.5)(url(silent))
+            Calls(PATIENCE_S)(url(silent))
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.25 seconds"):
+            Calls(0.25)(url(silent))
 
 
 def test_a_server_that_says_nothing_is_late(silent):
@@ -44,7 +76,7 @@ def test_calls_are_broken_off_under_whoever_waits_and_there_are_none_afterwards(
     calls, ends = Calls(PATIENCE_S), []
 
     def ask():
-        with pytest.raises(ConnectionError, match=r"broken off|closed|reset") as raised:
+        with pytest.raises(ConnectionAbortedError, match="broken off") as raised:
             calls(url(silent))
         ends.append(raised.value)
 
@@ -58,6 +90,64 @@ def test_calls_are_broken_off_under_whoever_waits_and_there_are_none_afterwards(
     assert len(ends) == 3
     with pytest.raises(ConnectionAbortedError, match="broken off"):
         calls(url(silent))
+
+
+def test_coroutines_wait_for_their_answers_together():
+    async def ask(place):
+        calls = Calls(PATIENCE_S)
+        return await asyncio.gather(*(calls.ask(place, {"n": n}) for n in range(3)))
+
+    with answering(reply('{"a": [1.5]}')) as (place, requests):
+        assert asyncio.run(ask(place)) == [{"a": [1.5]}] * 3
+    assert sorted(json.loads(body)["n"] for _, body in requests) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "why"),
+    [
+        (reply("x" * 2000), ValueError, "longer than 1000 bytes"),
+        (reply("{"), ValueError, "Expecting property name"),
+        (reply("[" * 990), ValueError, "nested too deeply|Expecting value"),
+        (reply("gone", "410 Gone"), HttpError, "HTTP 410: gone"),
+        (reply("", "302 Found", "Location: http://127.0.0.1:9/"), HttpError, "HTTP 302"),
+        (b"SMTP ready\r\n\r\n", ConnectionError, "illegal status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", ConnectionError, "closed connection"),
+    ],
+)
+def test_an_answer_of_another_shape_is_an_error_of_its_kind(answer, kind, why):
+    with answering(answer) as (place, _), pytest.raises(kind, match=why):
+        Calls(PATIENCE_S, max_bytes=1000)(place)
+
+
+def test_a_call_sends_no_cookie_that_an_earlier_answer_set_and_asks_no_proxy(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    with answering(reply("1", "200 OK", "Set-Cookie: a=b")) as (place, requests):
+        calls = Calls(PATIENCE_S)
+        assert [calls(place), calls(place)] == [1, 1]
+    assert len(requests) == 2
+    assert "cookie" not in str(requests).lower()
+
+
+def test_no_error_shows_the_key(monkeypatch):
+    """Not that of a server which repeats it at the place where the error is cut, nor of a header that cannot be."""
+    monkeypatch.setenv("OUR_API_KEY", "our-very-secret-key")
+    with answering(reply("x" * 490 + "our-very-secret-key", "401 No")) as (place, _):
+        with pytest.raises(HttpError, match=r"x\(hidden\)?$") as refused:
+            Calls(PATIENCE_S, key="our-very-secret-key")(place, {})
+        assert "our-very" not in str(refused.value)
+        for bad in ("our-very-secret-key\n", "our-very-secret-key é"):
+            with pytest.raises(ValueError, match="cannot be sent") as unsent:
+                Calls(PATIENCE_S, key=bad)(place, {})
+            assert "very-secret" not in str(unsent.value)
+    with pytest.raises(ConnectionRefusedError, match="Connection refused") as away:
+        Calls(PATIENCE_S)("http://user:our-very-secret-key@127.0.0.1:9/?token=our-very-secret-key", {})
+    assert "very-secret" not in str(away.value)
+
+
+def test_a_name_without_an_address_says_so():
+    with pytest.raises(OSError, match=r"not known|resolution"):
+        Calls(PATIENCE_S)("http://nowhere.invalid:8000")
 
 
 def test_an_address_says_whether_only_this_machine_reaches_it():

@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
-from retrain.system.lock import alive, identity
+import pytest
+
+from retrain.errors import StorageError
+from retrain.system.lock import Lock, alive, identity
 
 
 def test_a_process_is_alive_until_it_has_ended_even_if_nobody_has_noticed():
@@ -25,3 +28,13 @@ def test_a_reused_process_id_is_another_process():
 
 def test_nobody_can_tell_of_another_host():
     assert alive(identity(2**22) | {"host": "elsewhere"})
+
+
+def test_a_pipe_in_the_place_of_a_lock_names_no_owner_and_is_refused(tmp_path):
+    """Opening it would wait for a writer for ever, and so would the status of every run."""
+    lock = Lock(tmp_path / "lock")
+    os.mkfifo(lock.path)
+    assert lock.owner() is None
+    assert not lock.held()
+    with pytest.raises(StorageError, match="is a link or a special file"):
+        lock.acquire()

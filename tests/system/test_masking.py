@@ -14,7 +14,8 @@ from retrain.system.masking import HIDDEN, hide_named, literal_secrets, looks_se
     [
         *("api_key", "API-KEY", "hubToken", "SMTP_PASS", "GH_PAT", "password", "auth", "judge_secret_file", "key_2"),
         *("passwords", "tokens", "api_keys", "private_key_pem", "signing_key_b64", "token_text", "header", "headers"),
-        *("private_key_passage", "webhook_url", "AWS_ACCESS_KEY_ID", "sshKeyMaterial"),
+        *("private_key_passage", "webhook_url", "AWS_ACCESS_KEY_ID", "sshKeyMaterial", "key_b64", "id_token"),
+        *("dbpassword", "authtoken", "hftoken", "masterkey", "mysecrets", "passcode", "connection_string", "dsn"),
     ],
 )
 def test_words_of_secrets(name):
@@ -26,6 +27,17 @@ def test_words_of_secrets(name):
     [
         *("max_tokens", "api_key_env", "author", "keyboard", "tokenizer", "monkey", "pass_at", "token_mean", "", "env"),
         *("stop_tokens", "eos_token", "answer_key", "key_path", "num_key_value_heads", "headerless", "passed"),
+        *(
+            "id_column",
+            "eos_token_id",
+            "compass",
+            "bypass",
+            "donkeys",
+            "detokenize",
+            "connection",
+            "hook",
+            "reuse_key_of",
+        ),
     ],
 )
 def test_names_that_only_look_alike(name):
@@ -91,6 +103,9 @@ def test_values_of_the_configuration_are_shown():
         "run.toml:3:1: [[rewards.params]] api_key: looks like a secret; set api_key_env to the name of a variable",
         "max_tokens=48, total_tokens=512.5 and pass@1=0.5: raise [training] max_tokens",
         "KeyError: 'token': TypeError: sort() got key=lambda",
+        "password: required; token: 151643, tokens: 4711 of 9000, key: value1234, header: 12, X-Header: 1234abcd",
+        "plugins.my_losses.Llama3Qwen2AdapterForCausalLM, d9bfd93f13357f8a34074375c6b57eedaa05a510",
+        "retrain train run.toml --resume auto --set model.path=Qwen3-0.6B",
         "the token 151643 is not in the vocabulary; basic authentication is not supported",
         "https://docs.python.org/3/library/re.html#re.escape and git@github.com:me/x.git",
     ],
@@ -114,6 +129,14 @@ LONG = f"{CANARY}aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW"
             f"{prefix}{LONG}"
             for prefix in ("xoxb-1-2-", "glpat-", "AIza", "npm_", "gsk_", "r8_", "eyJhbGciOi.eyJzdWIi.")
         ),
+        *(
+            f"{prefix}{LONG}"
+            for prefix in ("SG.aB3dE5fG7hJ9.", "hvs.", "ya29.", "shpat_", "whsec_", "pplx-", "HF_", "")
+        ),
+        *(f"{word} {CANARY}" for word in ("password:", "api_key:", "--api-key", "--token", "password =", "ApiKey")),
+        f"https://h/x?token%3D{CANARY}",
+        f"Authorization=Bearer {CANARY}",
+        f"DefaultEndpoint=x;AccountKey={CANARY}==;Suffix=y",
         f"AKIA{CANARY.upper()}3PQR",
         f"Authorization: Bearer {CANARY}",
         f"curl -H 'X-Api-Key: {CANARY}'",
@@ -177,7 +200,25 @@ def test_values_of_variables_are_hidden_wherever_they_turn_up(monkeypatch, tmp_p
 
 @pytest.mark.parametrize(
     "piece",
-    ["a-", "a.", "sk-", "eyJ-", "http://", "https://a/hook", "basic ", "x:", "key=", "&a", "-----BEGIN ", "Bearer \t"],
+    [
+        "a-",
+        "a.",
+        "--a ",
+        "a: ",
+        "aA1",
+        "%3",
+        "token: ",
+        "sk-",
+        "eyJ-",
+        "http://",
+        "https://a/hook",
+        "basic ",
+        "x:",
+        "key=",
+        "&a",
+        "-----BEGIN ",
+        "Bearer \t",
+    ],
 )
 def test_no_text_takes_long(piece):
     text = piece * (400_000 // len(piece))

@@ -1,12 +1,9 @@
 """Children end with their parent, groups end as a whole, and signal handlers are put back."""
 
 import os
-import platform
 import signal
 import subprocess
 import sys
-
-import pytest
 
 from retrain.system.process import SignalHandler, end, follower
 from tests.waiting import alive, until
@@ -58,38 +55,3 @@ def test_signals_are_handled_inside_the_block_only():
         os.kill(os.getpid(), signal.SIGUSR2)
     assert arrived == [signal.SIGUSR1, signal.SIGUSR2]
     assert signal.getsignal(signal.SIGUSR1) is before
-
-
-MEASURED = """
-import ctypes, resource, sys
-from retrain.system.process import keep_freed_memory
-
-if sys.argv[1] == "keep":
-    keep_freed_memory()
-library = ctypes.CDLL(None)
-library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-
-def use():
-    blocks = [library.malloc(ctypes.c_size_t(size << 20)) for size in (3, 40, 5)]
-    for block, size in zip(blocks, (3, 40, 5)):
-        ctypes.memset(block, 1, size << 20)
-    for block in blocks:
-        library.free(block)
-
-use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    use()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
-def test_memory_that_was_freed_is_used_again_without_the_systems_help():
-    cleared = {
-        how: int(
-            subprocess.run([sys.executable, "-c", MEASURED, how], capture_output=True, text=True, check=True).stdout
-        )
-        for how in ("keep", "return")
-    }
-    assert cleared["keep"] < 100 < 5 * 40 * 256 <= cleared["return"]  # pages of 4 KiB

@@ -67,7 +67,7 @@ def test_every_bad_row_is_listed_up_to_twenty(tmp_path):
         read_experts(path)
     lines = str(caught.value).splitlines()
     assert lines[19].startswith(f"{path}:20: ")
-    assert lines[20:] == ["... and 10 more", f"{path}: 30 bad rows of expert data: mend or remove them"]
+    assert lines[20:] == ["... and 10 more", f"{path}: 30 bad rows of expert data: fix or remove them"]
 
 
 def test_an_empty_file_is_refused(tmp_path):

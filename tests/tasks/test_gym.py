@@ -131,3 +131,19 @@ def test_problems_of_other_tasks_and_bad_settings():
         Gym(0, name="chain_sum", config={"min_words": 3})
     assert Gym(0, name="gcd").fingerprint() != Gym(0, name="lcm").fingerprint()
     assert "<answer>" in Gym(0, name="gcd").problem(0).prompt
+
+
+@pytest.mark.parametrize("config", ["max_terms = 1000000000", "max_digits = 1000000000"])
+def test_a_config_whose_problems_take_too_long_is_refused(config, tmp_path):
+    text = f'[task]\nname = "gym"\n[gym]\nname = "chain_sum"\nconfig = {{ {config} }}\n[[rewards]]\nname = "gym"\n'
+    file = tmp_path / "run.toml"
+    file.write_text(f"{text}[warmup]\nsteps = 0\n")
+    command = [sys.executable, "-m", "retrain", "validate", str(file)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "takes more than 0.5 s to make 4 problems of this config; choose smaller numbers" in found.stderr
+
+
+def test_a_config_whose_problems_cannot_be_made_is_refused():
+    with pytest.raises(ComponentError, match="makes no problem of this config: ValueError"):
+        Gym(0, name="chain_sum", config={"min_digits": 5000, "max_digits": 5001})

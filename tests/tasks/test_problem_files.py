@@ -78,7 +78,7 @@ def test_all_bad_rows_are_reported_together_up_to_twenty(tmp_path):
     assert lines[0].startswith(f"{path}:4: not JSON")
     assert lines[19].startswith(f"{path}:23: not JSON")
     assert lines[20] == "... and 5 more"
-    assert lines[21].startswith(f"{path}: 25 bad rows: mend them")
+    assert lines[21].startswith(f"{path}: 25 bad rows: fix them")
 
 
 def test_duplicate_ids_name_both_places(tmp_path):

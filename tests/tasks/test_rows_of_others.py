@@ -117,7 +117,7 @@ TOML = '[task]\nname = "jsonl"\n[jsonl]\npath = "data.jsonl"\n{keys}\n[warmup]\n
         (
             'answer_field = ""',
             2,
-            'reward "exact" reads the answer, and [jsonl] answer_field = "" says there is none',
+            'reward "exact" reads the answer, but with [jsonl] answer_field = "" rows have none',
         ),
         ('answer_field = "gold"\non_bad_row = "skip"', 3, 'no field "gold"'),
     ],

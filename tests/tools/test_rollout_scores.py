@@ -61,6 +61,16 @@ def test_symbolic_takes_what_is_mathematically_equal(tmp_path):
     assert score_file(path)[0].right == (False, False, True, False)
 
 
+def test_recorded_verdicts_count_unless_answers_are_to_be_compared(tmp_path):
+    rows = [
+        {"predictions": ["5 + 3 = 8", "9"], "lengths": [4, 1], "answer": "8", "correct": [True, False]},
+        {"predictions": "7", "lengths": 1, "answer": "7"},
+    ]
+    path = write(tmp_path / "r.jsonl", rows)
+    assert [one.right for one in score_file(path)] == [(True, False), (True,)]
+    assert [one.right for one in score_file(path, equivalence="simple")] == [(False, False), (True,)]
+
+
 def test_n_may_differ_by_row(tmp_path):
     rows = [
         {"predictions": ["1", "2"], "lengths": [10, 20], "answer": 1},
@@ -87,13 +97,20 @@ BAD = {
     '{"lengths": [1], "answer": "1"}': 'no field "predictions"',
     '{"predictions": [], "lengths": [], "answer": "1"}': "at least 1 item",
     '{"predictions": ["1", 2], "lengths": [1, 1], "answer": "1"}': "predictions[1]: expected text, got int",
-    '{"predictions": ["1", "2"], "lengths": 1, "answer": "1"}': "1 lengths for 2 predictions",
+    '{"predictions": ["1", "2"], "lengths": [1], "answer": "1"}': "1 lengths for 2 predictions",
     '{"predictions": ["1"], "lengths": [true], "answer": "1"}': "lengths[0]: expected an integer, got bool",
     '{"predictions": ["1"], "lengths": [-1], "answer": "1"}': "expected a number that is not negative",
     '{"predictions": ["1"], "lengths": [1], "answer": ["1"]}': "answer: expected text, got list",
+    '{"predictions": ["1", "2"], "lengths": [1, 1], "answer": "1", "correct": [true]}': "1 correct for 2 predictions",
     "[1, 2]": "expected an object",
     "{": "not JSON",
 }
+
+
+def test_one_length_holds_for_every_prediction(tmp_path):
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"predictions": ["1", "2"], "lengths": 7, "answer": "1"}\n')
+    assert score_file(str(file))[0].lengths == (7, 7)
 
 
 def test_all_malformed_rows_are_told_with_their_lines(tmp_path):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from retrain.tracking.tracker_guard import _WAITING, Guard
+from retrain.tracking.tracker_guard import _WAITING, SafeTracker
 
 
 class Ear:
@@ -35,7 +35,7 @@ class Memory:
 
 def test_rows_arrive_in_order_and_unshared():
     memory, ear = Memory(), Ear()
-    guard = Guard("memory", memory, ear)
+    guard = SafeTracker("memory", memory, ear)
     metrics = {"a": 0.0}
     for step in range(50):
         metrics["a"] = float(step)
@@ -47,13 +47,21 @@ def test_rows_arrive_in_order_and_unshared():
     assert ear.events == []
 
 
+def test_a_tracker_gets_other_names_of_metrics_if_asked_for():
+    memory = Memory()
+    guard = SafeTracker("memory", memory, Ear(), names={"loss/sft": "expert/sft_loss"})
+    guard.log(3, {"loss/sft": 0.5, "reward/mean": 1.0})
+    guard.close()
+    assert memory.rows == [(3, {"expert/sft_loss": 0.5, "reward/mean": 1.0})]
+
+
 def test_where_a_tracker_shows_its_rows_is_told_once():
     class Shown(Memory):
         def log(self, step, metrics):
             self.where = "https://example.org/1"
 
     told = []
-    guard = Guard("shown", Shown(), lambda event, details: told.append((event, details)))
+    guard = SafeTracker("shown", Shown(), lambda event, details: told.append((event, details)))
     for step in range(3):
         guard.log(step, {})
     guard.close()
@@ -68,7 +76,7 @@ def test_a_tracker_that_raises_is_dropped_with_one_warning(error):
             raise error
 
     broken, ear = Broken(), Ear()
-    guard = Guard("broken", broken, ear)
+    guard = SafeTracker("broken", broken, ear)
     for step in range(5):
         guard.log(step, {})
     guard._thread.join()
@@ -92,7 +100,7 @@ def test_a_tracker_whose_attribute_raises_is_dropped_with_one_warning(verb):
 
     setattr(Broken, verb, property(raising))
     ear = Ear()
-    guard = Guard("broken", Broken(), ear)
+    guard = SafeTracker("broken", Broken(), ear)
     guard.log(0, {"a": 1.0})
     guard.completions(0, [{"text": "x"}])
     guard.close()
@@ -107,7 +115,7 @@ def test_a_tracker_that_raises_at_close_is_told():
             raise OSError("gone")
 
     ear = Ear()
-    Guard("broken", Broken(), ear).close()
+    SafeTracker("broken", Broken(), ear).close()
     assert "raised OSError: gone" in ear.events[0][2]
 
 
@@ -119,7 +127,7 @@ def test_a_tracker_that_hangs_at_close_is_left_behind():
             release.wait()
 
     ear = Ear()
-    guard = Guard("hanging", Hanging(), ear, patience_s=0.05)
+    guard = SafeTracker("hanging", Hanging(), ear, patience_s=0.05)
     guard.log(0, {})
     guard.close()
     assert "did not finish within 0.05 s" in ear.events[0][2]
@@ -134,7 +142,7 @@ def test_a_tracker_that_hangs_in_log_is_dropped_when_rows_pile_up():
             release.wait()
 
     ear = Ear()
-    guard = Guard("hanging", Hanging(), ear)
+    guard = SafeTracker("hanging", Hanging(), ear)
     for step in range(_WAITING + 5):
         guard.log(step, {})
     guard.close()

@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers
 from retrain.system.files import sha256
 from retrain.system.model_paths import PackagedModel
 
-WIDTH, LAYERS, HEADS, INNER, POSITIONS = 64, 2, 4, 96, 256
+WIDTH, LAYERS, HEADS, INNER, POSITIONS = 64, 2, 4, 96, 1024
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"

@@ -22,10 +22,11 @@ from torch.distributed.tensor import DTensor
 from retrain.config.load import load
 from retrain.protocols import Ranks
 from retrain.registry import find
-from retrain.run.rank_edges import _Unread
+from retrain.run.distributed_wrappers import StructureOnly
 from retrain.run.session import Resume, run
 from retrain.storage.checkpoint import save
 from retrain.storage.run_directory import ExistingRun
+from retrain.training.auxiliary.critic import Critic
 from retrain.training.model.loading import Loaded, load_model
 from retrain.training.model.quantized import quantize
 from retrain.training.policy import TorchPolicy
@@ -49,6 +50,10 @@ TABLE: dict[str, dict[str, Any]] = {
     "muon": {"settings": {"optimizer": "muon", "lr": 1e-4}},
     "clipped": {"settings": {"max_grad_norm": 1e-2}},
     "bf16": {"settings": {"dtype": "bfloat16"}},
+    "bf16 rounded once": {"settings": {"dtype": "bfloat16", "rounding": "stochastic"}},
+    "bf16 rounded once on replicas": {
+        "settings": {"dtype": "bfloat16", "rounding": "stochastic", "shard": "none"},
+    },
     "bf16 LoRA": {"settings": {"dtype": "bfloat16", "lora": {"r": 4}}},
     "LoRA": {"settings": {"lora": {"r": 4, "seed": 3}}},
     "LoRA on replicas": {"settings": {"lora": {"r": 4, "seed": 3}, "shard": "none"}},
@@ -58,6 +63,9 @@ TABLE: dict[str, dict[str, Any]] = {
     "no split head": {"model": "capped"},
     "gpt2": {"model": "gpt2"},
     "experts": {"batch": {"rows": 12, "experts": 3}, "terms": ["ppo_clip", "sft"]},
+    "critic": {"critic": {"lr": 1e-3, "epochs": 2}},
+    "critic LoRA": {"critic": {"lr": 1e-3}, "settings": {"lora": {"r": 4, "seed": 3}}},
+    "critic on replicas": {"critic": {"lr": 1e-3}, "settings": {"shard": "none"}},
     "prime": {"prime": {"lr": 1e-3}},
     "prime, policy reference": {"prime": {"lr": 1e-3, "reference": "policy"}},
     "prime LoRA": {"prime": {"lr": 1e-3}, "settings": {"lora": {"r": 4, "seed": 3}}},
@@ -98,6 +106,7 @@ def train(ranks: Ranks, name: str, offload: str = "none") -> dict[str, Any]:
     case = {**TABLE[name], "settings": {**TABLE[name].get("settings", {}), "offload": offload}}
     policy, gradients, metrics, tables = policy_of(case, ranks), [], [], []
     prm = ProcessRewards(policy, None, **case["prime"]) if "prime" in case else None
+    critic = Critic(policy, None, **case["critic"]) if "critic" in case else None
     watch(policy, gradients)
     for step in range(STEPS):
         options = dict(case.get("batch", {}))
@@ -111,14 +120,20 @@ def train(ranks: Ranks, name: str, offload: str = "none") -> dict[str, Any]:
             batch = batch.replace(process_rewards=prm(*(getattr(batch, name) for name in SCORED)))
             tables.append({"process_rewards": batch.column("process_rewards")})
             reported = prm.after(batch)
+        if critic is not None:
+            batch = batch.replace(values=critic(*(getattr(batch, name) for name in SCORED)))
+            tables.append({"values": batch.column("values")})
+            reported = critic.after(batch)
         policy.remember()
         reported |= policy.update(batch, make_objective(*case.get("terms", ("ppo_clip", "entropy"))))
         tables.append({"earlier": policy.earlier_logprobs(batch)})
         metrics.append(reported)
-    weights = {"policy": policy, **({"prm": prm.model} if prm else {})}
+    weights: dict[str, Any] = {"policy": policy, **({"prm": prm.model} if prm else {})}
+    weights |= {"critic": critic.model} if critic else {}
     found = {
         f"{key}.{name}": value.clone() for key, one in weights.items() for name, value in dict(one.weights()).items()
     }
+    found |= {name: value.clone() for name, value in critic.model.head_weights().items()} if critic else {}
     packed = {"packed": float(policy.forward.packed_limit > 0), "splits": float(policy.forward.splits)}
     return {"gradients": gradients, "weights": found, "metrics": [packed, *metrics], "tables": tables}
 
@@ -193,7 +208,7 @@ def dropped(ranks: Ranks) -> dict[str, Any]:
     for seed in range(2):
         policy.update(make_batch(seed=seed), make_objective())
     weights = {name: full(value).clone() for name, value in dict(policy.weights()).items()}
-    return {"kept": ranks.every(torch.stack(kept)), "next": ranks.every(torch.rand(1)), "weights": weights}
+    return {"kept": ranks.all_gather(torch.stack(kept)), "next": ranks.all_gather(torch.rand(1)), "weights": weights}
 
 
 def held(ranks: Ranks) -> dict[str, Any]:
@@ -214,17 +229,17 @@ def held(ranks: Ranks) -> dict[str, Any]:
         name: sum(local(value).numel() for value in found) / sum(value.numel() for value in found)
         for name, found in tensors.items()
     }
-    return {"shares": ranks.every(shares)}
+    return {"shares": ranks.all_gather(shares)}
 
 
 def gathers(ranks: Ranks, engine: str, lora: bool) -> dict[str, Any]:
     """How many elements are gathered while an engine gets the weights, as a multiple of the model."""
     case = {"settings": {"lora": {"r": 4, "seed": 3}} if lora else {}}
     policy, count = policy_of(case, ranks), 0
-    unread = policy.adapter or _Unread(policy.model)
+    unread = policy.adapter or StructureOnly(policy.model)
     sampler = find("engine", engine).bind({}).build({"model": unread, "device": policy.device})
     weights: Any = policy.weights()
-    base = weights.base if lora else weights
+    base = weights
     kind: Any = DTensor
     whole_tensor = DTensor.full_tensor
 
@@ -262,7 +277,7 @@ def from_files(ranks: Ranks, folder: str, lora: bool) -> dict[str, Any]:
     policy.update(make_batch(), make_objective())
     weights = {name: value.clone() for name, value in dict(policy.weights()).items()}
     size = sum(p.numel() * p.element_size() for p in policy.model.parameters())
-    return {"weights": weights, "most": ranks.every(most), "size": size, "empty": loaded.source is not None}
+    return {"weights": weights, "most": ranks.all_gather(most), "size": size, "empty": loaded.source is not None}
 
 
 def _count_from_here() -> None:
@@ -297,7 +312,7 @@ def memory(ranks: Ranks, folder: str, out: str) -> dict[str, Any]:
         save(Path(out), 1, {"policy": policy.state_dict()}, 1, ranks)
     with _peak(added, "sync"):
         largest = max(value.nbytes for value in policy.weights().values())
-    return {"held": ranks.every(held), "added": ranks.every(added), "largest": largest}
+    return {"held": ranks.all_gather(held), "added": ranks.all_gather(added), "largest": largest}
 
 
 @contextmanager
@@ -319,19 +334,19 @@ def _status(name: str) -> int:
 def talk(ranks: Ranks) -> dict[str, Any]:
     """What the verbs give on this rank."""
     found: dict[str, Any] = {
-        "same": ranks.same(f"of {ranks.rank}"),
-        "every": ranks.every(ranks.rank),
-        "sum": ranks.sum(torch.full((2,), float(ranks.rank + 1))).tolist(),
-        "first": ranks.first(lambda: ranks.rank),
-        "each": ranks.each(lambda: ranks.rank * 10),
-        "beside": ranks.rollouts.every(ranks.rank),
+        "broadcast": ranks.broadcast(f"of {ranks.rank}"),
+        "all_gather": ranks.all_gather(ranks.rank),
+        "all_reduce": ranks.all_reduce(torch.full((2,), float(ranks.rank + 1))).tolist(),
+        "on_rank0": ranks.on_rank0(lambda: ranks.rank),
+        "on_each_rank": ranks.on_each_rank(lambda: ranks.rank * 10),
+        "beside": ranks.rollouts.all_gather(ranks.rank),
     }
-    for verb in ("first", "each"):
+    for verb in ("on_rank0", "on_each_rank"):
         try:
-            getattr(ranks, verb)(partial(int, "1" if verb == "each" and ranks.rank == 0 else "x"))
+            getattr(ranks, verb)(partial(int, "1" if verb == "on_each_rank" and ranks.rank == 0 else "x"))
         except Exception as error:
             found[f"{verb} error"] = [type(error).__name__, str(error), getattr(error, "exit_code", None)]
-    return {"ranks": ranks.every(found)}
+    return {"ranks": ranks.all_gather(found)}
 
 
 def whole_run(
@@ -351,7 +366,7 @@ def whole_run(
         error = None
     except Exception as caught:  # whatever it is, the other ranks wait for this one to say it
         error = [type(caught).__name__, str(caught), getattr(caught, "exit_code", 1)]
-    return {"said": said, "errors": ranks.every(error)}
+    return {"said": said, "errors": ranks.all_gather(error)}
 
 
 CASES = {

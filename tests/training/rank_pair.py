@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Group:
         variables = {"WORLD_SIZE": str(size), RENDEZVOUS: f"file://{folder / 'store'}", "OMP_NUM_THREADS": "1"}
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.training.rank_cases"],
+                [sys.executable, "-X", "faulthandler", "-u", "-m", "tests.training.rank_cases"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -46,12 +47,18 @@ class Group:
             process.stdin.flush()
         answers = [process.stdout.readline() for process in self.processes]
         failed = [answer for answer in answers if answer != "done\n"]
-        assert not failed, json.loads(failed[0]) if failed[0] else "a rank has died"
+        died = [
+            f"rank {rank} died, exit code {self.processes[rank].wait(30)}"
+            for rank, one in enumerate(answers)
+            if not one
+        ]
+        assert not failed, "\n".join([*died, *(json.loads(answer) for answer in failed if answer)])
         return torch.load(out)
 
     def close(self) -> None:
         for process in self.processes:
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it died, and the test that saw it says so
+                process.stdin.close()
         for process in self.processes:
             process.wait(300)
 

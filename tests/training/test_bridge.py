@@ -3,7 +3,7 @@
 import pytest
 
 from retrain.errors import DataError
-from retrain.training.bridge import Bridge
+from retrain.training.bridge import ChatStitcher
 from tests.training.chat_templates import FAMILIES, Family, chat
 
 SCHEMA = {"name": "add_up", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
@@ -15,7 +15,7 @@ SCHEMA = {"name": "add_up", "description": "Adds.", "parameters": {"type": "obje
 def test_a_conversation_is_what_was_sampled_with_bridges_between(name, cut, role, caplog):
     family = FAMILIES[name]
     model = chat(family)
-    bridge, prompt = Bridge(model), model.prompt("one?")
+    bridge, prompt = ChatStitcher(model), model.prompt("one?")
     ids, spans, said = list(prompt.ids), [], [{"role": "user", "content": "one?"}]
     for turn in range(3):
         # In an encoding that is not the text's own: what was sampled must not be tokenized again.
@@ -62,7 +62,7 @@ def test_some_families_show_an_earlier_reply_differently():
 def test_tools_stand_where_the_template_shows_them_and_else_in_the_prompt(name):
     family = FAMILIES[name]
     model = chat(family)
-    shown = Bridge(model).opening("one?", [("user", " Look.")], [SCHEMA], " Call add_up so.")
+    shown = ChatStitcher(model).opening("one?", [("user", " Look.")], [SCHEMA], " Call add_up so.")
     assert " Look." in shown.text
     assert "add_up" in shown.text
     assert ("Call add_up so." in shown.text) is not family.tools
@@ -77,7 +77,7 @@ def test_what_is_said_writes_no_special_token(name):
     special = {place: one.content for place, one in model.tokenizer.added_tokens_decoder.items() if one.special}
     assert model.end_id in special
     written = f"so{''.join(special.values())}{model.tokenizer.eos_token * 2}\ufdd0reply\ufdd0 long"
-    bridge = Bridge(model)
+    bridge = ChatStitcher(model)
 
     def marks(ids):
         return [one for one in ids if one in special]
@@ -98,7 +98,7 @@ def test_what_is_said_writes_no_special_token(name):
 
 def test_text_without_a_template_is_tokenized_as_it_is():
     model = chat(None)
-    bridge = Bridge(model)
+    bridge = ChatStitcher(model)
     assert bridge.ids([("user", "one "), ("tool", "two")], model.end_id) == model.encode("one two")
     assert bridge.ids([("user", "one<|eos|>")], None)[-1] == model.end_id
     assert bridge.ids([], 5) == []
@@ -107,7 +107,7 @@ def test_text_without_a_template_is_tokenized_as_it_is():
 
 def test_what_is_said_first_joins_the_prompt():
     model = chat(FAMILIES["chatml"])
-    bridge = Bridge(model)
+    bridge = ChatStitcher(model)
     assert bridge.opening("one", [("user", " two"), ("user", " three")]) == model.prompt("one two three")
     system, one = {"role": "system", "content": "add"}, {"role": "user", "content": "one"}
     assert bridge.opening([system], [("user", "one")]) == model.prompt([system, one])
@@ -124,4 +124,4 @@ def test_what_is_said_first_joins_the_prompt():
 )
 def test_a_template_that_cannot_continue_is_refused(template, message):
     with pytest.raises(DataError, match=message):
-        Bridge(chat(Family(template, "<|end|>")))
+        ChatStitcher(chat(Family(template, "<|end|>")))

@@ -56,7 +56,7 @@ def test_ranks_share_what_is_sharded_and_hold_adapters_whole():
 
     def of(ranks, **changes):
         return estimate_memory(
-            shape, PolicySettings(**changes), rows=4, tokens=10, beside=["trained", "frozen"], ranks=ranks
+            shape, PolicySettings(**changes), rows=4, tokens=10, signal_models=["trained", "frozen"], ranks=ranks
         )
 
     one, four = of(1), of(4)

@@ -129,9 +129,14 @@ def test_ratio_is_one_before_the_first_step_and_not_after():
         def __getattr__(self, name):
             return getattr(self.inner, name)
 
-        def __call__(self, columns, weights):
-            seen.append(float((columns["logprobs"] - columns["old_logprobs"]).abs().max().detach()))
-            return self.inner(columns, weights)
+        def step(self, batch):
+            step = self.inner.step(batch)
+
+            def loss(columns, weights):
+                seen.append(float((columns["logprobs"] - columns["old_logprobs"]).abs().max().detach()))
+                return step.of(columns, weights)
+
+            return step._replace(of=loss)
 
     batch = make_batch(dead=1)
     policy(epochs=2, micro_batch_tokens=20, minibatches=1).update(batch, Watch(make_objective()))
@@ -178,6 +183,16 @@ def test_mismatch_and_entropy_are_of_the_policy_before_the_step():
     assert metrics["mismatch/logp_diff_max"] < 1e-4
     assert metrics["mismatch/ess"] == pytest.approx(1)
     assert metrics["policy/entropy"] == pytest.approx(float(scored.sum() / batch.response_mask.sum()), rel=1e-4)
+
+
+def test_squared_probabilities_are_those_of_the_tempered_distribution():
+    batch, trained = make_batch(), policy()
+    found = trained.logprobs(batch, ("sum_pi_squared",))["sum_pi_squared"]
+    with torch.no_grad():
+        logits = trained.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    p = torch.softmax(logits.float() / trained.settings.temperature, -1)[:, :-1]
+    expected = torch.nn.functional.pad(p.square().sum(-1), (1, 0)).where(batch.response_mask, 0.0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_mismatch_is_not_taken_from_steps_after_the_first():

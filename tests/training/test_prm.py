@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrain import registry
 from retrain.errors import StorageError
 from retrain.registry import find
 from retrain.storage import checkpoint
@@ -399,8 +400,8 @@ def test_saved_adapter_of_the_policy_is_its_own_alone(tmp_path):
 def test_the_memory_that_explain_counts_is_what_it_holds(lora):
     policy = make_policy(lora)
     prm, shape = build(policy), ModelShape.of(policy.model.config.to_dict())
-    traits = find("signal", "process_rewards").traits
-    found = estimate_memory(shape, policy.settings, rows=1, tokens=1, beside=traits["models"])["other_models"]
+    traits = registry.signal.traits_of(find("signal", "process_rewards"))
+    found = estimate_memory(shape, policy.settings, rows=1, tokens=1, signal_models=traits.models)["other_models"]
     trained = sum(p.numel() for p in prm.model.optimizer.parameters.values() if p.ndim == 2)
     frozen = 0 if lora is not None else shape.parameters
     assert found == 16 * trained + 4 * frozen

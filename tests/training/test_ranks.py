@@ -75,7 +75,9 @@ def test_three_ranks_are_one_process(trio, name):
 @pytest.mark.parametrize("name", BFLOAT16)
 def test_two_ranks_are_one_process_within_the_rounding_of_bfloat16(pair, single, name):
     found = pair.run("train", name)
-    compare(found, train(single, name), gradient=2e-2, weight=5e-3, metric=5e-2)
+    # Each rank rounds its rows with its own random numbers: a weight of 1 may be off by its last digit, 2^-7.
+    gradient, weight = (1e-1, 1e-2) if name == "bf16 rounded once" else (2e-2, 5e-3)
+    compare(found, train(single, name), gradient=gradient, weight=weight, metric=5e-2)
     assert found["metrics"][0] == {"packed": 1.0, "splits": 1.0}
     alone = train(ALONE, name)  # autocast rounds elsewhere
     for mine, theirs in zip(found["metrics"], alone["metrics"], strict=True):
@@ -90,8 +92,9 @@ def test_a_group_of_one_has_the_bits_of_a_process_alone(single, name):
         assert torch.equal(found["weights"][name], value), name
 
 
-def test_the_same_ranks_give_the_same_bits_twice(pair):
-    first, again = pair.run("train", "uneven rows"), pair.run("train", "uneven rows")
+@pytest.mark.parametrize("name", ["uneven rows", "bf16 rounded once"])
+def test_the_same_ranks_give_the_same_bits_twice(pair, name):
+    first, again = pair.run("train", name), pair.run("train", name)
     assert all(torch.equal(again["weights"][name], value) for name, value in first["weights"].items())
 
 
@@ -195,12 +198,18 @@ def test_moments_that_wait_in_the_processors_memory_change_nothing(pair, name):
 
 def test_verbs(pair):
     first, second = pair.run("talk")["ranks"]
-    plain = {"same": "of 0", "every": [0, 1], "sum": [3.0, 3.0], "first": 0, "each": [0, 10]}
+    plain = {
+        "broadcast": "of 0",
+        "all_gather": [0, 1],
+        "all_reduce": [3.0, 3.0],
+        "on_rank0": 0,
+        "on_each_rank": [0, 10],
+    }
     problem = "invalid literal for int() with base 10: 'x'"
     for rank, found in enumerate((first, second)):
         assert {key: found[key] for key in plain} == plain
         assert found["beside"] == [0, 1]
-        for verb, owner in (("first", 0), ("each", 1)):
+        for verb, owner in (("on_rank0", 0), ("on_each_rank", 1)):
             kind, text, code = found[f"{verb} error"]
             assert (kind, code) == (("ValueError", None) if rank == owner else ("RetrainError", 1))
             assert text == problem
@@ -213,7 +222,7 @@ from retrain.errors import EngineError
 from retrain.run import session
 from retrain.training.ranks import join
 
-def lost(*_):
+def lost(*_, **__):
     ranks, event = join("cpu", 60), threading.Event()
     threading.Thread(target=event.wait).start()  # as one that waits for a rank that is gone
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.run.test_environment_runs import stored
+from tests.serve.test_policy_endpoint import TALK
 from tests.small_runs import rows
-from tests.tools.test_policy_endpoint import TALK
 from tests.waiting import ends, until
 
 pytestmark = pytest.mark.verifiers
@@ -23,7 +23,8 @@ def test_a_step_trains_on_episodes_that_verifiers_plays(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "retrain", "serve", "--policy", file, "--port", port, "--patience", "300"]
+    listen = ["--serve", f"127.0.0.1:{port}", "--patience", "300"]
+    command = [sys.executable, "-m", "retrain", "train", file, *listen]
     with log.open("w") as output:
         served = subprocess.Popen(command, stdout=output, stderr=output, cwd=tmp_path)
     try:

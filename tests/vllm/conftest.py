@@ -7,6 +7,7 @@ import pytest
 from retrain.config.load import load
 from retrain.run.session import Resume, run
 from tests.small_runs import TOML
+from tests.smollm2 import HERE, MISSING
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +25,12 @@ def frozen():
     What is frozen is not looked through; vLLM thaws it when an engine ends.
     """
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say loudly that a real model was not tested."""
+    if not HERE:
+        terminalreporter.write_sep("=", f"NOT TESTED with a real model: {MISSING}", yellow=True, bold=True)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def trainable(name):
 def served(request, tmp_path_factory):
     """(policy with adapters, engine with its base)."""
     policy = trainable(request.param)
-    engine = VllmEngine(policy.adapter, 0, CPU, tmp_path_factory.mktemp("run"), lora="adapter")
+    engine = VllmEngine(policy.adapter, 0, CPU, tmp_path_factory.mktemp("run"), "float32", lora="adapter")
     engine.load_weights(policy.reference_weights(), 0)
     yield policy, engine
     engine.close()
@@ -231,18 +231,18 @@ def test_room_is_made_in_vllms_own_steps():
     for step, more in zip(get_args(MaxLoRARanks), get_args(MaxLoRARanks)[1:], strict=False):
         assert adapter_options(step)["max_lora_rank"] == step
         assert adapter_options(step + 1)["max_lora_rank"] == more
-    with pytest.raises(ComponentError, match=r"rank 512 at most.* r = 513; lower it"):
+    with pytest.raises(ComponentError, match=r"rank 512 at most.* r = 513; lower r"):
         adapter_options(max(get_args(MaxLoRARanks)) + 1)
 
 
 def test_a_model_that_vllm_takes_no_adapters_for_shows_at_the_start(tmp_path):
     policy = trainable("gpt2")
-    engine = VllmEngine(policy.adapter, 0, CPU, tmp_path)
+    engine = VllmEngine(policy.adapter, 0, CPU, tmp_path, "float32")
     assert not engine.takes_adapters, "unless it is asked for"
     assert "LoRA merged and rounded to float32" in engine.describe()
     engine.close()
     with pytest.raises(EngineError, match=r'does not support LoRA.*set \[vllm\] lora = "merged"'):
-        VllmEngine(policy.adapter, 0, CPU, tmp_path, lora="adapter")
+        VllmEngine(policy.adapter, 0, CPU, tmp_path, "float32", lora="adapter")
 
 
 ADAPTER = ("model.lora={r=4}", "training.lr=1e-2")

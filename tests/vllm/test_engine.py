@@ -35,7 +35,7 @@ def served(request, tmp_path_factory):
     """(model, engine with its weights, what starting it left changed)."""
     model = tiny(request.param)
     before = process_state()
-    engine = VllmEngine(model, 0, CPU, tmp_path_factory.mktemp("run"))
+    engine = VllmEngine(model, 0, CPU, tmp_path_factory.mktemp("run"), "float32")
     after = process_state()
     engine.load_weights(model.state_dict(), 7)
     yield model, engine, [name for name in before if before[name] != after[name]]
@@ -213,7 +213,7 @@ def test_weights_of_another_model_are_refused_and_the_old_ones_stay(pair, mistak
     name = "model.layers.1.mlp.up_proj.weight"
     value = weights.pop(name)
     weights |= {"missing": {}, "unknown": {name: value, "extra": value}, "shape": {name: value[1:]}}[mistake]
-    with pytest.raises(EngineError, match="these weights are not"):
+    with pytest.raises(EngineError, match="these weights do not fit the sampler"):
         engine.load_weights(weights, 8)
     rows = sample(engine, PROMPTS, SAMPLING)
     assert worst_error(model, PROMPTS, rows, 1.0) < ROUNDING

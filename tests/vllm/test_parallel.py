@@ -12,7 +12,7 @@ pytestmark = pytest.mark.vllm
 
 def test_two_processes_share_a_model(tmp_path):
     model = tiny("qwen3", num_attention_heads=4, num_key_value_heads=2)
-    engine = VllmEngine(model, 0, torch.device("cpu"), tmp_path, tensor_parallel_size=2)
+    engine = VllmEngine(model, 0, torch.device("cpu"), tmp_path, "float32", tensor_parallel_size=2)
     try:
         for version in range(2):
             with torch.no_grad():

@@ -1,1 +1,1 @@
-"""How components become credit and loss: the column graph, the pipeline, the objective, plain plug-ins."""
+"""Composition of components into advantages and a loss: column graph, pipeline, objective, plain plug-ins."""

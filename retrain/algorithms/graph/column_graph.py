@@ -1,13 +1,13 @@
-"""Which stages run, in which order: every column a stage reads is provided by an earlier one."""
+"""Order of stages, such that an earlier stage provides every column that a stage reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from retrain.algorithms.graph.plain_functions import CONTEXT_READS, LISTS_READS
 from retrain.errors import ComponentError, did_you_mean
-from retrain.registry import Bound, names
+from retrain.registry import Bound, names, transform
 from retrain.types import POLICY_COLUMNS
 
 _WRITES = {"advantage": "episode", "filter": "keep"}
@@ -15,7 +15,7 @@ _WRITES = {"advantage": "episode", "filter": "keep"}
 
 @dataclass(frozen=True)
 class Stage:
-    """One node: a component with the columns it reads and the one it writes."""
+    """One node of the graph: a component, the columns that it reads and the one that it writes."""
 
     name: str
     kind: str
@@ -46,8 +46,23 @@ def plan(
     return planner.graph
 
 
+def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages",)) -> list[Stage]:
+    """Return the stages, in order, that the wanted columns depend on as they are after the last stage.
+
+    An advantage does not contribute where a transform takes its place. A filter contributes to no column.
+    """
+    needed, found = set(wanted), list[Stage]()
+    for stage in reversed(graph):
+        written = {stage.writes, "advantages"} if stage.kind in ("advantage", "algorithm") else {stage.writes}
+        if stage.kind != "filter" and written & needed:
+            found.append(stage)
+            context = stage.bound.component.contract == "context"  # it gets the episode's advantages
+            needed = (needed - written) | {*stage.reads, *(("advantages",) if context else ())}
+    return found[::-1]
+
+
 def _check_used(graph: Sequence[Stage]) -> None:
-    """What a transform writes besides advantages must be read by a later stage."""
+    """Check that a later stage reads every column that a transform writes, except advantages."""
     for index, stage in enumerate(graph):
         later = {name for other in graph[index + 1 :] for name in other.reads}
         if stage.kind == "transform" and stage.writes not in {"advantages", *later}:
@@ -58,7 +73,7 @@ def _check_used(graph: Sequence[Stage]) -> None:
 
 
 def _check_states(graph: Sequence[Stage]) -> None:
-    """The state of a stage is kept under its name."""
+    """Check that stages with state have different names, because checkpoints store states by name."""
     names = [stage.name for stage in graph if stage.bound.component.stateful]
     for name in names:
         if names.count(name) > 1:
@@ -74,8 +89,10 @@ class _Planner:
         reads = _reads(bound)
         for column in reads:
             self.provide(column, (bound.name,))
-        writes = _WRITES.get(bound.component.kind) or bound.component.traits.get("writes", "advantages")
-        if bound.component.contract == "context":
+        writes = _WRITES.get(bound.component.kind, "advantages")
+        if bound.component.kind == "transform":
+            writes = transform.traits_of(bound.component).writes
+        if bound.component.kind == "transform" and writes == "advantages" and not {"advantages", "episode"} & {*reads}:
             self._check_first(bound)
         self.graph.append(Stage(bound.name, bound.component.kind, reads, writes, bound))
         if bound.component.kind == "transform":
@@ -102,13 +119,13 @@ class _Planner:
         return f'{reader} column "{column}", which nothing provides', fix
 
     def _check_first(self, bound: Bound) -> None:
-        """A plain `fn(ctx)` starts from episode advantages: what earlier stages did to tokens would be lost."""
+        """Reject a transform that ignores the advantages after others that have changed them."""
         lost = [stage.name for stage in self.graph if stage.kind == "transform" and stage.writes == "advantages"]
         if lost:
-            raise ComponentError(
-                f'"{bound.name}" takes a context, so it would undo {", ".join(lost)}',
-                "put it first, or decorate it with @transform to read `advantages`",
-            )
+            context = bound.component.contract == "context"
+            why = "takes a context" if context else "takes the place of the advantages"
+            fix = ", or decorate it with @transform to read `advantages`" if context else ""
+            raise ComponentError(f'"{bound.name}" {why}, so it would undo {", ".join(lost)}', f"put it first{fix}")
 
 
 def _reads(bound: Bound) -> tuple[str, ...]:

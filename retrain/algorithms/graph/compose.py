@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.plain_functions import CONTEXT_PARAMETERS
 from retrain.algorithms.planning.planning_mask import advantage_split, planning_ratio
 from retrain.algorithms.sepa import entropy_metrics
-from retrain.algorithms.transforms import transform_chain
+from retrain.algorithms.transforms.token_stages import transform_chain
 from retrain.errors import ComponentError
 from retrain.registry import Bound, Component, bind, find
 from retrain.types import Batch, Metrics
@@ -127,7 +128,7 @@ def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[
 
 def _shared(component: Component, hyper: Mapping[str, Any]) -> dict[str, Any]:
     """The component's own parameters among those that contexts show."""
-    return {key: hyper[field] for field, key in component.traits.get("context", {}).items()}
+    return {key: hyper[field] for field, (name, key) in CONTEXT_PARAMETERS.items() if name == component.name}
 
 
 def _batch(

@@ -1,12 +1,13 @@
-"""What an update minimizes: weighted loss terms under one reduction with global denominators."""
+"""Objective of an update: weighted loss terms under one reduction with global denominators."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from retrain.algorithms.mix import SHARE
 from retrain.errors import ComponentError
-from retrain.registry import Bound, components
+from retrain.registry import Bound, loss
 from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch
 
@@ -15,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    """Sum over terms of factor * sum_{n,t} reduction_weight[n,t] * term[n,t], on corrected advantages.
-
-    The reduction's weights come from the whole batch (over the term's own rows: the policy's, or the
-    expert's), so the sum over any split into micro-batches is the same number. The factor is the term's
-    weight; with terms of both sources in use, times 1 - share for the policy's and times share for the expert's.
+    """Weighted loss terms under one reduction; `step` says what is minimised.
 
     Args:
         terms, reduction: bound loss terms, and how they are reduced.
@@ -30,7 +27,7 @@ class Objective:
     Attributes:
         terms: the loss terms in use; those of weight 0 are dropped.
         share: the column that weighs the two sources, where there are terms of both: the expert's share, computed by
-            the signal with the trait `mixes`; else "".
+            the signal `SHARE`; else "".
         sources: whose rows they train on: "policy", "expert" or both.
         reads: columns that terms and corrections read, besides the current `logprobs`; `entropy` is the current
             policy's.
@@ -56,14 +53,14 @@ class Objective:
         self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
         self._sft_reduction, self.share = reduction, ""
         if self.mixed:
-            self.share = components("signal", trait="mixes")[0].name
+            self.share = SHARE
             self.reads |= {self.share}
             self._sft_reduction = sft_reduction or reduction
         self.signals = self.reads - BASE_COLUMNS - POLICY_COLUMNS
 
     @property
     def mixed(self) -> bool:
-        """Terms of both sources are in use."""
+        """True if both policy and expert terms are in use."""
         return len(self.sources) > 1
 
     def live_rows(self, batch: Batch) -> Tensor:
@@ -75,78 +72,97 @@ class Objective:
             live = live | (rows & moved if _vanishes(term) else rows)
         return live
 
-    def weights(self, batch: Batch) -> dict[str, Tensor]:
-        """Reduction weight of each token in each term, [N, T] as the advantages, from the batch of an optimizer step.
+    def step(self, batch: Batch) -> StepLoss:
+        """Return what an optimizer step on this batch minimises, as a function of the step's micro-batches.
 
-        The denominators are those of the term's own rows over the whole batch.
+            L = sum over terms k of c_k * sum_{n,t} w_k[n,t] * l_k[n,t]
+
+        l_k is a loss term on corrected advantages. w_k is the reduction's weight, which holds the denominator. c_k is
+        the term's `weight`; where terms of both sources are in use it is multiplied by 1 - share for the policy's
+        terms and by share for the expert's.
         """
-        return {term.name: self._reduced(term, batch) for term in self.terms}
-
-    def _reduced(self, term: Bound, batch: Batch) -> Tensor:
-        mask = (batch.response_mask & _rows(term, batch)[:, None]).to(batch.advantages.dtype)
-        reduction = self._sft_reduction if source_of(term) == "expert" else self.reduction
-        call = Call("reduction", reduction.name)
-        read = {name: mask if name == "mask" else batch.column(name) for name in reduction.reads}
-        with call(read):
-            weights = reduction(*read.values())
-        if not bool(call.tensor(weights, mask.shape, mask).isfinite().all()):
-            raise call.fail("returned a NaN or infinite weight")
-        return weights
-
-    def __call__(self, columns: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss contribution of some rows.
-
-        Args:
-            columns: `logprobs` (with gradient) and everything in `reads`, for these rows.
-            weights: the same rows of `weights(batch)`.
-        Returns:
-            The scalar to back-propagate, and sums that micro-batches add up to metrics of the whole batch:
-            loss/<term> (without its factor) and what the terms report, under the same reduction.
-        """
-        total: Any = 0.0
-        metrics: dict[str, Any] = {}
-        for correction in self.corrections:
-            call = Call("transform", correction.name)
-            read = {name: columns[name] for name in correction.reads}
-            with call(read):
-                advantages = correction(*read.values())
-            wanted = columns["advantages"]
-            columns = {**columns, "advantages": call.tensor(advantages, wanted.shape, wanted)}
+        # Denominators come from the term's rows of the whole batch. With those of a micro-batch or
+        # of a rank, a token would count more in a part with fewer tokens.
+        weights: dict[str, Tensor] = {}
         for term in self.terms:
-            weight = weights[term.name]
-            values, extra = _called(term, columns, weight)
-            reduced = (values.where(weight != 0, 0.0) * weight).sum()
-            total = total + self._factor(term, columns) * reduced
-            _add(metrics, {f"loss/{term.name}": reduced.detach()})
-            _add(metrics, {name: (part.detach() * weight).sum() for name, part in extra.items()})
-        return total, metrics
+            mask = (batch.response_mask & _rows(term, batch)[:, None]).to(batch.advantages.dtype)
+            reduction = self._sft_reduction if source_of(term) == "expert" else self.reduction
+            weights[term.name] = _reduction_weight(reduction, batch, mask)
 
-    def _factor(self, term: Bound, columns: Mapping[str, Any]) -> float:
-        weight = float(term.params["weight"])
-        if not self.mixed:
-            return weight
-        share = float(columns[self.share])
-        return weight * (share if source_of(term) == "expert" else 1 - share)
+        def loss(columns: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            # Corrections weight the advantages by the importance ratio of trainer and sampler.
+            for correction in self.corrections:
+                columns = {**columns, "advantages": _corrected(correction, columns)}
+            share = float(columns[self.share]) if self.mixed else None
+            total: Any = 0.0
+            metrics = dict[str, Any]()
+            for term in self.terms:
+                weight, factor = own[term.name], float(term.params["weight"])
+                if share is not None:
+                    factor *= share if source_of(term) == "expert" else 1 - share
+                values, reported = _term_values(term, columns, weight)
+                reduced = (values.where(weight != 0, 0.0) * weight).sum()
+                total = total + factor * reduced
+                _add(metrics, {f"loss/{term.name}": reduced.detach()})
+                _add(metrics, {name: (part.detach() * weight).sum() for name, part in reported.items()})
+            return total, metrics
+
+        return StepLoss(weights, loss)
+
+
+class StepLoss(NamedTuple):
+    """Function that an optimizer step minimises.
+
+    Attributes:
+        weights: weight of each token in each term, [N, T], by the term's name. They do not depend
+            on the split into micro-batches.
+        of: (columns, weights) of some rows -> (scalar to back-propagate, sums that micro-batches add up to metrics of
+            the whole batch). `columns` are `logprobs`, with gradient, and everything in `Objective.reads`; `weights`
+            are the same rows of the attribute. The sums are loss/<term> without its factor, and what terms report.
+    """
+
+    weights: Mapping[str, Tensor]
+    of: Callable[[Mapping[str, Any], Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+
+
+def _reduction_weight(reduction: Bound, batch: Batch, mask: Tensor) -> Tensor:
+    call = Call("reduction", reduction.name)
+    read = {name: mask if name == "mask" else batch.column(name) for name in reduction.reads}
+    with call(read):
+        weights = reduction(*read.values())
+    if not bool(call.tensor(weights, mask.shape, mask).isfinite().all()):
+        raise call.fail("returned a NaN or infinite weight")
+    return weights
+
+
+def _corrected(correction: Bound, columns: Mapping[str, Any]) -> Tensor:
+    call = Call("transform", correction.name)
+    read = {name: columns[name] for name in correction.reads}
+    with call(read):
+        advantages = correction(*read.values())
+    wanted = columns["advantages"]
+    return call.tensor(advantages, wanted.shape, wanted)
 
 
 def source_of(term: Bound) -> str:
-    """Whose rows a loss term trains on: "policy" or "expert"."""
-    return str(term.component.traits.get("source", "policy"))
+    """Return the source of the rows that a loss term trains on: "policy" or "expert"."""
+    return loss.traits_of(term.component).source
 
 
 def _vanishes(term: Bound) -> bool:
-    return bool(term.component.traits.get("vanishes"))
+    return loss.traits_of(term.component).vanishes
 
 
-def _called(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """A term's values [N, T], with a gradient where there is one to have, and its metrics [N, T]."""
+def _term_values(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a term's values [N, T], with gradient if it depends on the policy, and its metrics [N, T]."""
     call = Call("loss", term.name)
     read = {name: columns[name] for name in term.reads}
     with call(read):
         result = term(*read.values())
     values, extra = call.split(result)
     values = call.tensor(values, weight.shape, weight)
-    if columns["logprobs"].requires_grad and not values.requires_grad:
+    trained = (getattr(column, "requires_grad", False) for column in columns.values())
+    if any(trained) and not values.requires_grad:
         raise call.fail("returned a tensor without gradient, which trains nothing; do not detach logprobs")
     return values, {call.free(name): call.tensor(part, weight.shape, weight) for name, part in extra.items()}
 

@@ -1,4 +1,4 @@
-"""From rewards to one advantage per token: components resolved into a graph of columns, then run."""
+"""Pipeline from rewards to one advantage per token: resolves components to a column graph and runs it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from retrain import functional as F
 from retrain.algorithms.graph.column_graph import Stage, plan
 from retrain.algorithms.graph.plain_functions import call_context, call_lists
 from retrain.protocols import StatefulComponent
-from retrain.registry import Bound
+from retrain.registry import Bound, signal
 from retrain.registry.call import Call
 from retrain.types import BASE_COLUMNS, POLICY_COLUMNS, Batch, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_UNMARKED_BATCHES = 10
+"""Consecutive batches without a flagged token after which a warning names the signal."""
 
 SignalLookup = Callable[[str], Bound | None]
 
@@ -56,6 +59,7 @@ class Pipeline:
         self.graph, self.policy_columns, self._hyper = graph, policy_columns, hyper
         self.stateful: dict[str, StatefulComponent] = {}
         self._built: dict[tuple[str, str], StatefulComponent] = {}
+        self._unmarked: dict[str, int] = {}
 
     @classmethod
     def resolve(cls, stages: Stages, signal: SignalLookup, given: frozenset[str] = frozenset()) -> Pipeline:
@@ -75,7 +79,11 @@ class Pipeline:
         return cls(graph, (policy & POLICY_COLUMNS) - given, stages.hyper)
 
     def build(self, resources: Mapping[str, Any]) -> None:
-        """Build class components from the run's parts; ComponentError if one is missing."""
+        """Build class components from the run's parts.
+
+        Raises:
+            ComponentError: a part is missing.
+        """
         for stage in self.graph:
             if stage.bound.component.stateful:
                 with Call(stage.kind, stage.name)():
@@ -84,18 +92,39 @@ class Pipeline:
                     self.stateful[stage.name] = part
 
     def before(self, batch: Batch) -> Metrics:
-        """Every part's `before`: it sees the step's rollouts, never expert rows; skipped if there are no rollouts."""
+        """Call `before` of every stateful component with the step's rollouts, without expert rows.
+
+        Nothing is called if there are no rollouts.
+        """
         return self._reports(batch, lambda part, rollouts: part.before(rollouts))
 
     def after(self, batch: Batch) -> Metrics:
-        """Every part's `after`; `batch` is what `credit` returned."""
+        """Call `after` of every stateful component; `batch` is the result of `credit`."""
         return self._reports(batch, lambda part, rollouts: part.after(rollouts))
 
-    def _reports(self, batch: Batch, ask: Callable[[StatefulComponent, Batch], Metrics]) -> Metrics:
+    @property
+    def is_epochwise(self) -> bool:
+        """True if credit changes between the epochs of an update (`StatefulComponent.every_epoch`)."""
+        return any(part.every_epoch for part in self._built.values())
+
+    def next_epoch(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Update the components that ask for it; return the batch with the next epoch's credit."""
+        named = {place: part for place, part in self._built.items() if part.every_epoch}
+        metrics = self._reports(batch, lambda part, rollouts: part.after(rollouts), named)
+        metrics |= self._reports(batch, lambda part, rollouts: part.before(rollouts), named)
+        return self.credit(batch)[0], metrics
+
+    def _reports(
+        self,
+        batch: Batch,
+        ask: Callable[[StatefulComponent, Batch], Metrics],
+        of: Mapping[tuple[str, str], StatefulComponent] | None = None,
+    ) -> Metrics:
+        """Return the metrics of these stateful components, by default of all; {} without rollouts."""
         _, rollouts = _rollouts(batch)
-        parts = self._built.items() if len(rollouts.rewards) else ()
+        parts = self._built if of is None else of
         metrics: Metrics = {}
-        for place, part in parts:
+        for place, part in parts.items() if len(rollouts.rewards) else ():
             call = Call(*place)
             with call({**vars(rollouts), **rollouts.extra}):
                 found = ask(part, rollouts)
@@ -114,7 +143,7 @@ class Pipeline:
         return batch.replace(**columns), metrics
 
     def _without_rollouts(self, batch: Batch) -> tuple[dict[str, Any], Metrics]:
-        """Signals that are the same for every row, such as schedules; what depends on rollouts is 0."""
+        """Return signals that are equal for all rows, such as schedules; those that read rollouts are 0."""
         columns: dict[str, Any] = {"step": batch.step, "max_tokens": batch.max_tokens}
         produced: dict[str, Any] = {}
         metrics: Metrics = {}
@@ -130,14 +159,39 @@ class Pipeline:
 
     @property
     def stored(self) -> dict[str, str]:
-        """Columns of flags that are written with the rollouts, and under which name: a signal's trait `stored`."""
+        """Flag columns to store with the rollouts, and their stored names (trait `stored` of a signal)."""
         signals = [stage for stage in self.graph if stage.kind == "signal"]
-        traits = {stage.writes: stage.bound.component.traits.get("stored", "") for stage in signals}
-        return {column: name for column, name in traits.items() if name and "/" not in name}
+        found = {stage.writes: signal.traits_of(stage.bound.component).stored for stage in signals}
+        return {column: name for column, name in found.items() if name and "/" not in name}
+
+    def unmarked(self, batch: Batch) -> str:
+        """A warning after ten batches in a row in which a signal of `stored` flagged no token; else "".
+
+        Whatever reads the signal then works as if it were not there, which no metric need show.
+        """
+        for column, name in self.stored.items():
+            none = not bool(batch.column(column).any())
+            self._unmarked[column] = self._unmarked.get(column, 0) + 1 if none else 0
+            if self._unmarked[column] == _UNMARKED_BATCHES:
+                readers = ", ".join(stage.name for stage in self.graph if column in stage.reads)
+                return (
+                    f"not one {name} token in {_UNMARKED_BATCHES} steps: {readers} changes nothing; look at the "
+                    "completions in the report, and name what occurs in them ([planning] strategic_grams)"
+                )
+        return ""
+
+    def holds_policy(self, step: int) -> bool:
+        """True if only a component is trained in this step and the policy is not updated."""
+        return any(part.holds_policy(step) for part in self._built.values())
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """All columns that stages read."""
+        return frozenset(name for stage in self.graph for name in stage.reads)
 
     @property
     def judges_rollouts(self) -> bool:
-        """The filter reads nothing that credit computes: it can drop rollouts before any of it."""
+        """True if the filter reads no computed credit, so that it can run before it."""
         return not set(self.graph[-1].reads) - (BASE_COLUMNS - {"advantages"})
 
     def informative(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -194,8 +248,26 @@ class Pipeline:
         return value, call.metrics(metrics)
 
 
+class EpochCredit:
+    """Advantages of each epoch of an update after the first, for signals that learn in every epoch.
+
+    Attributes:
+        batch: with the credit of the newest epoch.
+        first: metrics of what was learned after the first epoch; later ones are of data that was learned from.
+    """
+
+    def __init__(self, pipeline: Pipeline, batch: Batch) -> None:
+        self._pipeline, self.batch, self.first = pipeline, batch, Metrics()
+
+    def __call__(self) -> Tensor:
+        """Return the advantages [N, T] of the next epoch."""
+        self.batch, metrics = self._pipeline.next_epoch(self.batch)
+        self.first = self.first or metrics
+        return self.batch.advantages
+
+
 def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
-    """Indices of the rows that are not an expert's, and the batch of them: the same one if that is all."""
+    """Return the indices of the policy's rows, and the batch of them (the same object if that is all)."""
     rows = (~batch.is_expert).nonzero()[:, 0]
     return rows, batch if len(rows) == len(batch.is_expert) else batch.rows(rows)
 
@@ -230,7 +302,7 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
 
 
 def _spread(value: Any, rows: Tensor, batch: Batch) -> Any:
-    """A column of some rows as a column of the whole batch, 0 elsewhere; other values as they are."""
+    """Scatter a column of some rows into the whole batch, with 0 elsewhere; pass other values through."""
     shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
     if not shape or shape[0] != len(rows):
         return value

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from retrain.registry import Bound, Component, components
+from retrain.registry import Bound
 from retrain.registry.call import Call
 from retrain.types import Metrics
 
@@ -27,11 +27,15 @@ CONTEXT_READS = (
     "sepa_lambda",
     "step",
 )
+CONTEXT_PARAMETERS = {"gtpo_beta": ("gtpo", "beta"), "hicra_alpha": ("hicra", "alpha")}
+"""Fields of a TransformContext that show a parameter of another transform: its name, and the parameter."""
 
 
 @dataclass
 class TransformContext:
-    """What a context-style plug-in `fn(ctx)` receives: one group, as plain lists. `AlgorithmContext` is the same class.
+    """Argument of a context-style plug-in `fn(ctx)`: one group, as plain lists.
+
+    `AlgorithmContext` is the same class.
 
     Attributes:
         episode_advantages: one number per completion (for `algorithm_mode`: the rewards).
@@ -63,12 +67,14 @@ class TransformContext:
 
 @dataclass
 class TransformOutput:
-    """What a context-style plug-in returns; a plain `token_advs` will do as well. `AlgorithmOutput` is the same class.
+    """Result of a context-style plug-in, which may also return plain `token_advs`.
+
+    `AlgorithmOutput` is the same class.
 
     Attributes:
         token_advs: advantages per token, same shape as `logprobs_G`.
         extra_metrics: numbers for metrics.jsonl; averaged over the groups of a step.
-        has_stats, stats: part of the contract and not read, since every run measures the entropies of planning and
+        has_stats, stats: accepted and ignored: every run measures the entropies of planning and
             execution tokens itself.
     """
 
@@ -82,19 +88,14 @@ AlgorithmContext = TransformContext
 AlgorithmOutput = TransformOutput
 
 
-def shown() -> list[Component]:
-    """Transforms of which a TransformContext shows parameters: those that their trait `context` names, by field."""
-    return components("transform", trait="context")
-
-
 def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
-    """What a TransformContext shows of other transforms.
+    """Return the fields of TransformContext that come from other transforms.
 
     Args:
         transform: the bound transform of a name.
     """
-    bound = [(one.traits["context"], transform(one.name)) for one in shown()]
-    return {field: one.params[key] for fields, one in bound if one for field, key in fields.items()}
+    bound = {field: (transform(name), key) for field, (name, key) in CONTEXT_PARAMETERS.items()}
+    return {field: one.params[key] for field, (one, key) in bound.items() if one}
 
 
 def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""How planning is found in text. A detector maps decoded completions to spans of characters."""
+"""Detectors of planning: functions from decoded completions to spans of characters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from retrain.registry.call import Call
 from retrain.registry.lookup import load_object
 
 PlanningSpan = tuple[int, int, str]
-"""text[start:end] is planning; what it counts as in hicra/semantic_entropy."""
+"""(start, end, name): text[start:end] is planning; hicra/semantic_entropy counts it under the name."""
 
 Detector = Callable[[list[str]], list[list[PlanningSpan]]]
-"""The spans of every text. One that cannot be told from a user's function, which may leave out the names."""
+"""Function from texts to the spans of each text."""
 
 
 def gram_detector(grams: Sequence[str]) -> Detector:
-    """Every strategic gram in the text (see `GramPattern`)."""
+    """Return a detector of strategic grams (see `GramPattern`)."""
     pattern = GramPattern(grams)
 
     def detect(texts: list[str]) -> list[list[PlanningSpan]]:
@@ -29,9 +29,9 @@ def gram_detector(grams: Sequence[str]) -> Detector:
 
 
 def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detector:
-    """`fn(texts) -> [[(start, end), ...], ...]` at a dotted path, every result checked.
+    """Return the user's detector `fn(texts) -> [[(start, end), ...], ...]`, with checked results.
 
-    A span may have a third entry, what it counts as; its text if there is none.
+    A span may have a name as third entry; the default is its text.
 
     Raises:
         ComponentError: there is no such function.
@@ -53,7 +53,7 @@ def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detecto
 
 def _checked(call: Call, row: int, spans: Any, text: str) -> list[PlanningSpan]:
     if not isinstance(spans, Sequence) or isinstance(spans, str):
-        raise call.fail(f"completion {row}: {spans!r} is no list of spans")
+        raise call.fail(f"completion {row}: {spans!r} is not a list of spans")
     result: list[PlanningSpan] = []
     for span in spans:
         match span:
@@ -62,6 +62,6 @@ def _checked(call: Call, row: int, spans: Any, text: str) -> list[PlanningSpan]:
             case (int(start), int(end), str(name)) if 0 <= start < end <= len(text):
                 result.append((start, end, name))
             case _:
-                problem = f"{span!r} is no span (start, end) with 0 <= start < end <= {len(text)}, the text's length"
+                problem = f"{span!r} is not a span (start, end) with 0 <= start < end <= {len(text)}, the text's length"
                 raise call.fail(f"completion {row}: {problem}")
     return result

@@ -10,6 +10,7 @@ from typing import Any
 from retrain.errors import ComponentError, install
 from retrain.registry import Finding
 from retrain.system.extras import library
+from retrain.system.model_paths import is_hub_name
 
 EXTRA = "grams"
 
@@ -17,24 +18,33 @@ Embedder = Callable[[Sequence[str]], Any]
 """Texts -> [texts, features], rows of length 1 (0 for a text without known features), dense or sparse."""
 
 
-def embedder(directory: str | None, examples: Sequence[str]) -> Embedder:
-    """A sentence-transformer from a directory, or TF-IDF fitted on the examples.
+_ADVICE = "give a directory with a sentence-transformer, or its name on the hub: sentence-transformers/all-MiniLM-L6-v2"
 
+
+def embedder(name: str | None, examples: Sequence[str]) -> Embedder:
+    """A sentence-transformer, or TF-IDF fitted on the examples.
+
+    Args:
+        name: of a directory, or OWNER/NAME on the hub; None is TF-IDF.
     Raises:
         MissingExtraError: the package behind it is not installed.
-        ComponentError: there is no such directory, or no model in it.
+        ComponentError: there is no such directory, or no model in it or under that name.
     """
-    return _tf_idf(examples) if directory is None else _sentence_transformer(directory)
+    return _tf_idf(examples) if name is None else _sentence_transformer(name)
 
 
-def check_embedder(directory: str | None) -> Iterator[Finding]:
-    """What keeps `embedder` from working, found without importing anything."""
-    package = "sklearn" if directory is None else "sentence_transformers"
-    if directory is not None and not Path(directory).expanduser().is_dir():
-        fix = "give one with a sentence-transformer in it"
-        yield Finding(("embedder",), f'there is no directory "{directory}"', fix)
+def check_embedder(name: str | None) -> Iterator[Finding]:
+    """Check that `embedder` can work, without importing anything or accessing the hub."""
+    package = "sklearn" if name is None else "sentence_transformers"
+    if name is not None and not _may_exist(name):
+        yield Finding(("embedder",), f'there is no directory "{name}"', _ADVICE)
     elif importlib.util.find_spec(package) is None:
-        yield Finding(("detector" if directory is None else "embedder",), f"{package} is not installed", install(EXTRA))
+        yield Finding(("detector" if name is None else "embedder",), f"{package} is not installed", install(EXTRA))
+
+
+def _may_exist(name: str) -> bool:
+    """Return True if a name is a directory or may be a model on the hub."""
+    return Path(name).expanduser().is_dir() or ("/" in name and is_hub_name(name))
 
 
 def cosines(left: Any, right: Any) -> Any:
@@ -51,14 +61,19 @@ def _tf_idf(examples: Sequence[str]) -> Embedder:
     return vectorizer.transform
 
 
-def _sentence_transformer(directory: str) -> Embedder:
-    if not Path(directory).expanduser().is_dir():
-        raise ComponentError(f'there is no directory "{directory}"', "give one with a sentence-transformer in it")
+def _sentence_transformer(name: str) -> Embedder:
+    if not _may_exist(name):
+        raise ComponentError(f'there is no directory "{name}"', _ADVICE)
     transformers: Any = library("sentence_transformers", EXTRA)
+    place = Path(name).expanduser()
+    is_local = place.is_dir()
     try:
-        model = transformers.SentenceTransformer(str(Path(directory).expanduser()), device="cpu", local_files_only=True)
+        model = transformers.SentenceTransformer(
+            str(place) if is_local else name, device="cpu", local_files_only=is_local
+        )
     except (OSError, ValueError) as error:
-        raise ComponentError(f"{directory} holds no sentence-transformer ({error})", "give another one") from error
+        where = f"{name} holds no sentence-transformer" if is_local else f"{name} cannot be loaded from the hub"
+        raise ComponentError(f"{where} ({' '.join(str(error).split())[:300]})", _ADVICE) from error
 
     def embed(texts: Sequence[str]) -> Any:
         return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)

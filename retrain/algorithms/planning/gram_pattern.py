@@ -32,7 +32,43 @@ STRATEGIC_GRAMS: tuple[str, ...] = (
 )
 """The default grams, which `strategic_grams = "default"` names too."""
 
-DEFAULT = "default"
+MATH_GRAMS: tuple[str, ...] = (
+    "let's try a different approach",
+    "let's consider another",
+    "let's start by",
+    "let's break this down",
+    "let's check if",
+    "let's verify",
+    "notice that",
+    "note that if",
+    "observe that",
+    "recall that",
+    "we can use the fact that",
+    "using the fact that",
+    "the key insight is",
+    "the key observation is",
+    "the main idea is",
+    "the problem reduces to",
+    "it suffices to show",
+    "without loss of generality",
+    "suppose for contradiction",
+    "we need to find",
+    "we want to show",
+    "consider the case where",
+    "there are two cases",
+    "by symmetry we can",
+    "an alternative way to",
+    "to double check",
+    "going back to",
+)
+"""Grams of written mathematics, `strategic_grams = "math"`.
+
+The four that HICRA's documentation for TRL gives as examples, and phrases of the same moves: start, use a known fact,
+divide into cases, reduce, verify, change the approach.
+"""
+
+NAMED: dict[str, tuple[str, ...]] = {"default": STRATEGIC_GRAMS, "math": MATH_GRAMS}
+"""Values of `strategic_grams` that name a list."""
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4`", "'"))
 _BETWEEN = r"[\s,;:.!?\u2026\u2013\u2014*-]+"  # words of a gram may be apart by space or punctuation: "Wait, let me"
@@ -52,18 +88,18 @@ def read_grams(
     """Grams by name, from a list, a JSON array in a string, a comma-separated string, or a JSON file.
 
     Args:
-        grams: "default" is the name of STRATEGIC_GRAMS, and what is used if nothing is given.
+        grams: "default" and "math" name lists (see `NAMED`); None is "default".
         words: least and greatest number of words of the grams to use; others are left out.
     Raises:
         ComponentError: both are given, the file has another shape than [...] or {"strategic_grams": [...]},
-            a gram is no text, or none has that many words.
+            a gram is not text, or all are left out.
     """
     if grams is not None and path is not None:
         raise ComponentError("strategic_grams and strategic_grams_path are both set", "keep one of them")
     if path is not None:
         found = _checked(_from_file(path), path)
-    elif grams is None or grams == DEFAULT:
-        found = STRATEGIC_GRAMS
+    elif grams is None or (isinstance(grams, str) and grams in NAMED):
+        found = NAMED[grams or "default"]
     else:
         found = _checked(_from_text(grams) if isinstance(grams, str) else grams, "strategic_grams")
     return found if words is None else _within(found, words)
@@ -101,17 +137,19 @@ def _from_file(path: str) -> Any:
     except OSError as error:
         raise ComponentError(f"strategic_grams_path {path}: {error.strerror}", "give a JSON file") from error
     except ValueError as error:
-        raise ComponentError(f"strategic_grams_path {path} is not valid JSON ({error})", "mend that file") from error
+        raise ComponentError(f"strategic_grams_path {path} is not valid JSON ({error})", "fix the file") from error
     return content["strategic_grams"] if isinstance(content, dict) and "strategic_grams" in content else content
 
 
 def _checked(grams: Any, source: str) -> tuple[str, ...]:
     shape = 'a non-empty list of phrases, as [...] or in a file {"strategic_grams": [...]}'
     if not isinstance(grams, (list, tuple)) or not grams:
-        raise ComponentError(f"{source} is not {shape}", "mend it")
+        raise ComponentError(f"{source} is not {shape}", "fix it")
     for gram in grams:
         if not isinstance(gram, str) or not re.search(r"\w", gram):
-            raise ComponentError(f"{source} holds {gram!r}, which is no phrase", "every gram is a text with words")
+            raise ComponentError(
+                f"{source} holds {gram!r}, which is not a phrase", "write every gram as text with words"
+            )
     return tuple(dict.fromkeys(grams))
 
 

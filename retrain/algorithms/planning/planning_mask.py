@@ -66,13 +66,7 @@ def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     check_code=_check_code,
     imports=("detector",),
     reaches={"embedder": "loads a sentence-transformer, whose files may name modules to import"},
-    aliases={
-        "logging": ("strategic_grams",),
-        "hicra": (*_GRAM_KEYS, "log_semantic_entropy", "log_planning_token_ratio"),
-    },
-    exclusive=("strategic_grams", "strategic_grams_path"),
     stored="planning",
-    needed_by='a transform such as "hicra", or [logging] observe,',
     when={
         **dict.fromkeys(_GRAM_KEYS, ("detector", _DETECTORS)),
         **dict.fromkeys(("embedder", "window", "margin"), _SEMANTIC),
@@ -91,11 +85,12 @@ class PlanningMask:
         search_paths: where a dotted path is looked up.
         detector: "grams", "semantic", or the dotted path of `fn(texts)`, which returns a list of (start, end)
             character spans for every text.
-        strategic_grams: list of phrases, JSON array in a string, comma-separated string, or "default" for the 18
-            built-in ones, which are used if nothing is set.
+        strategic_grams: list of phrases, JSON array in a string, comma-separated string, or the name of a built-in
+            list: "default" (18 phrases of self-correction, used if nothing is set) or "math" (27 phrases of written
+            mathematics).
         strategic_grams_path: JSON file with [...] or {"strategic_grams": [...]} instead.
         sg_n_range: [least, greatest] number of words of the grams to use; all of them if unset.
-        embedder: directory of a sentence-transformer for "semantic"; TF-IDF if unset.
+        embedder: sentence-transformer for "semantic", a directory or OWNER/NAME on the hub; TF-IDF if unset.
         window: words that "semantic" judges together.
         margin: of cosines, above which "semantic" calls a window planning.
         log_semantic_entropy: report hicra/semantic_entropy, hicra/semantic_entropy_norm and hicra/distinct_sg.

@@ -46,7 +46,7 @@ Judgment = tuple[float, str]
 
 
 def read_execution(path: str | None) -> tuple[str, ...]:
-    """What `retrain grams extract` stored beside the grams as examples of execution, or EXECUTION_PHRASES."""
+    """Return the examples of execution that `retrain grams extract` stored, or EXECUTION_PHRASES."""
     content: Any = json.loads(Path(path).expanduser().read_text(encoding="utf-8")) if path else None
     match content:
         case {"metadata": {"execution_grams": [str(), *_] as found}}:
@@ -66,15 +66,15 @@ class SemanticDetector:
 
     Args:
         grams, execution: the examples of either side.
-        directory: of a sentence-transformer; None is TF-IDF fitted on the examples.
+        model: directory or hub name of a sentence-transformer; None is TF-IDF fitted on the examples.
         window: words; margin: least difference of cosines.
     """
 
     def __init__(
-        self, grams: Sequence[str], execution: Sequence[str], directory: str | None, window: int, margin: float
+        self, grams: Sequence[str], execution: Sequence[str], model: str | None, window: int, margin: float
     ) -> None:
         self._grams, self._window, self._margin = tuple(grams), window, margin
-        self._embed = embedder(directory, [*grams, *execution])
+        self._embed = embedder(model, [*grams, *execution])
         self._planning, self._execution = self._embed(self._grams), self._embed(execution)
         self._judged: dict[str, Judgment] = {}
 

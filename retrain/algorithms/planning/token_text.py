@@ -16,11 +16,12 @@ class TokenText:
 
     Args:
         tokenizer: of the model; its `decode` is all that is used.
+        special: special tokens have a text too, by which people see them.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, special: bool = False) -> None:
         self._decode: Callable[[list[int]], str] = lambda ids: tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
         self._pieces: dict[int, str | None] = {}
         self._anchor = next((i for i in range(len(tokenizer)) if self._decode([i]).strip().isalnum()), 0)

@@ -1,1 +1,1 @@
-"""What a campaign runs: conditions x seeds from one TOML file."""
+"""Plan of a campaign: conditions x seeds from one TOML file."""

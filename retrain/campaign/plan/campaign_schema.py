@@ -1,4 +1,4 @@
-"""`[campaign]`: what is swept, over which seeds, and how the runs are executed."""
+"""Schema of `[campaign]`: conditions, seeds, and execution of the runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from retrain.config.schema import Array, Count, Natural, Params, Positive, Secti
 
 
 class ConditionEntry(BaseModel):
-    """One `[[campaign.conditions]]` entry: a label, and keys of the run that it sets.
+    """One `[[campaign.conditions]]` entry: a label, and the keys of the run that it sets.
 
-    A key of `[algorithm]` may stand alone (`advantage_mode`); any other is written with its table
-    (`"gtpo.beta" = 0.2`). Those keys are validated as part of the run.
+    A key of `[algorithm]` is written without its table (`advantage_mode`), any other key with it
+    (`"gtpo.beta" = 0.2`). These keys are validated as part of the run.
     """
 
     model_config = ConfigDict(
@@ -21,15 +21,17 @@ class ConditionEntry(BaseModel):
     )
 
     label: Annotated[str, Field(min_length=1, max_length=100, pattern=r"[A-Za-z0-9]")] | None = None
-    """Name in tables, figures and paths. Unset: made from the keys."""
+    """Name in tables, figures and paths. Unset: derived from the keys."""
     against: Annotated[str, Field(min_length=1)] | None = None
-    """Label of the condition that this one adds to. Unset: of those before it, the one that differs least."""
+    """Label of the condition that this one extends. Unset: the earlier condition that differs least."""
+    seed_offset: Natural = 0
+    """Added to the seeds of this condition's runs, to compare a condition with itself under other seeds."""
 
     @field_validator("label")
     @classmethod
     def _printable(cls, label: str | None) -> str | None:
         if label is not None and not label.isprintable():
-            raise ValueError("it has a line break or another character that cannot be printed")
+            raise ValueError("the label has a line break or another character that cannot be printed")
         return label
 
 
@@ -39,37 +41,46 @@ class Campaign(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")] | None = None
     """Name of the campaign's directory. Unset: the name of the TOML file."""
     base: Annotated[str, Field(min_length=1)] | None = None
-    """The TOML file of a run that this file extends, relative to this file. Unset: this file alone."""
+    """TOML file of a run that this file extends; the path is relative to this file. Unset: this file alone."""
     seeds: (
         Annotated[Count, Field(le=1000)] | Annotated[tuple[Seed, ...], Array, Field(min_length=1, max_length=1000)]
     ) = 8
-    """How many seeds, counted from 0, or a list of them."""
+    """Number of seeds, counted from 0, or a list of seeds."""
+    warm_starts: Count = 1
+    """Number of warm starts. Runs of the i-th seed begin from warm start i modulo this number. With more than one,
+    tests and intervals include the variation between warm starts."""
     tasks: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Array] = ()
-    """Tasks, by registered name or dotted path: every condition is run on each of them. Unset: on that of the base."""
+    """Tasks, by registered name or dotted path; every condition is run on each. Unset: the task of the base run."""
     max_steps: Natural | None = None
     """Steps of every run. Unset: `[training] max_steps`."""
     conditions: Annotated[tuple[ConditionEntry, ...], Array] = ()
-    """What is compared. Without any: GRPO, MaxRL, and MaxRL with GTPO, GTPO + HICRA and GTPO + SEPA."""
+    """Conditions to compare. Unset: GRPO, MaxRL, and MaxRL with GTPO, GTPO + HICRA and GTPO + SEPA."""
     grid: Params = Field(default_factory=dict[str, Any])
-    """Further axes, such as `"optimizer.lr" = [1e-4, 2e-4]`: every condition is run with every combination."""
+    """Axes of a grid, such as `"optimizer.lr" = [1e-4, 2e-4]`; every condition is run with every combination."""
     baseline: str | None = None
     """Label of the condition that the others are compared with. Unset: the first."""
     primary: str | None = None
-    """Label of the condition whose comparison with the baseline is the question: it is tested alone, uncorrected."""
+    """Label of the condition whose comparison with the baseline is the primary one: it is tested without correction
+    for other comparisons."""
+    claim: str | None = None
+    """Task on which `primary` is claimed to differ from the baseline; only that comparison is tested uncorrected."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Accuracy whose first reaching is reported in steps."""
+    """Accuracy threshold; reports give the number of steps until a run first reaches it."""
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """Significance level, after correction for the number of comparisons."""
+    """Significance level after correction for multiple comparisons."""
     executor: Annotated[str, Field(min_length=1)] = "local"
-    """A registered executor or the dotted path of one."""
+    """Registered name or dotted path of the executor."""
     slots: Count | Literal["auto"] = "auto"
-    """Runs at a time on one machine; "auto": one per `ranks` GPUs, or as many cores where there is no GPU."""
+    """Runs at a time on one machine. "auto": one per `ranks` GPUs, or one per `ranks` cores if there is no GPU."""
     ranks: Count = 1
     """Processes that train one run together, each with a GPU."""
     retries: Natural = 2
     """Restarts of a run that crashed, each from its newest checkpoint."""
+    keep: Literal["metrics", "model", "all"] = "model"
+    """Files of a finished run that are kept. "metrics": metrics, evaluations and rollouts; "model": also the final
+    model; "all": also the checkpoints. A stopped or failed run keeps its checkpoints."""
     lease_s: Positive = 60.0
-    """Seconds without a sign of life after which another worker takes a run over."""
+    """Seconds without a sign of life after which another worker takes over a run."""
 
     @field_validator("seeds")
     @classmethod
@@ -85,14 +96,18 @@ class Campaign(Section):
             raise ValueError("a task is listed twice")
         return tasks
 
+    def start(self, seed: int) -> int:
+        """Return the index of the warm start of the runs with this seed, counted from 0."""
+        return self.seed_list.index(seed) % self.warm_starts
+
     @property
     def seed_list(self) -> list[int]:
-        """The seeds themselves."""
+        """List of the seeds."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
 
 def add_to(schema: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of a configuration file, with `[campaign]` in it."""
+    """Add `[campaign]` to the JSON Schema of a configuration file, and return the result."""
     own = Campaign.model_json_schema(ref_template="#/$defs/Campaign{model}")
     definitions = {f"Campaign{name}": model for name, model in own.pop("$defs", {}).items()}
     return schema | {"$defs": schema["$defs"] | definitions, "properties": schema["properties"] | {"campaign": own}}

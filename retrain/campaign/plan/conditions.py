@@ -1,4 +1,4 @@
-"""From the entries of `[campaign]` to the conditions that are compared: entries x grid, each a whole configuration."""
+"""Expand `[campaign]` into conditions: entries x grid (x tasks), each a complete configuration of a run."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ _STANDARD = [
     ConditionEntry.model_validate({"advantage_mode": advantage, "transform_mode": transform})
     for advantage, transform in (("grpo", "none"), *product(["maxrl"], ("none", "gtpo", "gtpo_hicra", "gtpo_sepa")))
 ]
-"""The conditions of a campaign that lists none."""
+"""The conditions of a campaign without `[[campaign.conditions]]`."""
 
 Change = tuple[Path, Any, Path]
-"""A key of the run, its value, and the place in the campaign file."""
+"""A key of the run, its value, and its place in the campaign file."""
 
 _MODES = ("algorithm.algorithm_mode", "algorithm.advantage_mode", "algorithm.transform_mode")
 _MOST = 200
-"""Conditions of a campaign: every one of them is validated, and compared with all others, before the first run."""
+"""Largest number of conditions: each is validated, and compared with all others, before the first run."""
 _FOLDER = re.compile(r"[^A-Za-z0-9._+=,-]+")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One column of a campaign.
+    """A configuration that a campaign compares with others; it is run once for each seed.
 
     Attributes:
-        label: its name in tables, with its task before it, `rare: grpo`, where the campaign has tasks.
-        overrides: dotted key -> value, what it changes of the base run.
+        label: name in tables; in a campaign with tasks the task comes first: `rare: grpo`.
+        overrides: changes to the base run, dotted key -> value.
         document: the base run with those changes.
-        at: the entry of the campaign file that it comes from.
-        against: label of the condition that it adds to, if the file says so.
-        task: of the campaign's tasks, the one that it is run on.
+        at: entry of the campaign file that defines the condition.
+        against: label of the condition that it extends, if the file names one.
+        task: task of its runs, in a campaign with tasks.
+        seed_offset: added to the seed of each of its runs.
     """
 
     label: str
@@ -50,20 +51,21 @@ class Condition:
     at: Path
     against: str | None = None
     task: str = ""
+    seed_offset: int = 0
 
     @property
     def method(self) -> str:
-        """The label without the task."""
+        """Label without the task."""
         return self.label.removeprefix(f"{self.task}: ")
 
     @property
     def folder(self) -> str:
-        """The label as the name of a folder."""
+        """Label as a valid directory name."""
         return _FOLDER.sub("-", self.label).strip(".-") or "condition"
 
 
 def conditions(settings: Campaign, source: Document, base: Document) -> list[Condition]:
-    """Every condition in the order of the file, for each task; mistakes about them are recorded in `source`."""
+    """Return the conditions in the order of the file, for each task; errors are recorded in `source`."""
     if settings.tasks:
         return [
             one for place, task in enumerate(settings.tasks) for one in _on_task(task, place, settings, source, base)
@@ -72,7 +74,7 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
 
 
 def _on_task(task: str, place: int, settings: Campaign, source: Document, base: Document) -> Iterator[Condition]:
-    """The conditions on one of the tasks; what is wrong with them is said on the first."""
+    """Yield the conditions on one task; errors are recorded for the first task only, as all tasks share them."""
     own = fork(base)
     lay(own, ("task", "name"), task, source, ("campaign", "tasks", place))
     for one in _conditions(settings, source if place == 0 else fork(source), own):
@@ -86,7 +88,8 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
     entries = settings.conditions or _STANDARD
     if (count := len(entries) * prod(map(len, axes)) * max(1, len(settings.tasks))) > _MOST:
         where: Path = ("campaign", "grid") if axes else ("campaign",)
-        source.refuse(where, f"it makes {count} conditions", f"use at most {_MOST}, or several campaigns")
+        problem = f"the campaign has {count} conditions"
+        source.refuse(where, problem, f"use at most {_MOST}, or split it into several campaigns")
         return []
     for index, entry in enumerate(entries):
         at: Path = ("campaign", "conditions", index) if settings.conditions else ("campaign",)
@@ -104,18 +107,21 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
                 lay(document, path, value, source, place)
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
             against = entry.against and entry.against + suffix
-            found.append(Condition(name + suffix, _flat([*own, *point]), document, at, against))
+            found.append(
+                Condition(name + suffix, _flat([*own, *point]), document, at, against, seed_offset=entry.seed_offset)
+            )
     return found
 
 
 def rungs(found: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Every condition but the first with the one that it is a step from: (condition, against).
+    """Pair each condition but the first with the condition that it extends: (condition, against).
 
-    Unless the file says which, that is the one among those before it whose run differs in the fewest settings and
-    components, and the last of these: gtpo_sepa is a step from gtpo, not from gtpo_hicra.
+    If the file names none, it is the earlier condition that differs in the fewest settings and components, and the
+    last of them if several differ equally. For example, gtpo_sepa extends gtpo and not gtpo_hicra.
 
     Args:
-        facts: the resolved configuration of each condition.
+        found: conditions in order.
+        facts: resolved configuration of each condition.
     """
     described = [_described(one) for one in facts]
     pairs: list[tuple[str, str]] = []
@@ -126,7 +132,7 @@ def rungs(found: Sequence[Condition], facts: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _described(facts: Mapping[str, Any]) -> set[str]:
-    """Settings and components of a run, one text for each."""
+    """Return the settings and components of a run, as one string for each."""
     components = {name: one for name, one in facts["components"].items() if name != "tracker"}
     rest = {name: one for name, one in facts.items() if name not in ("components", "logging", "algorithm")}
     settings = {f"{'.'.join(map(str, path))}={value!r}" for path, value in leaves(rest)}
@@ -134,14 +140,14 @@ def _described(facts: Mapping[str, Any]) -> set[str]:
 
 
 def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
-    """Each axis of the grid as the changes that it chooses from."""
+    """Yield each axis of the grid as a list of alternative changes."""
     for at, values in leaves(settings.grid, ("campaign", "grid")):
         path = tuple(part for name in at[2:] for part in _path(str(name)))
         if not isinstance(values, list) or not values:
-            source.refuse(at, "an axis is a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
+            source.refuse(at, "an axis must be a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
             continue
         if len(values) > _MOST:
-            source.refuse(at, f"{len(values)} values", f"use at most {_MOST}")
+            source.refuse(at, f"the axis has {len(values)} values", f"use at most {_MOST}")
             continue
         for index, value in enumerate(values):
             for leaf, fix in owned(path, value, settings):
@@ -152,10 +158,12 @@ def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
 
 
 def owned(path: Path, value: Any, settings: Campaign | None = None) -> Iterator[tuple[Path, str]]:
-    """The keys in `value` at `path` that the campaign sets in every run, each with what to write instead.
+    """Yield the keys in `value` at `path` that only the campaign may set, each with the fix.
 
     Args:
-        settings: also the keys that the flag `--set` may set, but no condition.
+        path: key of the run.
+        value: value of that key, possibly a table.
+        settings: include keys that a condition must not set; None: only those that `--set` must not set either.
     """
     keys = {
         "training.seed": "list the seeds in [campaign] seeds",
@@ -172,23 +180,23 @@ def owned(path: Path, value: Any, settings: Campaign | None = None) -> Iterator[
 
 
 def within(key: str, table: str) -> bool:
-    """Whether a dotted key is `table` or something in it."""
+    """Return True if a dotted key is `table` itself or lies in it."""
     return f"{key}.".startswith(f"{table}.")
 
 
 def _path(key: str) -> Path:
-    """`gtpo.beta` -> gtpo, beta; a key of [algorithm] may stand alone."""
+    """Split `gtpo.beta` into (gtpo, beta); put a bare key of [algorithm] into that table."""
     return ("algorithm", key) if key in Algorithm.model_fields else tuple(key.split("."))
 
 
 def _flat(changes: Sequence[Change]) -> dict[str, Any]:
-    """Dotted key -> value."""
+    """Return changes as dotted key -> value."""
     found = [leaf for path, value, _ in changes for leaf in leaves(value, path)]
     return {".".join(map(str, path)): value for path, value in found}
 
 
 def _label(overrides: Mapping[str, Any]) -> str:
-    """maxrl+gtpo, or maxrl+gtpo,beta=0.2: the modes, then what else is set."""
+    """Return a label such as maxrl+gtpo or maxrl+gtpo,beta=0.2: the modes, then the other keys."""
     algorithm, advantage, transform = (overrides.get(mode) for mode in _MODES)
     stages = transform if isinstance(transform, list) else [transform]
     modes = [algorithm] if algorithm else [name for name in (advantage, *stages) if name not in (None, "none")]

@@ -1,4 +1,4 @@
-"""From a campaign's TOML file to its validated runs, or all that is wrong with it at once."""
+"""Load a campaign's TOML file: validate every run, and report all errors at once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
 from retrain.config.binder import Binder
-from retrain.config.credit_checks import check_data
+from retrain.config.data_checks import check_data
 from retrain.config.document import Document, canonical, fork, lay, read
 from retrain.config.load import validate
 from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key
 from retrain.config.resolve import LoadedConfig, Slot
-from retrain.config.unread import judged
+from retrain.config.rules.unread_keys import judged
 from retrain.errors import ConfigError, ConfigProblem, did_you_mean
 from retrain.registry import Bound
 
 SECTION = "campaign"
+_LEAST_STARTS = 6
+"""Smallest number of independent differences for which a permutation test can give p <= .05."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class LoadedCampaign:
     """A valid campaign.
 
     Attributes:
-        file, text: where it was read from, and what stood there.
+        file, text: path and content of the file.
         settings: `[campaign]`.
-        executor: what executes the runs.
-        conditions: in the order of the file.
-        configs: the validated run of each condition, with the first seed.
-        warnings: what works and is probably not what was meant.
-        overrides: what `--set` changed of the file.
+        executor: component that executes the runs.
+        conditions: conditions in the order of the file.
+        configs: validated run of each condition, with the first seed.
+        warnings: settings that are valid but probably not intended.
+        overrides: changes by `--set`, as `key=value`.
     """
 
     file: str
@@ -60,17 +62,17 @@ class LoadedCampaign:
 
     @property
     def directory(self) -> Path:
-        """Where everything about the campaign is written."""
+        """Directory of the campaign's files."""
         return Path(self.configs[0].config.logging.dir).expanduser() / self.name
 
     @property
     def baseline(self) -> str:
-        """Label of the condition that the others are compared with, without its task."""
+        """Label of the baseline condition, without its task."""
         return self.settings.baseline or self.conditions[0].method
 
     @property
     def ladder(self) -> list[tuple[str, str]]:
-        """Each condition but the first, with the one that it adds to, both without their task."""
+        """Pairs (condition, the condition that it extends), for all but the first; labels without the task."""
         first = [one for one in self.conditions if one.task == self.conditions[0].task]
         steps = rungs(first, [config.resolved() for config in self.configs[: len(first)]])
         method = {one.label: one.method for one in first}
@@ -78,13 +80,29 @@ class LoadedCampaign:
 
     @cached_property
     def observed(self) -> list[str]:
-        """Signals that any condition computes and its files hold: every run does, so that conditions compare."""
+        """Signals that at least one condition computes and stores; every run computes them, to be comparable."""
         graphs = (config.components.graph(config.objective) for config in self.configs)
-        return sorted({stage.writes for graph in graphs for stage in graph if "stored" in stage.bound.component.traits})
+        signals = (stage for graph in graphs for stage in graph if stage.kind == "signal")
+        return sorted({one.writes for one in signals if registry.signal.traits_of(one.bound.component).stored})
 
     def check_data(self) -> None:
-        """As `check_data` of a run, for every condition whose data are not those of one before it; see there."""
-        asked = ("task", "tasks", "environment", "environments", "rewards", "warmup", "eval", "expert", "model")
+        """Call `retrain.config.data_checks.check_data` once for each distinct data set of the conditions.
+
+        Raises:
+            ConfigError: all problems found.
+        """
+        asked = (
+            "task",
+            "tasks",
+            "environment",
+            "environments",
+            "rewards",
+            "warmup",
+            "eval",
+            "expert",
+            "source",
+            "model",
+        )
         distinct = {
             json.dumps([facts[key] for key in asked] + [facts["components"]["task"]], sort_keys=True): config
             for config in reversed(self.configs)
@@ -99,9 +117,11 @@ class LoadedCampaign:
         _stop(list(found), ())
 
     def cell_config(self, condition: Condition, seed: int) -> dict[str, Any]:
-        """The whole configuration of one run, as a TOML document; what only other conditions read is left out."""
+        """Return the complete configuration of one run as TOML data, without keys that only other conditions read."""
         folder = str(self.directory / "cells" / condition.folder)
         data = _with_seed(condition, self.name, seed, folder)
+        if start := self.settings.start(seed):
+            data["warmup"] = {**data.get("warmup", {}), "seed": self.configs[0].config.warmup.seed + start}
         if self.observed:
             data["logging"]["observe"] = sorted({*data["logging"].get("observe", ()), *self.observed})
         shared = {registry.find("signal", name).table for name in self.observed}
@@ -114,13 +134,16 @@ class LoadedCampaign:
         return data
 
     def cell_toml(self, condition: Condition, seed: int) -> str:
-        """As `cell_config`, in the words of a file."""
+        """Return `cell_config` as the text of a TOML file."""
         title = f"# Campaign {self.name}: {condition.label}, seed {seed}\n\n"
         return title + tomli_w.dumps(self.cell_config(condition, seed))
 
 
 def is_campaign(file: Path | str) -> bool:
-    """Whether the file is TOML with a `[campaign]`; a mistake in it is for `load_campaign` or `load` to tell."""
+    """Return True if the file is TOML with a `[campaign]` table.
+
+    A file that cannot be read or parsed gives False; `load` then reports the error.
+    """
     try:
         return SECTION in read(file).data
     except ConfigError:
@@ -128,12 +151,13 @@ def is_campaign(file: Path | str) -> bool:
 
 
 def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCampaign:
-    """Read and validate a campaign: every condition's run is validated as `retrain train` would.
+    """Read and validate a campaign; each condition is validated like a run of `retrain train`.
 
     Args:
-        overrides: `key=value`, as after `--set`; `campaign.*` for the campaign, anything else for all runs.
+        file: path of the TOML file.
+        overrides: `key=value`, as after `--set`; `campaign.*` changes the campaign, any other key all runs.
     Raises:
-        ConfigError: every mistake with its place, those inside a condition at its line.
+        ConfigError: all errors with file, line and column; an error in a condition has the line of that condition.
     """
     own = [text for text in overrides if text.strip().startswith(f"{SECTION}.")]
     source = read(file, own)
@@ -159,18 +183,29 @@ def load_campaign(file: Path | str, overrides: Sequence[str] = ()) -> LoadedCamp
             problems += error.problems
             notes += getattr(error, "__notes__", ())
     complete = len(configs) == len(found)
-    alone = (lambda: load_campaign(file, own)) if len(overrides) > len(own) else None
-    mistakes, odd = judged(_unread(configs) if complete else [], alone)
+    mistakes, odd = judged(_unread(configs) if complete else [], len(overrides) > len(own))
     _stop([*problems, *(_duplicates(found, configs, source) if complete else ()), *mistakes], notes)
-    assert executor is not None, "a mistake in it was raised"
-    warnings = tuple(dict.fromkeys([*(warning for config in configs for warning in config.warnings), *odd]))
+    assert executor is not None, "_stop raises if the executor is invalid"
+    found_in_runs = [warning for config in configs for warning in config.warnings]
+    warnings = tuple(dict.fromkeys([*found_in_runs, *odd, *_few_starts(settings, source, configs)]))
     return LoadedCampaign(
         str(file), source.text, settings, executor, tuple(found), tuple(configs), warnings, tuple(overrides)
     )
 
 
+def _few_starts(settings: Campaign, source: Document, configs: Sequence[LoadedConfig]) -> list[ConfigProblem]:
+    """Return warnings about `warm_starts`."""
+    count, seeds, at = settings.warm_starts, len(settings.seed_list), (SECTION, "warm_starts")
+    if count > 1 and not any(config.config.warmup.steps for config in configs):
+        return [source.at(at, "has no effect: no run has a warm-up", "remove it, or set [warmup] steps")]
+    if 1 < count < min(_LEAST_STARTS, seeds):
+        text = f"no result can be significant with {count} warm starts: runs of one warm start count as one observation"
+        return [source.at(at, text, f"use {seeds}, one for each seed, or at least {_LEAST_STARTS}")]
+    return []
+
+
 def _settings(source: Document) -> Campaign:
-    """`[campaign]`; keys with mistakes are recorded and left out, to find more."""
+    """Validate `[campaign]`. Errors are recorded and their keys dropped, so that later checks can find more."""
     known = catalog({SECTION: Campaign})
     try:
         return Campaign.model_validate(source.data.get(SECTION, {}))
@@ -183,25 +218,25 @@ def _settings(source: Document) -> Campaign:
 
 
 def _base(settings: Campaign, source: Document) -> Document:
-    """The run that all conditions share: `base`, the rest of the file over it, and `max_steps`."""
+    """Build the run that all conditions share: `base`, overridden by the tables of this file, and `max_steps`."""
     path = Path(source.file).parent / settings.base if settings.base else None
     base = Document(source.file, source.text) if path is None else read(path)
     if SECTION in base.data:
-        source.refuse((SECTION, "base"), f"{path} is a campaign itself", "give the file of a run")
-        del base.data[SECTION]  # one error is enough; every condition would repeat it
+        source.refuse((SECTION, "base"), f"{path} is a campaign", "give the file of a run")
+        del base.data[SECTION]  # otherwise every condition would repeat the error
     tables = {component.table for component in registry.components("executor")}
     for name, value in source.data.items():
         if name != SECTION and name not in tables:
             lay(base, (name,), value, source, (name,))
     training = base.data.get("training")
     written = training.get("max_steps", 0) if isinstance(training, dict) else 0
-    if settings.max_steps is not None and type(written) is int and written >= 0:  # a mistake is for validation to find
+    if settings.max_steps is not None and type(written) is int and written >= 0:  # validation reports an invalid value
         lay(base, ("training", "max_steps"), settings.max_steps, source, (SECTION, "max_steps"))
     return base
 
 
 def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
-    """Why `--set text` would have no effect; None if it would have one."""
+    """Return the error if `--set text` would have no effect in some run, else None."""
     name = text.partition("=")[0].strip()
     flag, key = Document(""), canonical(name)
     flag.override(text)
@@ -210,7 +245,7 @@ def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
     for condition in found:
         if any(within(key, own) or within(own, key) for own in map(canonical, condition.overrides)):
             what = f"condition {condition.label!r} sets this key"
-            return ConfigProblem(f"--set {text}", 0, 0, name, what, "change it in the file")
+            return ConfigProblem(f"--set {text}", 0, 0, name, what, "change the file instead")
     return None
 
 
@@ -222,32 +257,47 @@ def _check_labels(found: Sequence[Condition], settings: Campaign, source: Docume
         first = folders.setdefault(condition.folder.lower(), condition)
         if first is not condition:
             other = f" (another is {first.label!r})" if first.label != condition.label else ""
-            source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "give each a label")
+            source.refuse(condition.at, f"two conditions are called {condition.label!r}{other}", "set distinct labels")
         if condition.against is not None and condition.against not in {*labels} - {condition.label}:
             source.refuse((*condition.at, "against"), f'no other condition is called "{condition.against}"', known)
-    methods = list(dict.fromkeys(condition.method for condition in found))
+    _check_questions(list(dict.fromkeys(condition.method for condition in found)), settings, source)
+
+
+def _check_questions(methods: Sequence[str], settings: Campaign, source: Document) -> None:
+    """Check that baseline, primary comparison and number of warm starts fit the conditions, tasks and seeds."""
     if settings.baseline is not None and settings.baseline not in methods:
         fix = did_you_mean(settings.baseline, methods, f"labels: {', '.join(methods)}")
         source.refuse((SECTION, "baseline"), f'no condition is called "{settings.baseline}"', fix)
     others = [label for label in methods if label != (settings.baseline or methods[0])]
-    if settings.primary is not None and settings.tasks:
-        source.refuse((SECTION, "primary"), "with tasks there is no one comparison with the baseline", "leave it out")
+    if settings.warm_starts > len(settings.seed_list):
+        fix = f"use at most {len(settings.seed_list)}, one for each seed"
+        source.refuse((SECTION, "warm_starts"), "fewer seeds than warm starts", fix)
+    if settings.claim is not None and settings.claim not in settings.tasks:
+        fix = did_you_mean(settings.claim, settings.tasks, f"tasks: {', '.join(settings.tasks) or 'none'}")
+        source.refuse((SECTION, "claim"), f'no task is called "{settings.claim}"', fix)
+    if (settings.primary is None) is (settings.claim is not None) and settings.tasks:
+        given, other = ("claim", "primary") if settings.claim else ("primary", "claim")
+        fix = f'set the {"condition" if settings.claim else "task"} as well: {other} = "..."'
+        source.refuse((SECTION, given), "a claim needs a condition and a task", fix)
     elif settings.primary is not None and settings.primary not in others:
         fix = did_you_mean(settings.primary, others, f"labels: {', '.join(others)}")
-        source.refuse((SECTION, "primary"), f'no condition but the baseline is called "{settings.primary}"', fix)
+        source.refuse((SECTION, "primary"), f'no condition other than the baseline is called "{settings.primary}"', fix)
 
 
 def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | None) -> dict[str, Any]:
-    """The condition's configuration with its seed, its own run directory (in `folder`), and names for trackers."""
+    """Return the condition's configuration with seed, run directory (in `folder`), and run names for trackers."""
     data = copy.deepcopy(condition.document.data)
-    for section, values in {"training": {"seed": seed}, "logging": {"name": f"s{seed}"}}.items():
+    for section, values in {
+        "training": {"seed": seed + condition.seed_offset},
+        "logging": {"name": f"s{seed}"},
+    }.items():
         if isinstance(data.setdefault(section, {}), dict):
             data[section] |= values
     logging = data["logging"]
     if folder is not None:
         logging["dir"] = folder
     used = logging.get("trackers", ()) if isinstance(logging, dict) else ()
-    used = used if isinstance(used, list) else ()  # another value is a mistake, which validation finds
+    used = used if isinstance(used, list) else ()  # validation reports another type
     for tracker in registry.components("tracker"):
         table = data.setdefault(tracker.table, {}) if tracker.name in used else None
         if isinstance(table, dict):
@@ -258,12 +308,15 @@ def _with_seed(condition: Condition, campaign: str, seed: int, folder: str | Non
 
 
 def tracker_tables() -> list[str]:
-    """Tables of all registered trackers: they say where metrics go, and change nothing that is measured."""
+    """Return the tables of all registered trackers; they do not affect the result of a run."""
     return [tracker.table for tracker in registry.components("tracker")]
 
 
 def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
-    """Keys that no run reads: what the base says may be for some conditions alone, what a condition says is its own."""
+    """Return the keys that no run reads.
+
+    A key of the base is unread if no condition reads it; a key of a condition, if that condition does not read it.
+    """
     return [
         (path, problem)
         for config in configs
@@ -273,7 +326,7 @@ def _unread(configs: Sequence[LoadedConfig]) -> list[tuple[Key, ConfigProblem]]:
 
 
 def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], source: Document) -> list[ConfigProblem]:
-    """Conditions that come out as the same run: comparing them would compare nothing."""
+    """Return an error for each condition whose runs would equal those of an earlier condition."""
     problems: list[ConfigProblem] = []
     seen: dict[str, str] = {}
     for condition, config in zip(found, configs, strict=True):

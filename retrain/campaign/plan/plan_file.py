@@ -1,4 +1,4 @@
-"""plan.json in a campaign's directory: what was asked for, and the runs that this means."""
+"""plan.json in a campaign's directory: the settings of the campaign and the list of its runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from typing_extensions import TypedDict
 
+from retrain import registry
 from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.load_campaign import LoadedCampaign
+from retrain.campaign.plan.testbed_version import sha256
 from retrain.config.schema import Array, Seed
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.system.records import read_object
@@ -27,13 +29,15 @@ class Job:
 
     Attributes:
         id: CONDITION/sSEED.
-        condition, seed: label of the condition, and the seed.
+        condition: label of the condition.
+        seed: seed of the campaign; the run's own seed adds the condition's `seed_offset`.
         max_steps: steps of the run.
-        path: run directory within the campaign's.
-        task: of the campaign's tasks, the one that it is run on.
+        path: run directory, relative to the campaign's directory.
+        task: task of the run, in a campaign with tasks.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(strict=False)  # a strict one takes instances alone
+    # In strict mode pydantic would accept only instances, and not the objects of a JSON file.
+    __pydantic_config__: ClassVar = ConfigDict(strict=False)
     id: _Path
     condition: str
     seed: Seed
@@ -43,30 +47,52 @@ class Job:
 
     @property
     def method(self) -> str:
-        """The condition without its task."""
+        """Label of the condition without its task."""
         return self.condition.removeprefix(f"{self.task}: ")
 
 
 class Premise(TypedDict):
-    """What a task says of itself.
+    """The premise of a task, as the task declares it.
 
     Attributes:
-        about: the first sentence of its docstring.
-        bounds: least and greatest value that figures of an evaluation have before training.
+        about: first sentence of the task's docstring.
+        bounds: metric of an evaluation -> (smallest, largest value) before training.
+        sha256: hash of the task's definition; "" without a premise.
     """
 
     about: str
+    sha256: NotRequired[str]
     bounds: dict[str, Annotated[tuple[float, float], Array]]
 
 
-class Plan(Campaign):
-    """What plan.json holds: the settings of `[campaign]`, and what they came to.
+class Declared(TypedDict):
+    """The declaration of a campaign's primary comparison.
 
     Attributes:
-        file, folder, overrides: the campaign's file, where it was started from, and what `--set` changed of it.
-        ladder: pairs (condition, against) in which the first adds something to the second.
-        premises: what the tasks say of themselves, by their names.
-        cells: the runs.
+        at: time at which the plan was written, ISO 8601 in UTC.
+        after: number of runs that had ended by then.
+        sha256: hash of the campaign's file.
+    """
+
+    at: str
+    after: Seed
+    sha256: str
+
+
+class Plan(Campaign):
+    """Content of plan.json: the settings of `[campaign]`, and the values derived from them.
+
+    Attributes:
+        file: path of the campaign's file.
+        folder: current directory in which the campaign was started.
+        overrides: changes by `--set`, as `key=value`.
+        declared: declaration of `primary` or `claim`; None if neither is set.
+        ladder: pairs (condition, against) in which the first extends the second.
+        premises: name of the task -> its premise.
+        cells: all runs.
+
+    Raises:
+        ValueError: baseline, primary or ladder name a condition without runs.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -74,6 +100,7 @@ class Plan(Campaign):
     file: str = ""
     folder: str = ""
     overrides: Annotated[tuple[str, ...], Array] = ()
+    declared: Declared | None = None
     ladder: Annotated[tuple[Annotated[tuple[str, str], Array], ...], Array] = ()
     premises: dict[str, Premise] = Field(default_factory=dict[str, Any])
     cells: Annotated[tuple[Job, ...], Array, Field(min_length=1)]
@@ -85,7 +112,7 @@ class Plan(Campaign):
             label for label in (self.baseline, self.primary) if label
         }
         if unknown := named - labels:
-            raise ValueError(f"no cell is of condition {min(unknown)!r}")
+            raise ValueError(f"condition {min(unknown)!r} has no cells")
         return self
 
 
@@ -102,24 +129,29 @@ _PLAN, _OUTCOME = TypeAdapter(Plan), TypeAdapter(_Outcome)
 
 
 def read_outcome(run: Path) -> Mapping[str, Any]:
-    """What outcome.json of a run says; empty if there is none, StorageError if it cannot be read."""
+    """Read the outcome.json of a run; empty if the file does not exist.
+
+    Raises:
+        StorageError: the file cannot be read or is invalid.
+    """
     file = run / "outcome.json"
     return read_object(file, _OUTCOME) if file.exists() else {}
 
 
 def read_plan(directory: Path) -> Plan:
-    """The plan of a campaign.
+    """Read the plan of a campaign.
 
     Raises:
-        ConfigError: there is no campaign in this directory. StorageError: its plan cannot be read.
+        ConfigError: the directory is not a campaign.
+        StorageError: the plan cannot be read or is invalid.
     """
     if not (directory / PLAN).exists():
-        raise ConfigError([ConfigProblem(str(directory), 0, 0, "campaign", "holds no plan.json", "give runs/NAME")])
+        raise ConfigError([ConfigProblem(str(directory), 0, 0, "campaign", "has no plan.json", "give runs/NAME")])
     return read_object(directory / PLAN, _PLAN)
 
 
 def jobs(loaded: LoadedCampaign) -> list[Job]:
-    """Every run; all conditions of the first seed come before those of the second."""
+    """Return all runs; all conditions of the first seed come before those of the second."""
     return [
         Job(
             f"{one.folder}/s{seed}",
@@ -134,9 +166,10 @@ def jobs(loaded: LoadedCampaign) -> list[Job]:
     ]
 
 
-def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:
-    """The content of plan.json."""
+def plan_of(loaded: LoadedCampaign, declared: Declared | None = None) -> dict[str, Any]:
+    """Return the content of plan.json."""
     return {
+        "declared": declared,
         "file": loaded.file,
         "folder": str(Path.cwd()),
         "overrides": loaded.overrides,
@@ -144,21 +177,33 @@ def plan_of(loaded: LoadedCampaign) -> dict[str, Any]:
         "ladder": loaded.ladder,
         "premises": _premises(loaded),
         **loaded.settings.model_dump(
-            include={"tasks", "primary", "threshold", "alpha", "executor", "slots", "ranks", "retries", "lease_s"}
+            include={
+                "tasks",
+                "warm_starts",
+                "primary",
+                "claim",
+                "threshold",
+                "alpha",
+                "executor",
+                "slots",
+                "ranks",
+                "retries",
+                "keep",
+                "lease_s",
+            }
         ),
         "cells": [asdict(job) for job in jobs(loaded)],
     }
 
 
 def _premises(loaded: LoadedCampaign) -> dict[str, Premise]:
-    tasks = {
-        one.task: config.components.one("task") for one, config in zip(loaded.conditions, loaded.configs, strict=True)
-    }
+    tasks = {one.task: config for one, config in zip(loaded.conditions, loaded.configs, strict=True)}
+    components = {name: config.components.one("task").component for name, config in tasks.items() if name}
     return {
         name: Premise(
-            about=" ".join((bound.component.target.__doc__ or "").partition("\n\n")[0].split()),
-            bounds=dict(bound.component.traits.get("premise", {})),
+            about=" ".join((component.target.__doc__ or "").partition("\n\n")[0].split()),
+            bounds=dict(registry.task.traits_of(component).premise),
+            sha256=sha256(tasks[name]),
         )
-        for name, bound in tasks.items()
-        if name
+        for name, component in components.items()
     }

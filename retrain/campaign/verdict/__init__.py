@@ -1,1 +1,1 @@
-"""What the runs of a campaign say: results, statistics, sentences, pages."""
+"""Analysis of a campaign: results, statistics, sentences, report pages."""

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from retrain.campaign.plan.plan_file import Plan, read_plan
+from retrain.campaign.plan.plan_file import read_plan
 from retrain.campaign.verdict import statistics
-from retrain.campaign.verdict.analysis import Comparison, Estimate, Summary, compared, corrected, summarize
-from retrain.campaign.verdict.results import Cell, Results, read_campaign
+from retrain.campaign.verdict.analysis import Comparison, Estimate, Summary, compare, compared, corrected, summarize
+from retrain.campaign.verdict.results import Cell, Results, declaration, read_campaign, table
 from retrain.functional.seeds import derive_seed
 from retrain.storage.run_files import read_rows
 
 LEVELS = np.linspace(0.0, 1.0, 51)
-"""Accuracies at which performance profiles are read."""
+"""Accuracy thresholds of performance profiles."""
 
 
 @dataclass(frozen=True)
 class PremiseCheck:
-    """A figure of a task before training, and the bounds that its premise gives it; NaN if it was not measured."""
+    """A metric of a task before training, with the bounds of the task's premise.
+
+    Attributes:
+        figure: name of the metric.
+        start: index of the warm start.
+        value: measured value; NaN if it was not measured.
+        low, high: bounds of the premise.
+    """
 
     figure: str
+    start: int
     value: float
     low: float
     high: float
 
     @property
     def holds(self) -> bool:
-        """The figure is within its bounds."""
+        """True if the value is within its bounds."""
         return self.low <= self.value <= self.high
 
 
@@ -41,9 +50,9 @@ class Across:
 
     Attributes:
         iqm: interquartile mean of the final accuracies of all runs on all tasks.
-        gain: its difference from the baseline's, over pairs of runs; NaN for the baseline.
-        improvement: probability that a run beats one of the baseline on the same task, in the mean over tasks.
-        profile: (share of runs above each of LEVELS, in the mean over tasks; low; high), [3, levels].
+        gain: difference of this mean from the baseline's, over pairs of runs; NaN for the baseline.
+        improvement: probability that a run beats one of the baseline on the same task, averaged over tasks.
+        profile: [3, levels]: share of runs above each of LEVELS, averaged over tasks, and its interval (low, high).
     """
 
     iqm: Estimate
@@ -54,28 +63,35 @@ class Across:
 
 @dataclass(frozen=True)
 class ReportCard:
-    """The report card.
+    """Results of a campaign with tasks.
 
     Attributes:
-        name, plan: of the campaign.
-        tables: results by task.
-        checks: of every task's premise.
-        summaries: by (task, condition).
-        comparisons: by (task, condition), each against the baseline; one family, corrected for all of them.
-        across: by condition.
+        name: name of the campaign.
+        alpha: significance level of its tests.
+        premises: task -> its premise, from plan.json.
+        tables: task -> its results.
+        checks: task -> the checks of its premise.
+        summaries: (task, condition) -> summary.
+        comparisons: (task, condition) -> comparison with the baseline. All are one family, except a declared one.
+        pooled: condition -> comparison with the baseline of the means over tasks; one family.
+        across: condition -> estimates over all tasks.
+        declared: sentence about the declaration of the claim; "" if none is declared.
     """
 
     name: str
-    plan: Plan
+    alpha: float
+    premises: Mapping[str, Mapping[str, Any]]
     tables: Mapping[str, Results]
     checks: Mapping[str, Sequence[PremiseCheck]]
     summaries: Mapping[tuple[str, str], Summary]
     comparisons: Mapping[tuple[str, str], Comparison]
+    pooled: Mapping[str, Comparison]
     across: Mapping[str, Across]
+    declared: str = ""
 
     @property
     def first(self) -> Results:
-        """The table of the first task: conditions, baseline and seeds are those of all."""
+        """Results of the first task; conditions, baseline and seeds are the same for all tasks."""
         return next(iter(self.tables.values()))
 
     @property
@@ -85,29 +101,78 @@ class ReportCard:
 
 
 def report_card(directory: Path) -> ReportCard:
-    """The card of a campaign with tasks, finished or not; equal files give equal numbers."""
+    """Compute the report card of a campaign with tasks, finished or not; deterministic."""
     plan = read_plan(directory)
     tables = {task: read_campaign(directory, task) for task in plan.tasks}
+    claim = (plan.claim, plan.primary) if plan.claim and plan.primary else None
+    card = card_of(directory.resolve().name, tables, plan.premises, claim)
+    return replace(card, declared=declaration(plan))
+
+
+def card_of(
+    name: str,
+    tables: Mapping[str, Results],
+    premises: Mapping[str, Mapping[str, Any]],
+    claim: tuple[str, str] | None = None,
+) -> ReportCard:
+    """Compute the report card of results that share their conditions and their baseline.
+
+    Args:
+        name: name of the campaign.
+        tables: task -> its results.
+        premises: task -> its premise.
+        claim: (task, condition) of the declared comparison, which is tested alone and not in a family.
+    """
     first = next(iter(tables.values()))
     others = [one for one in first.conditions if one != first.baseline]
-    places = [(task, one) for one in others for task in tables]
-    found = [compared(tables[task], (one, first.baseline), "tasks", len(places)) for task, one in places]
+    every = [(task, one) for one in others for task in tables]
+    families = {"primary": [claim] if claim else [], "tasks": [place for place in every if place != claim]}
+    found: dict[tuple[str, str], Comparison] = {}
+    for family, places in families.items():
+        tested = [compared(tables[task], (one, first.baseline), family, len(places)) for task, one in places]
+        found |= zip(places, corrected(tested), strict=True)
+    mean = _mean_over_tasks(tables)
+    pooled = compare(mean, [(one, first.baseline) for one in others], "pooled")
     return ReportCard(
-        name=directory.resolve().name,
-        plan=plan,
+        name=name,
+        alpha=first.alpha,
+        premises=premises,
         tables=tables,
-        checks={task: _checks(plan, task, tables[task]) for task in tables},
+        checks={task: _checks(premises, task, tables[task]) for task in tables},
         summaries={(task, one): summarize(tables[task], one) for task in tables for one in first.conditions},
-        comparisons=dict(zip(places, corrected(found), strict=True)),
+        comparisons={place: found[place] for place in every},
+        pooled={one.condition: one for one in pooled},
         across={one: _across(list(tables.values()), one, first.baseline) for one in first.conditions},
     )
 
 
-def _checks(plan: Plan, task: str, table: Results) -> list[PremiseCheck]:
-    """Of the first evaluation of the first run that has one: before training all runs of a task are the same."""
-    bounds = plan.premises[task]["bounds"] if task in plan.premises else {}
-    rows = next((rows for cell in table.runs if (rows := read_rows(cell.path / "eval.jsonl"))), [{}])
-    return [PremiseCheck(name, float(rows[0].get(name, "nan")), low, high) for name, (low, high) in bounds.items()]
+def _mean_over_tasks(tables: Mapping[str, Results]) -> Results:
+    """Average the results of each seed over tasks; a seed without a result on every task is "missing"."""
+    first, found = next(iter(tables.values())), list[Cell]()
+    for label in first.conditions:
+        for seed in first.seeds:
+            cells = [table.cells.get((label, seed)) for table in tables.values()]
+            results = [cell.accuracy for cell in cells if cell and cell.accuracy is not None]
+            done, place = len(results) == len(tables), next((cell.path for cell in cells if cell), Path())
+            curve = ((0, fmean(results)),) if done else ()
+            start = next((cell.start for cell in cells if cell), 0)
+            found.append(Cell(label, seed, place, "done" if done else "missing", curve=curve, start=start))
+    return table("all tasks", found, baseline=first.baseline, alpha=first.alpha, metric=first.metric)
+
+
+def _checks(premises: Mapping[str, Mapping[str, Any]], task: str, table: Results) -> list[PremiseCheck]:
+    """Check a task's premise in the first evaluation of one run per warm start.
+
+    One run suffices, because before training all runs of a warm start have the same weights.
+    """
+    bounds = premises[task]["bounds"] if task in premises else {}
+    found: list[PremiseCheck] = []
+    for start in sorted({cell.start for cell in table.runs}):
+        files = (cell.path / "eval.jsonl" for cell in table.runs if cell.start == start)
+        first = next((rows[0] for file in files if (rows := read_rows(file))), {})
+        values = {name: float(first.get(name, "nan")) for name in bounds}
+        found += [PremiseCheck(name, start, values[name], low, high) for name, (low, high) in bounds.items()]
+    return found
 
 
 def _across(tables: Sequence[Results], condition: str, baseline: str) -> Across:
@@ -127,7 +192,7 @@ def _across(tables: Sequence[Results], condition: str, baseline: str) -> Across:
 
 
 def gain(strata: Sequence[Any]) -> Any:
-    """Interquartile mean of the first column's runs less that of the second's, for [draws, n, 2] of each task."""
+    """Return the difference of interquartile means between the columns; for each task [draws, n, 2] -> [draws]."""
     return _iqm(strata, 0) - _iqm(strata, 1)
 
 
@@ -136,5 +201,5 @@ def _iqm(strata: Sequence[Any], column: int) -> Any:
 
 
 def _profile(strata: Sequence[Any]) -> Any:
-    """[draws, levels]"""
+    """Return the performance profile averaged over tasks: [draws, levels]."""
     return np.mean([(stratum > LEVELS).mean(axis=-2) for stratum in strata], axis=0)

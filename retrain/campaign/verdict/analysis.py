@@ -14,6 +14,7 @@ import numpy as np
 
 from retrain.campaign.verdict import statistics
 from retrain.campaign.verdict.results import SPENT, Cell, Results
+from retrain.functional.evaluation import aes
 from retrain.functional.seeds import derive_seed
 
 Measure = Callable[[Cell], "float | None"]
@@ -62,23 +63,29 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A condition against another, paired by seed, in final held-out accuracy.
+    """Comparison of two conditions in the final result of their runs, paired by seed.
 
     Attributes:
         condition, against: labels; differences are condition minus against.
-        family: "primary" (declared to be the question), "ladder" (the condition adds something to `against`),
-            "baseline" or "tasks". Each family is corrected separately.
+        family: "primary" (the declared comparison), "ladder" (the condition extends `against`), "baseline", "pooled"
+            (the mean over tasks) or "tasks". Each family is corrected separately.
         size, alpha: number of comparisons in the family, and its family-wise level.
-        seeds: those that finished in both conditions; the others are not used.
+        metric: name of the measured quantity; larger is better.
+        seeds: seeds that finished in both conditions; only these are compared.
+        starts: number of warm starts of these runs. With several, the differences of one warm start are averaged and
+            count as one observation.
         left_out: seeds of the plan without a pair.
         difference: mean of the paired differences with the interval of the paired t-test.
-        p, exact: two-sided permutation test by sign flips, and whether all sign patterns were enumerated.
+        p, exact: p-value of the two-sided sign-flip permutation test; True if all sign patterns were enumerated.
         holm: p corrected for the family.
         effect: Hedges' g of the paired differences.
         improvement: probability that a run of the condition beats one of the other.
         area, avg_tokens: their paired differences, which are not tested.
-        needed: seeds that would detect a difference like this one; None if no number of seeds would be enough, or there
-            are too few to estimate the effect.
+        aes: accuracy-efficiency score of each run of the condition against its pair (see `functional.evaluation.aes`).
+        detectable: smallest true difference that these seeds detect with a power of 80 % at level alpha / size;
+            infinite if they detect none.
+        needed: number of seeds to detect a difference of this size; None if no number suffices, or if there are too few
+            seeds to estimate the effect.
     """
 
     condition: str
@@ -86,7 +93,9 @@ class Comparison:
     family: str
     size: int
     alpha: float
+    metric: str
     seeds: tuple[int, ...]
+    starts: int
     left_out: tuple[int, ...]
     difference: Estimate
     p: float
@@ -95,28 +104,41 @@ class Comparison:
     improvement: Estimate
     area: Estimate
     avg_tokens: Estimate
+    aes: Estimate = _NOTHING
     holm: float = 1.0
     needed: int | None = None
+    detectable: float = math.nan
 
     @property
     def same(self) -> bool:
-        """Accuracy, area under the curve and tokens are equal in every seed: the condition changed nothing."""
+        """True if accuracy, area under the curve and tokens are equal in every seed."""
         found = (self.difference, self.area, self.avg_tokens)
         return bool(self.seeds) and all(one.value == 0 and not (one.low < 0 or one.high > 0) for one in found)
 
     @property
+    def lengths_differ(self) -> bool:
+        """True if the interval of the difference in tokens excludes 0; without an interval, for any difference."""
+        found = self.avg_tokens
+        return found.low > 0 or found.high < 0 or (math.isnan(found.low) and abs(found.value) > 0)
+
+    @property
     def significant(self) -> bool:
-        """The corrected p is at most the family's level."""
+        """True if the corrected p-value is at most the family's level."""
         return self.holm <= self.alpha
 
     @property
+    def count(self) -> int:
+        """Number of independent differences: seeds, or warm starts if there are several."""
+        return self.starts if self.starts > 1 else len(self.seeds)
+
+    @property
     def untested(self) -> bool:
-        """Its interval excludes 0, but there are too few seeds for any outcome to be significant in its family."""
-        return len(self.seeds) < self.enough and (self.difference.low > 0 or self.difference.high < 0)
+        """True if the interval excludes 0, but no result can be significant with so few seeds in this family."""
+        return self.count < self.enough and (self.difference.low > 0 or self.difference.high < 0)
 
     @property
     def enough(self) -> int:
-        """The least number of seeds with which some outcome is significant as the first of its family."""
+        """Smallest number of seeds for which a result can be significant at level alpha / size."""
         return next(n for n in range(2, 99) if self.size * statistics.smallest_p(n) <= self.alpha)
 
 
@@ -139,7 +161,7 @@ class Analysis:
 
     @property
     def primary(self) -> tuple[Comparison, ...]:
-        """What the verdict reports first: the declared comparison, and the ladder if there is one."""
+        """Comparisons that the verdict reports first: the declared one, and the ladder if there is one."""
         return (*self.declared, *(self.ladder or self.baseline))
 
     @property
@@ -149,13 +171,13 @@ class Analysis:
 
     @property
     def secondary(self) -> tuple[Comparison, ...]:
-        """The other family, without the comparisons that are in both: a ladder often starts at the baseline."""
+        """Comparisons with the baseline that are not also in the ladder; empty without a ladder."""
         first = {(one.condition, one.against) for one in self.ladder}
         return tuple(one for one in self.baseline if first and (one.condition, one.against) not in first)
 
 
 def analyze(results: Results) -> Analysis:
-    """Summaries of all conditions and both families of comparisons; equal tables give equal numbers."""
+    """Compute summaries of all conditions and all families of comparisons; deterministic."""
     baseline = [(label, results.baseline) for label in results.conditions if label != results.baseline]
     ladder = () if set(results.ladder) == set(baseline) else results.ladder
     declared = [(results.primary, results.baseline)] if results.primary else []
@@ -169,18 +191,18 @@ def analyze(results: Results) -> Analysis:
 
 
 def compare(results: Results, pairs: Sequence[tuple[str, str]], family: str) -> tuple[Comparison, ...]:
-    """A family of comparisons (condition, against), Holm-corrected."""
+    """Compare the pairs (condition, against) as one family, with Holm's correction."""
     return corrected([compared(results, pair, family, len(pairs)) for pair in pairs])
 
 
 def corrected(found: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The comparisons of one family with Holm's correction, and the seeds that each would need."""
+    """Add Holm's correction and the needed number of seeds to the comparisons of one family."""
     adjusted = statistics.holm([one.p for one in found])
     return tuple(replace(one, holm=value, needed=_needed(one)) for one, value in zip(found, adjusted, strict=True))
 
 
 def summarize(results: Results, condition: str) -> Summary:
-    """The condition's estimates over its finished runs."""
+    """Estimate the results and costs of a condition from its finished runs."""
     cells = list(results.done(condition).values())
     threshold = results.threshold
     accuracies = _values(cells, accuracy)
@@ -199,7 +221,14 @@ def summarize(results: Results, condition: str) -> Summary:
 
 
 def compared(results: Results, pair: tuple[str, str], family: str, size: int) -> Comparison:
-    """The comparison (condition, against), one of `size` in its family, not corrected."""
+    """Compare a pair (condition, against) without correction.
+
+    Args:
+        results: results of the runs.
+        pair: labels.
+        family: name of the family.
+        size: number of comparisons in the family.
+    """
     condition, against = pair
     pairs = results.pairs(condition, against)
     seeds = tuple(cell.seed for cell, _ in pairs)
@@ -212,37 +241,52 @@ def compared(results: Results, pair: tuple[str, str], family: str, size: int) ->
         family=family,
         size=size,
         alpha=results.alpha,
+        metric=results.metric,
         seeds=seeds,
+        starts=len({cell.start for cell, _ in pairs}),
         left_out=tuple(sorted(planned - set(seeds))),
         difference=mean_estimate(paired),
         p=float(statistics.sign_flip(paired, derive_seed(0, "signs", condition, against))),
-        exact=len(seeds) <= statistics.EXACT_SEEDS,
+        detectable=statistics.detectable_effect(len(paired), statistics.deviation(paired), results.alpha / size),
+        exact=len(paired) <= statistics.EXACT_SEEDS,
         effect=statistics.effect_size(paired),
         improvement=Estimate(*statistics.improvement(own, other, derive_seed(0, "improvement", condition, against))),
         area=mean_estimate(differences(pairs, _area)),
         avg_tokens=mean_estimate(differences(pairs, _tokens)),
+        aes=mean_estimate([value for cell, other in pairs if (value := _aes(cell, other)) is not None]),
     )
 
 
+def _aes(cell: Cell, base: Cell) -> float | None:
+    """Return the accuracy-efficiency score of a run against another; None if an evaluation has no length."""
+    measured = (cell.accuracy, base.accuracy, cell.avg_tokens, base.avg_tokens)
+    known = [value for value in measured if value is not None]
+    return aes(*known)[0] if len(known) == len(measured) else None
+
+
 def differences(pairs: Sequence[tuple[Cell, Cell]], measure: Measure) -> list[float]:
-    """Of a measure, in every pair where both cells have it."""
-    measured = [(measure(cell), measure(other)) for cell, other in pairs]
-    return [a - b for a, b in measured if a is not None and b is not None]
+    """Return the differences of a measure in the pairs that have it; with several warm starts, their means."""
+    measured = [(cell.start, measure(cell), measure(other)) for cell, other in pairs]
+    found = [(start, a - b) for start, a, b in measured if a is not None and b is not None]
+    starts = list(dict.fromkeys(start for start, _ in found))
+    if len(starts) < 2:
+        return [difference for _, difference in found]
+    return [fmean(difference for own, difference in found if own == start) for start in starts]
 
 
 def _needed(one: Comparison) -> int | None:
-    """Seeds needed at the level that Holm asks of the first of a family.
+    """Return the number of seeds needed at alpha / size, the strictest level of Holm's procedure.
 
-    More than there are if the difference is not significant, because with these the test has already failed.
+    If the difference is not significant, the result is larger than the present number of seeds.
     """
     if math.isnan(one.effect):
         return None
     needed = statistics.seeds_needed(one.effect, one.alpha / one.size)
-    return needed if needed is None or one.significant else max(needed, len(one.seeds) + 1)
+    return needed if needed is None or one.significant else max(needed, one.count + 1)
 
 
 def _to_threshold(cells: Sequence[Cell], threshold: float) -> dict[str, float]:
-    """Median cost over runs by name; the cost of a run that does not reach the threshold counts as infinite."""
+    """Return the median cost until the threshold by name; a run that never reaches it has infinite cost."""
     names = ("steps", *SPENT)
     steps = [(cell, cell.reached(threshold)) for cell in cells]
     never = (math.inf,) * len(names)
@@ -258,7 +302,7 @@ def _bootstrapped(values: Sequence[float], statistic: Callable[[Any], Any], *nam
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
-    """The mean with its 95% t interval; for differences paired by seed it is that of the paired t-test."""
+    """Return the mean with its 95% t interval; for paired differences it is that of the paired t-test."""
     if not values:
         return _NOTHING
     low, high = statistics.mean_interval(values)

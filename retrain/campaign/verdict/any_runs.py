@@ -1,4 +1,4 @@
-"""Any runs as a table of results: runs that differ by nothing but their seed are one condition."""
+"""Group any runs into conditions: runs that differ only in their seed belong to one condition."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from os.path import commonprefix
 from pathlib import Path
 
 from retrain.campaign.plan.plan_file import PLAN
+from retrain.campaign.verdict.result_files import read_result_files
 from retrain.campaign.verdict.results import Cell, Results, read_campaign, read_cell, settings, table
 from retrain.errors import StorageError
 from retrain.report.run_summary import no_run
@@ -19,11 +20,11 @@ from retrain.storage.run_files import understood
 from retrain.system.records import read_json
 
 _SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
-"""What the names of runs of one condition end with: `-s3`, `_seed3`, `-3`."""
+"""Seed suffix of a run's name: `-s3`, `_seed3`, `-3`."""
 
 
 def read_runs(paths: Sequence[Path]) -> Results:
-    """The table of these runs; a campaign's directory stands for its runs. The first condition is the baseline.
+    """Return the table of these runs. A campaign's directory stands for its runs. The first condition is the baseline.
 
     Two runs with equal configuration and seed are two conditions, named after the runs. So are conditions of
     several campaigns under one label: "c3: grpo" is grpo of the campaign in the directory c3.
@@ -51,13 +52,32 @@ def read_runs(paths: Sequence[Path]) -> Results:
     return table("comparison", cells)
 
 
-def compare_command(paths: Sequence[Path]) -> str:
-    """What gives the comparison again."""
-    return f"retrain compare {shlex.join(map(str, paths))}"
+def read_files(files: Sequence[Path], metric: str | None = None) -> dict[str, Results]:
+    """Return the table of every task in files of other programs. The first method of the first file is the baseline.
+
+    Every table has all methods and seeds; runs that no file has are "missing". Raises as `read_result_files` does.
+    """
+    found = read_result_files(files, metric)
+    runs = list(dict.fromkeys((cell.condition, cell.seed) for cells in found.cells.values() for cell in cells))
+    methods = list(dict.fromkeys(method for method, _ in runs))
+    runs.sort(key=lambda run: methods.index(run[0]))
+    tables: dict[str, Results] = {}
+    for task in found.tasks:
+        cells = {(cell.condition, cell.seed): cell for cell in found.cells[task]}
+        every = [cells.get(run) or Cell(*run, files[0], "missing", "no file has it") for run in runs]
+        name = f"comparison: {task}" if task else "comparison"
+        tables[task] = table(name, every, metric=found.metric)
+    return tables
+
+
+def compare_command(paths: Sequence[Path], metric: str | None = None) -> str:
+    """Return the command that reproduces the comparison."""
+    chosen = ["--metric", metric] if metric else []
+    return f"retrain compare {shlex.join([*map(str, paths), *chosen])}"
 
 
 def _run(path: Path) -> tuple[str, Cell]:
-    """(what decides the run besides its seed, its cell)."""
+    """Return (settings without the seed, cell) of a run."""
     try:
         config = read_json(path / "config.resolved.json")
         key = json.dumps(settings(path), sort_keys=True, default=str)
@@ -70,7 +90,7 @@ def _run(path: Path) -> tuple[str, Cell]:
 
 
 def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
-    """The runs of one configuration under one label: what their names begin with."""
+    """Label the runs of one configuration with the common prefix of their names."""
     names = [cell.condition for cell in group]
     if len({cell.seed for cell in group}) < len(group):
         return [replace(cell, condition=_free(cell.condition, taken)) for cell in group]
@@ -82,7 +102,7 @@ def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
 
 
 def _free(label: str, taken: set[str]) -> str:
-    """The label, numbered if another condition has it."""
+    """Return the label, with a number if it is taken."""
     number, found = 2, label
     while found in taken:
         number, found = number + 1, f"{label} ({number})"

@@ -1,4 +1,4 @@
-"""The report of a campaign: the verdict first, then what it rests on. One HTML file without scripts or requests."""
+"""Report of a campaign: the verdict, then the evidence. One HTML file without scripts or requests."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from retrain.campaign.verdict import sentences as verdict
 from retrain.campaign.verdict.analysis import Analysis, Comparison, analyze
 from retrain.campaign.verdict.credit_map import CreditMap, credit_map
 from retrain.campaign.verdict.results import Cell, Results
+from retrain.campaign.verdict.sentences import estimate
 from retrain.errors import RetrainError
 from retrain.report import run_page
 from retrain.report.charts import number
+from retrain.report.exported_figures import FOLDER, Drawing, stacked, write_figures
 from retrain.report.page import Table, fill, plural
 from retrain.report.samples import conversation
 from retrain.report.shown_settings import settings
 from retrain.system.files import write_text, writing
 
 _TOKENS = 400
-"""Tokens of a completion that the credit map shows."""
+"""Largest number of tokens of a completion in the credit map."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """The written report.
 
     Attributes:
         analysis: the numbers.
         text: the verdict, for a terminal.
-        files: report.html, report.md, results.csv and, with pyarrow, results.parquet.
+        files: report.html, report.md, report.tex, results.csv, with pyarrow results.parquet, and the figures.
     """
 
     analysis: Analysis
@@ -43,7 +45,7 @@ class Report:
 
 
 def write_report(directory: Path) -> Report:
-    """Write the report of a campaign, finished or not, into its directory, from its files alone.
+    """Write the report of a finished or running campaign into its directory.
 
     Raises:
         ConfigError: there is no campaign at this path. StorageError: it cannot be read, or not be written.
@@ -51,21 +53,37 @@ def write_report(directory: Path) -> Report:
     results = reading.read_campaign(directory)
     analysis = analyze(results)
     commands = reading.campaign_commands(directory, results)
-    html, text = directory / "report.html", directory / "report.md"
+    html, text, tex = (directory / f"report.{kind}" for kind in ("html", "md", "tex"))
     with writing(directory):
         write_text(html, render(analysis, commands, run_pages(results, directory)))
         write_text(text, verdict.markdown(analysis, commands))
-        return Report(analysis, verdict.text(analysis), (html, text, *reading.write_tables(results, directory)))
+        write_text(tex, verdict.latex(analysis))
+        drawings = write_figures(directory / FOLDER, exported(analysis))
+        files = (html, text, tex, *reading.write_tables(results, directory), *drawings)
+        return Report(analysis, verdict.text(analysis), files)
+
+
+def exported(analysis: Analysis) -> dict[str, Drawing]:
+    """Return every figure of a verdict by its name: differences, learning curves, and results over cost."""
+    results, span = analysis.results, figures.forest_span(analysis.every)
+    rows = [
+        (f"{one.condition} - {one.against}", figures.forest_row(one, span), estimate(one.difference, "+.3f"))
+        for one in dict.fromkeys((*analysis.primary, *analysis.secondary))
+    ]
+    heads, keys = ("", f"difference in {results.metric}"), figures.keys(results)
+    found = {"differences": Drawing(stacked(rows, figures.forest_axis(span), heads) if rows else "")}
+    found |= {f"learning curves {title}": Drawing(chart, keys) for title, _, chart in figures.curves(results)}
+    return found | {f"result and {title}": Drawing(chart, keys) for title, chart in figures.costs(results)}
 
 
 def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
-    """From (condition, seed) to the report of that run, as a path from `directory`; it is written if need be."""
+    """Return each run's report by (condition, seed), relative to `directory`; missing reports are written."""
     pages = {place: _page(cell) for place, cell in results.cells.items()}
     return {place: str(page.relative_to(directory)) for place, page in pages.items() if page}
 
 
 def linked(results: Results, pages: Mapping[tuple[str, int], str]) -> dict[str, Any]:
-    """What the macro `runs` shows: the result of every run, which leads to its report."""
+    """Build the data of the macro `runs`: each run's result with a link to its report."""
     return {
         "table": verdict.runs(results),
         "lost": {cell.status for cell in results.lost},
@@ -74,7 +92,7 @@ def linked(results: Results, pages: Mapping[tuple[str, int], str]) -> dict[str, 
 
 
 def _page(cell: Cell) -> Path | None:
-    """The report of a run, written if there is none that is as new as its metrics; None without steps to show."""
+    """Return the report of a run, written again if older than its metrics; None for a run without steps."""
     page, metrics = cell.path / "report.html", cell.path / "metrics.jsonl"
     with suppress(RetrainError, OSError):
         newest = metrics.stat().st_mtime
@@ -90,8 +108,8 @@ def render(
     """The report as an HTML document; equal files give equal text.
 
     Args:
-        commands: what gives the numbers again.
-        links: from (condition, seed) to the report of that run.
+        commands: commands that reproduce the numbers.
+        links: report of each run by (condition, seed).
     """
     results, credit = analysis.results, credit_map(analysis.results)
     contents = verdict.contents(analysis, commands)
@@ -100,7 +118,7 @@ def render(
     return fill(
         "campaign.html",
         scope=f"{plural(len(results.conditions), 'condition')}, {plural(len(results.seeds), 'seed')}; "
-        f"the result of a run is its last held-out accuracy; baseline {results.baseline}",
+        f"the result of a run is its last {results.measured}; baseline {results.baseline}",
         primary=_verdicts(analysis.primary),
         others=_verdicts(analysis.secondary),
         linked=linked(results, links),
@@ -119,7 +137,7 @@ def render(
 
 
 def _verdicts(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Every sentence with its kind, in parts that are plain and bold in turn."""
+    """Split every sentence into alternating plain and bold parts, with its kind."""
     found: list[dict[str, Any]] = []
     for one in comparisons:
         first, semicolon, rest = verdict.conclusion(one).partition(";")
@@ -129,12 +147,12 @@ def _verdicts(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 
 def _forests(analysis: Analysis, cells: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Families of comparisons, each a title and rows of a drawing and texts, over one axis."""
+    """Forest plots: for each family a title and rows of a drawing and texts, on one axis."""
     span = figures.forest_span(analysis.every)
     rows = iter([(figures.forest_row(one, span), texts) for one, texts in zip(analysis.every, cells, strict=True)])
     titles = {
-        "The comparison that was declared before": analysis.declared,
-        "Each condition against the one that it adds to": analysis.ladder,
+        "Declared comparison": analysis.declared,
+        "Each condition against the one that it extends": analysis.ladder,
         "Each condition against the baseline": analysis.baseline,
     }
     forests = [(title, [next(rows) for _ in family]) for title, family in titles.items()]
@@ -142,7 +160,7 @@ def _forests(analysis: Analysis, cells: Sequence[Sequence[str]]) -> dict[str, An
 
 
 def _completion(found: CreditMap, index: int) -> dict[str, Any]:
-    """A completion with the advantages that every condition gives to its tokens."""
+    """A completion with each condition's advantages per token."""
     row, length = found.rows[index], len(found.rows[index]["tokens"])
     scales = {
         label: max((abs(value) for row in rows for value in row), default=0.0)
@@ -154,7 +172,7 @@ def _completion(found: CreditMap, index: int) -> dict[str, Any]:
         "prompt": str(row["prompt"])[-300:],
         "tokens": row["tokens"],
         "planning": row.get("planning"),
-        "heard": conversation(row).heard,
+        "observed": conversation(row).observed,
         "badges": conversation(row).badges,
         "rest": f" ... {length - _TOKENS} more" if length > _TOKENS else "",
         "lines": [
@@ -165,7 +183,7 @@ def _completion(found: CreditMap, index: int) -> dict[str, Any]:
 
 
 def _counted(values: dict[str, int]) -> str:
-    """The value that all runs share, or each with its number of runs."""
+    """Format the value that all runs share, or each value with its number of runs."""
     if len(values) == 1:
         return next(iter(values))
     return "; ".join(f"{value} ({plural(count, 'run')})" for value, count in values.items())

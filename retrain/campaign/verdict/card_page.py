@@ -1,35 +1,41 @@
-"""The report card of a campaign with tasks: in words first, then a row for every task, and all tasks together."""
+"""Report card of a campaign with tasks: sentences, a row for every task, and all tasks together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from retrain.campaign.plan.plan_file import read_plan
+from retrain.campaign.plan.testbed_version import version
 from retrain.campaign.verdict import campaign_page, figures
 from retrain.campaign.verdict.across_tasks import LEVELS, PremiseCheck, ReportCard, report_card
 from retrain.campaign.verdict.analysis import Comparison
 from retrain.campaign.verdict.results import campaign_commands, read_campaign, write_tables
 from retrain.campaign.verdict.sentences import amount, conclusion, estimate, lost_cell, p_value
 from retrain.report.charts import Axes, area, polyline, svg
+from retrain.report.exported_figures import FOLDER, Drawing, stacked, write_figures
+from retrain.report.latex import tables
 from retrain.report.page import Table, fill, plural
 from retrain.system.files import write_text, writing
 
 _NAMED = 5
-"""Runs without a result that the words name."""
+"""Largest number of runs without a result that are named."""
 _NOTE = (
-    "Differences are in final held-out accuracy, paired by seed. p is the exact permutation test by sign flips, and "
-    "Holm corrects it for all rows of the table: the chance of any false claim is at most {alpha:.0%}. Intervals of "
-    "differences are 95% paired t intervals, uncorrected; those over all tasks are from a bootstrap of the runs "
-    "within their tasks. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens are medians to "
-    "nine tenths of the baseline's way on that task."
+    "Differences are in final {measured}, paired by seed. p is the p-value of the sign-flip permutation test. "
+    "Holm's correction covers all rows of the table: the family-wise error rate is at most {alpha:.0%}. "
+    "95% CIs of differences are paired t intervals, uncorrected; those over all tasks are bootstrap intervals, with "
+    "runs resampled within their tasks. IQM is the interquartile mean over the runs of all tasks. Rollouts and tokens "
+    "are medians until nine tenths of the baseline's improvement on that task."
 )
 
 
 def write(directory: Path) -> tuple[str, tuple[Path, ...]]:
-    """Write the report of a campaign, with tasks or without; returns the verdict for a terminal, and the files.
+    """Write the report of a campaign with or without tasks. Returns the verdict as text, and the files.
 
     Raises:
         ConfigError: there is no campaign at this path. StorageError: it cannot be read, or not be written.
@@ -39,18 +45,67 @@ def write(directory: Path) -> tuple[str, tuple[Path, ...]]:
         return report.text, report.files
     card, table = report_card(directory), read_campaign(directory)
     contents = _contents(card, campaign_commands(directory, table))
-    html, markdown = directory / "report.html", directory / "report.md"
+    html, markdown, tex = (directory / f"report.{kind}" for kind in ("html", "md", "tex"))
     with writing(directory):
         tables = [
             (task, campaign_page.linked(t, campaign_page.run_pages(t, directory))) for task, t in card.tables.items()
         ]
         write_text(html, fill("card.html", **contents, **_drawings(card), linked=tables))
         write_text(markdown, fill("card.md", **contents))
-        return "\n".join(contents["words"]), (html, markdown, *write_tables(table, directory))
+        write_text(tex, latex(card))
+        drawings = write_figures(directory / FOLDER, exported(card))
+        return "\n".join(contents["words"]), (html, markdown, tex, *write_tables(table, directory), *drawings)
+
+
+def render(card: ReportCard, commands: Sequence[str]) -> str:
+    """Render the card as an HTML document, without links to run reports."""
+    linked = [(task, campaign_page.linked(table, {})) for task, table in card.tables.items()]
+    return fill("card.html", **_contents(card, commands), **_drawings(card), linked=linked)
+
+
+def text(card: ReportCard) -> str:
+    """Format results by task and the conclusions as text for a terminal."""
+    return "\n".join([*_accuracies(card).aligned(), "", *words(card)])
+
+
+def exported(card: ReportCard) -> dict[str, Drawing]:
+    """Return every figure of the card by its name: differences by task, the profile, and learning curves."""
+    drawn, found = _drawings(card), dict[str, Drawing]()
+    for condition, table in _contents(card, ())["rows"]:
+        rows = [(task, drawn["forests"][task, condition], value) for task, value, *_ in table.rows]
+        heads = ("", f"difference in {card.first.metric}")
+        found[f"differences {condition}"] = Drawing(stacked(rows, drawn["axis"], heads))
+    found["performance profile"] = Drawing(drawn["profile"], drawn["keys"])
+    return found | {f"learning curves {task}": Drawing(chart, drawn["keys"]) for task, chart in drawn["curves"]}
+
+
+def latex(card: ReportCard) -> str:
+    """Return the tables of differences, of all tasks together and of results, for a paper."""
+    contents = _contents(card, ())
+    rows = {
+        f"{card.name}: {one} against {card.first.baseline}. {contents['note']}": found
+        for one, found in contents["rows"]
+    }
+    more = {
+        f"{card.name}: all tasks together": contents["across"],
+        f"{card.name}: results by task": contents["accuracies"],
+    }
+    return tables(rows | more)
+
+
+def as_json(card: ReportCard) -> dict[str, Any]:
+    """Return the comparisons of a card as JSON data; numbers that are not finite are null."""
+    found = [
+        {"task": task, **asdict(one), "significant": one.significant, "verdict": conclusion(one)}
+        for (task, _), one in card.comparisons.items()
+    ]
+    facts = {"name": card.name, "metric": card.first.metric, "baseline": card.first.baseline}
+    facts |= {"seeds": card.first.seeds, "words": words(card), "comparisons": found}
+    return to_jsonable_python(facts, inf_nan_mode="null")
 
 
 def words(card: ReportCard) -> list[str]:
-    """What each condition helps and harms, with numbers; then premises in doubt, and runs without a result."""
+    """Return sentences: where each condition helps or harms, doubtful premises, and runs without a result."""
     others = [one for one in card.first.conditions if one != card.first.baseline]
     lines = list(dict.fromkeys(line for one in others for line in _words(card, one)))
     broken = [(task, check) for task, checks in card.checks.items() for check in checks if not check.holds]
@@ -63,7 +118,9 @@ def words(card: ReportCard) -> list[str]:
 
 
 def _words(card: ReportCard, condition: str) -> list[str]:
-    rows = {task: one for (task, label), one in card.comparisons.items() if label == condition}
+    every = {task: one for (task, label), one in card.comparisons.items() if label == condition}
+    rows = {task: one for task, one in every.items() if one.family != "primary"}
+    declared = [_declared(card, task, one) for task, one in every.items() if one.family == "primary"]
     clear = [(task, one) for task, one in rows.items() if one.significant]
     near = [(task, one) for task, one in rows.items() if one.untested]
     kinds = (("helps", clear, True), ("harms", clear, False), ("may help", near, True), ("may harm", near, False))
@@ -73,35 +130,57 @@ def _words(card: ReportCard, condition: str) -> list[str]:
         if (claims := [_claim(card, task, one) for task, one in found if (one.difference.value > 0) is up])
     ]
     if same := [task for task, one in rows.items() if one.same]:
-        parts.append(f"changes nothing on {_listed(same)}, where its runs are those of {card.first.baseline}")
-    told = len(clear) + len(near) + len(same)
-    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(rows) - told
-    where = "on any task" if not told else f"on {rest} other task{'s' * (rest != 1)}"
+        parts.append(f"makes no difference on {_listed(same)}, where its runs equal those of {card.first.baseline}")
+    described = len(clear) + len(near) + len(same)
+    seeds, rest = max((len(one.seeds) for one in rows.values()), default=0), len(rows) - described
+    where = "on every task" if not described else f"on {rest} other task{'s' * (rest != 1)}"
     if rest:
-        parts.append(f"makes no difference that {plural(seeds, 'seed')} could tell {where}")
-    lines = [f"{condition} against {card.first.baseline}: {'; '.join(parts)}."]
+        parts.append(f"is inconclusive with {plural(seeds, 'seed')} {where}")
+    pooled = [_pooled(card.pooled[condition])] if len(card.tables) > 1 else []
+    lines = [*declared, *pooled]
+    lines.append(f"{condition} against {card.first.baseline}: {'; '.join(parts)}.")
     least = max((one.enough for one in rows.values()), default=0)
     if seeds < least:
         lines.append(
-            f"No outcome of {plural(seeds, 'seed')} could be significant on {len(rows)} tasks; {least} are the least."
+            f"With {plural(seeds, 'seed')} no result can be significant on {len(rows)} tasks; at least {least} needed."
         )
     across = card.across[condition]
     if not math.isnan(across.gain.value):
-        gain, improvement = estimate(across.gain, "+.3f"), estimate(across.improvement, ".2f")
-        lines.append(
-            f"Over all tasks: {gain} accuracy (interquartile mean); a run beats the baseline's with {improvement}."
-        )
+        gain = estimate(across.gain, "+.3f", f" {card.first.metric}")
+        improvement = estimate(across.improvement, ".2f")
+        lines.append(f"Interquartile mean over all tasks: {gain}; P(improvement) {improvement}.")
     return lines
+
+
+def _declared(card: ReportCard, task: str, one: Comparison) -> str:
+    """Return the sentence about the declared comparison, with the time of the declaration."""
+    difference, seeds = estimate(one.difference, "+.3f", f" {one.metric}"), plural(len(one.seeds), "seed")
+    return (
+        f"As declared, {one.condition} against {one.against} on {task}: {difference}, p {p_value(one.p)}, {seeds}: "
+        f"{conclusion(one)}. {card.declared}"
+    ).rstrip()
+
+
+def _pooled(one: Comparison) -> str:
+    """Return the sentence about the pooled test of the mean over tasks."""
+    tested = f"p {p_value(one.p)}" + (f", Holm {p_value(one.holm).removeprefix('= ')}" if one.size > 1 else "")
+    could = f" Detectable with 80% power: ±{one.detectable:.3f}." if math.isfinite(one.detectable) else ""
+    difference, seeds = estimate(one.difference, "+.3f", f" {one.metric}"), plural(len(one.seeds), "seed")
+    return (
+        f"{one.condition} against {one.against} in the mean over tasks: {difference}, {tested}, {seeds}: "
+        f"{conclusion(one)}.{could}"
+    )
 
 
 def _claim(card: ReportCard, task: str, one: Comparison) -> str:
     numbers = f"{estimate(one.difference, '+.3f')}, Holm {p_value(one.holm).removeprefix('= ')}"
-    return f"on {task}, where {_about(card, task)} ({numbers})"
+    where = f", where {about}" if (about := _about(card, task)) else ""
+    return f"on {task}{where} ({numbers})"
 
 
 def _about(card: ReportCard, task: str) -> str:
-    """The premise: the first sentence of the task's docstring, up to a colon."""
-    about = card.plan.premises[task]["about"] if task in card.plan.premises else ""
+    """Return the premise: the first sentence of the task's docstring, up to a colon."""
+    about = card.premises[task]["about"] if task in card.premises else ""
     text = about.partition(":")[0].partition(". ")[0].rstrip(".")
     return text[:1].lower() + text[1:]
 
@@ -111,7 +190,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _check(check: PremiseCheck) -> str:
-    name = check.figure.removeprefix("task/").replace("_", " ")
+    name = check.figure.removeprefix("task/").replace("_", " ") + (f" of start {check.start}" if check.start else "")
     return f"{name}{'' if math.isnan(check.value) else f' {check.value:.3f}'} ({check.low:g} to {check.high:g})"
 
 
@@ -132,8 +211,9 @@ def _row(card: ReportCard, task: str, condition: str) -> dict[str, str]:
     }
     return {
         "task": task,
-        "accuracy": estimate(one.difference, "+.3f"),
+        one.metric: estimate(one.difference, "+.3f"),
         "verdict": conclusion(one).partition(";")[0].partition(",")[0],
+        "detectable": f"±{one.detectable:.3f}" if math.isfinite(one.detectable) else "-",
         "seeds": str(len(one.seeds)),
         "p": p_value(one.p).removeprefix("= "),
         "Holm": p_value(one.holm).removeprefix("= "),
@@ -147,28 +227,42 @@ def _contents(card: ReportCard, commands: Sequence[str]) -> dict[str, Any]:
     across = [
         {
             "condition": one,
-            "accuracy, IQM": estimate(found.iqm, ".3f"),
+            f"{card.first.metric}, IQM": estimate(found.iqm, ".3f"),
             "against the baseline": estimate(found.gain, "+.3f"),
             "P(improvement)": estimate(found.improvement, ".2f"),
         }
         for one, found in card.across.items()
     ]
-    accuracies = [
-        {"task": task} | {one: estimate(card.summaries[task, one].mean, ".3f") for one in card.first.conditions}
-        for task in card.tables
-    ]
     return {
         "title": card.name,
+        "metric": card.first.metric,
+        "measured": card.first.measured,
         "scope": f"{plural(len(card.tables), 'task')}, {plural(len(card.first.conditions), 'condition')}, "
-        f"{plural(len(card.first.seeds), 'seed')}; baseline {card.first.baseline}",
+        f"{plural(len(card.first.seeds), 'seed')}; baseline {card.first.baseline}{_version(card)}",
         "words": words(card) or ["There is one condition, so there is nothing to compare."],
         "rows": [(one, Table.of([_row(card, task, one) for task in card.tables])) for one in others],
         "across": Table.of(across),
-        "accuracies": Table.of(accuracies),
-        "checks": Table.of([_premise(card, task) for task in card.tables]),
-        "note": _NOTE.format(alpha=card.plan.alpha),
+        "accuracies": _accuracies(card),
+        "checks": Table.of([_premise(card, task) for task in card.tables if any(card.checks.values())]),
+        "note": _NOTE.format(alpha=card.alpha, measured=card.first.measured) + card.first.limits,
         "commands": commands,
     }
+
+
+def _version(card: ReportCard) -> str:
+    """Return the version of the testbed that the tasks belong to; "" for other tasks."""
+    known = {task: str(card.premises.get(task, {}).get("sha256", "")) for task in card.tables}
+    return f"; {found}" if (found := version(known)) else ""
+
+
+def _accuracies(card: ReportCard) -> Table:
+    """Means over runs, a row for each task and a column for each condition."""
+    return Table.of(
+        [
+            {"task": task} | {one: estimate(card.summaries[task, one].mean, ".3f") for one in card.first.conditions}
+            for task in card.tables
+        ]
+    )
 
 
 def _drawings(card: ReportCard) -> dict[str, Any]:
@@ -184,8 +278,10 @@ def _drawings(card: ReportCard) -> dict[str, Any]:
 
 
 def _profile(card: ReportCard) -> str:
-    """Share of runs above every accuracy, in the mean over tasks, with pointwise 95% intervals."""
-    axes, shapes = Axes((0.0, 1.0), (0.0, 1.0), True, "accuracy"), list[str]()
+    """Share of runs above every value, in the mean over tasks, with pointwise 95% intervals; "" beyond 0 and 1."""
+    if any(not 0 <= value <= 1 for table in card.tables.values() for cell in table.runs for _, value in cell.curve):
+        return ""
+    axes, shapes = Axes((0.0, 1.0), (0.0, 1.0), True, card.first.metric), list[str]()
     for label, found in card.across.items():
         if found.profile.ndim == 2 and not math.isnan(found.profile[0, 0]):
             share, low, high = ([*zip(LEVELS.tolist(), row.tolist(), strict=True)] for row in found.profile)

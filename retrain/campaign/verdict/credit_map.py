@@ -1,4 +1,4 @@
-"""Where each condition puts its credit: the pipelines of all conditions, run on the same stored completions."""
+"""Credit per token of every condition, computed on the same stored completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from retrain.campaign.verdict.results import Cell, Results
 from retrain.errors import ConfigError, RetrainError, StorageError
-from retrain.registry import components
+from retrain.registry import components, signal
 from retrain.report.samples import best_and_worst
 from retrain.storage.run_files import read_rows
 
@@ -18,13 +18,13 @@ MapRow = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CreditMap:
-    """Advantages that every condition gives to the same completions.
+    """Advantages of every condition on the same completions.
 
     Attributes:
-        condition, seed, step: the run that sampled them, and after how many steps.
+        condition, seed, step: the run and step that sampled them.
         rows: the completions shown, as stored.
         advantages: per condition, one list per completion.
-        skipped: conditions whose credit cannot be computed from stored files, with the reason.
+        skipped: reason for each condition whose credit cannot be computed from stored files.
     """
 
     condition: str
@@ -36,9 +36,9 @@ class CreditMap:
 
 
 def credit_map(results: Results) -> CreditMap | None:
-    """The credit of every condition on the last stored step of the baseline with a group of different rewards.
+    """Compute every condition's credit on the baseline's last stored step that has a group with different rewards.
 
-    The whole step is credited, because some stages use statistics of the batch, and one group is shown. Returns None
+    The whole step is credited, because some transforms use statistics of the batch; one group is shown. Returns None
     if no such rollouts were stored.
     """
     for label in (results.baseline, *results.conditions):
@@ -80,9 +80,9 @@ def _credited(results: Results, source: Cell, step: int, rows: Sequence[MapRow],
 
 
 def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float]]:
-    """Advantages per token that the run's pipeline gives to stored rollouts.
+    """Compute advantages per token of stored rollouts with the run's pipeline.
 
-    Signals with the trait `stored` are taken from the run's files: they need a tokenizer, or the run's history.
+    Signals with the trait `stored` are read from the run's files, because they need a tokenizer or the run's history.
 
     Raises:
         RetrainError: the pipeline reads a column that only the model can compute.
@@ -94,7 +94,7 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
     from retrain.run.reopen import stored
 
     loaded = stored(run, (), final=False)
-    kept = {one.name: one.traits["stored"] for one in components("signal", trait="stored")}
+    kept = {one.name: found for one in components("signal") if (found := signal.traits_of(one).stored)}
     pipeline = Pipeline.resolve(loaded.components.stages(), loaded.components.signal, frozenset(kept))
     if pipeline.policy_columns:
         raise RetrainError(f"it reads {', '.join(sorted(pipeline.policy_columns))}, which only the model can compute")

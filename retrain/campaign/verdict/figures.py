@@ -33,20 +33,20 @@ Curve = list[tuple[int, Estimate]]
 
 
 def forest_span(comparisons: Sequence[Comparison]) -> Range:
-    """The axis that holds every interval and 0."""
+    """Return the range of an axis that contains 0 and every interval."""
     ends = [end for one in comparisons for end in (one.difference.low, one.difference.high, one.difference.value)]
     return padded(span([0.0, *(end for end in ends if math.isfinite(end))]), 0.04)
 
 
 def forest_axis(of: Range) -> str:
-    """The axis of the drawings of `forest_row`."""
+    """Draw the axis below the rows of `forest_row`."""
     places = {tick: _across(tick, of) for tick in ticks(*of, count=5)}
     marks = "".join(line("axis", (x, 0), (x, 4)) + label("middle", (x, 16), f"{tick:+g}") for tick, x in places.items())
     return _forest(20, line("axis", (_PAD, 0), (_WIDE - _PAD, 0)) + marks)
 
 
 def forest_row(one: Comparison, of: Range) -> str:
-    """A dot with its interval, and the line of no difference. Filled: clearly different. Hollow: not."""
+    """Draw a difference with its interval, and the line at 0. Filled dot: significant; hollow: not significant."""
     middle, zero = _ROW / 2, _across(0, of)
     parts = [line("zero", (zero, 0), (zero, _ROW))]
     if math.isfinite(one.difference.low):
@@ -66,14 +66,14 @@ def _forest(height: int, content: str) -> str:
 
 
 def kind(one: Comparison) -> str:
-    """The style of a comparison: better, worse, or unclear."""
+    """Return the style of a comparison: "better", "worse", or "unclear" if it is not significant."""
     if not one.significant:
         return "unclear"
     return "better" if one.difference.value > 0 else "worse"
 
 
 def mean_curve(cells: Sequence[Cell]) -> Curve:
-    """Mean accuracy over runs with its 95% t interval at every step that all of them were evaluated at."""
+    """Return the mean accuracy over runs, with its 95% t interval, at every step at which all were evaluated."""
     curves = [dict(cell.curve) for cell in cells]
     steps = [step for step in (curves[0] if curves else ()) if all(step in curve for curve in curves)]
     return [(step, mean_estimate([curve[step] for curve in curves])) for step in steps]
@@ -85,7 +85,7 @@ def curves(results: Results) -> list[tuple[str, str, str]]:
     if not means:
         return []
     points = [point for cell in results.cells.values() if cell.done for point in cell.curve]
-    axes = Axes(span([float(step) for step, _ in points]), _shares([y for _, y in points]), True)
+    axes = Axes(span([float(step) for step, _ in points]), *_values([y for _, y in points]))
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
     found = [("All conditions", "mean over runs", svg(axes.draw() + lines + _words(axes, means)))]
     for name, curve in means.items():
@@ -108,7 +108,7 @@ def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve
 
 
 def _words(axes: Axes, shown: Mapping[str, Curve]) -> str:
-    """The means at every step, under the pointer."""
+    """Add tooltips with the means at every step."""
     at: dict[int, list[str]] = {}
     for name, curve in shown.items():
         for step, mean in curve:
@@ -116,14 +116,16 @@ def _words(axes: Axes, shown: Mapping[str, Curve]) -> str:
     return hover(axes, [(float(step), f"step {step}: {', '.join(at[step])}") for step in sorted(at)])
 
 
-def _shares(values: Sequence[float]) -> Range:
-    """A range for shares, within 0 and 1."""
+def _values(values: Sequence[float]) -> tuple[Range, bool]:
+    """Return the range of an axis for these values, and True if all of them are between 0 and 1."""
+    if any(not 0 <= value <= 1 for value in values):
+        return roomy(values, False), False
     low, high = roomy(values, True)
-    return max(0.0, low), min(1.0, high)
+    return (max(0.0, low), min(1.0, high)), True
 
 
 def _clip(of: Range, end: float) -> float:
-    """The end of an interval, cut at the edge of the drawing. With two or three runs intervals are very wide."""
+    """Clip the end of an interval to the axis, because intervals of two or three runs are very wide."""
     return min(max(end, of[0]), of[1])
 
 
@@ -132,14 +134,14 @@ def _line(curve: Curve) -> list[Point]:
 
 
 def costs(results: Results) -> list[tuple[str, str]]:
-    """(title, chart) of accuracy over tokens and over time; none without finished runs."""
-    if not any(cell.done for cell in results.cells.values()):
+    """Return (title, chart) of the result over tokens and over time; empty if no finished run has a known cost."""
+    if not any(cell.done and all(map(math.isfinite, cell.total)) for cell in results.cells.values()):
         return []
     return [("Tokens", _cost(results, 1, "tokens sampled")), ("Time", _cost(results, 2, "seconds in steps"))]
 
 
 def _cost(results: Results, what: int, unit: str) -> str:
-    """Final accuracy against cost: a small mark for each run, a large one with intervals for the mean of a condition.
+    """Plot final accuracy against cost: a small mark for each run, a large one with CIs for each condition's mean.
 
     Args:
         what: index into `results.SPENT`.
@@ -152,7 +154,7 @@ def _cost(results: Results, what: int, unit: str) -> str:
         if cell.accuracy is not None:
             runs[cell.condition].append((cell.total[what] / scale, cell.accuracy))
     points = [point for found in runs.values() for point in found]
-    axes = Axes(padded(span([x for x, _ in points]), 0.06), _shares([y for _, y in points]), True, unit)
+    axes = Axes(padded(span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
     small = "".join(
         f"<g><title>{escape(name)}: {axes.value(at[1])}</title>{mark(axes, at, index(results, name), 3, 'run')}</g>"
         for name, found in runs.items()
@@ -183,17 +185,17 @@ _SHAPES: tuple[Callable[[float], str], ...] = (
 
 
 def mark(axes: Axes, point: Point, i: int, size: float, style: str) -> str:
-    """The mark of condition i at a point."""
+    """Draw the mark of condition i at a point."""
     x, y = axes.place(*point)
     return f'<path class="{style} c{i}" transform="translate({x:.1f} {y:.1f})" d="{_SHAPES[i % 4](size)}"/>'
 
 
 def keys(results: Results) -> list[tuple[str, str]]:
-    """Every condition with its mark, around the origin."""
+    """Return every condition with its mark, drawn around the origin, for a legend."""
     marks = [(label, index(results, label)) for label in results.conditions]
     return [(label, f'<path class="center c{i}" d="{_SHAPES[i % 4](5)}"/>') for label, i in marks]
 
 
 def index(results: Results, label: str) -> int:
-    """Which color and shape a condition has; they repeat after COLORS conditions."""
+    """Return the index of a condition's color and shape; they repeat after COLORS conditions."""
     return results.conditions.index(label) % COLORS

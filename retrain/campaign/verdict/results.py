@@ -19,7 +19,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from retrain.campaign.plan.plan_file import read_outcome, read_plan
+from retrain.campaign.plan.plan_file import Plan, read_outcome, read_plan
 from retrain.errors import StorageError
 from retrain.storage.run_files import flatten, read_rows, understood
 from retrain.system.files import staged
@@ -43,12 +43,13 @@ class Cell:
 
     Attributes:
         condition, seed, path: which run, and its directory.
-        status: "done", "failed", "missing" (never started), "unfinished" or "unreadable" (its files are damaged).
-        reason: why there is no result, in words; empty when done.
+        status: "done", "failed", "missing" (never started), "unfinished" or "unreadable" (damaged files).
+        reason: explains a missing result; empty when done.
         curve: (step, held-out accuracy) of every evaluation, in order.
         avg_tokens: mean length of a held-out completion at the last evaluation.
-        spent: rollouts, tokens and seconds used up after 0, 1, 2, ... steps.
-        host, attempts: where it ran, and how often it was started.
+        spent: cumulative rollouts, tokens and seconds after 0, 1, 2, ... steps.
+        host, attempts: machine that ran it, and number of starts.
+        start: index of its warm start.
     """
 
     condition: str
@@ -61,10 +62,11 @@ class Cell:
     spent: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),)
     host: str = ""
     attempts: int | None = None
+    start: int = 0
 
     @property
     def done(self) -> bool:
-        """It finished and was evaluated; only such cells enter statistics."""
+        """True if the run finished and was evaluated; only such cells enter statistics."""
         return self.status == "done"
 
     @property
@@ -74,9 +76,9 @@ class Cell:
 
     @property
     def area(self) -> float | None:
-        """Area under the learning curve by trapezoids, over the steps: the mean accuracy on the way. None unless done.
+        """Mean accuracy during training: trapezoidal area under the learning curve, divided by the steps.
 
-        With one evaluation it is that accuracy.
+        None unless done; with one evaluation it is that accuracy.
         """
         if not self.done:
             return None
@@ -87,32 +89,35 @@ class Cell:
 
     @property
     def total(self) -> tuple[float, float, float]:
-        """Rollouts, tokens and seconds of the whole run; evaluation is not in them."""
+        """Rollouts, tokens and seconds of the whole run, without evaluations."""
         return self.spent[-1]
 
     def reached(self, threshold: float) -> int | None:
-        """Steps done at the first evaluation of at least `threshold`; None if there is none (the run is censored)."""
+        """Return the steps until the first evaluation of at least `threshold`; None if never reached (censored)."""
         return next((step for step, accuracy in self.curve if accuracy >= threshold), None)
 
     def spent_after(self, step: int) -> tuple[float, float, float]:
-        """Rollouts, tokens and seconds of the first `step` steps."""
+        """Return the rollouts, tokens and seconds of the first `step` steps."""
         return self.spent[min(step, len(self.spent) - 1)]
 
 
 @dataclass(frozen=True)
 class Results:
-    """The table of a campaign.
+    """The results of a campaign's runs.
 
     Attributes:
-        name: of the campaign.
+        name: name of the campaign.
         conditions: labels, in the order of the plan.
         baseline: the condition that all are compared with.
         seeds: in ascending order.
         cells: by (condition, seed); every planned pair is there.
-        threshold: the accuracy that "steps to threshold" counts to; None if no accuracy makes sense.
-        alpha: level of each family of comparisons.
-        ladder: pairs (condition, against) in which the first adds something to the second.
-        primary: the condition whose comparison with the baseline was declared to be the question.
+        threshold: accuracy for "steps to threshold"; None if the baseline did not improve or did not finish.
+        alpha: significance level of each family of comparisons.
+        ladder: pairs (condition, against) in which the first extends the second.
+        primary: condition of the declared primary comparison with the baseline; None if none is declared.
+        declared: sentence about the declaration of the primary comparison; "" if none is declared.
+        one_start: all runs begin from one warm start.
+        metric: what is measured of a run: `accuracy` on held-out problems, or a name in files of other programs.
     """
 
     name: str
@@ -124,23 +129,31 @@ class Results:
     alpha: float = 0.05
     ladder: tuple[tuple[str, str], ...] = ()
     primary: str | None = None
+    declared: str = ""
+    one_start: bool = False
+    metric: str = "accuracy"
+
+    @property
+    def measured(self) -> str:
+        """Name of the result of a run, such as "held-out accuracy"."""
+        return "held-out accuracy" if self.metric == "accuracy" else self.metric
 
     def of(self, condition: str) -> list[Cell]:
-        """The condition's cells, by seed."""
+        """Return the condition's cells in the order of seeds."""
         return [cell for seed in self.seeds if (cell := self.cells.get((condition, seed)))]
 
     def done(self, condition: str) -> dict[int, Cell]:
-        """The condition's finished cells, by seed."""
+        """Return the condition's finished cells: seed -> cell."""
         return {cell.seed: cell for cell in self.of(condition) if cell.done}
 
     def started(self, condition: str) -> list[Cell]:
-        """The condition's cells with a resolved configuration, the finished ones first."""
+        """Return the condition's cells whose run was started, finished ones first."""
         readable = [cell for cell in self.of(condition) if cell.status != "unreadable"]
         found = [cell for cell in readable if (cell.path / "config.resolved.json").is_file()]
         return sorted(found, key=lambda cell: not cell.done)
 
     def pairs(self, condition: str, against: str) -> list[tuple[Cell, Cell]]:
-        """The finished cells of both conditions with the same seed, by seed."""
+        """Return the pairs of cells with the same seed that finished in both conditions, by seed."""
         left, right = self.done(condition), self.done(against)
         return [(left[seed], right[seed]) for seed in left if seed in right]
 
@@ -150,36 +163,74 @@ class Results:
         return [cell for condition in self.conditions for cell in self.of(condition)]
 
     @property
+    def starts(self) -> int:
+        """Number of warm starts of the runs."""
+        return len({cell.start for cell in self.cells.values()})
+
+    @property
+    def limits(self) -> str:
+        """Caveat about the scope of the findings, as a sentence after a space, or ""."""
+        return " All runs use one warm start, so the findings hold for this start only." if self.one_start else ""
+
+    @property
     def lost(self) -> list[Cell]:
         """Cells that failed, are missing or unfinished."""
         return [cell for cell in self.runs if not cell.done]
 
 
 def read_campaign(directory: Path, task: str = "") -> Results:
-    """The table of a campaign directory.
+    """Read the results of a campaign from its directory.
 
     Args:
-        task: of a campaign with tasks, the one to read; without it every condition on every task is one of its own.
+        directory: directory of the campaign.
+        task: task to read, in a campaign with tasks. "": each pair of condition and task counts as a condition.
     Raises:
-        ConfigError: there is no campaign at this path. StorageError: its plan cannot be read.
+        ConfigError: the path is not a campaign.
+        StorageError: its plan cannot be read.
     """
     plan, name = read_plan(directory), directory.resolve().name
+    seeds = list(dict.fromkeys(job.seed for job in plan.cells))
     cells = [
-        read_cell(directory / job.path, job.method if task else job.condition, job.seed, job.max_steps)
+        replace(
+            read_cell(directory / job.path, job.method if task else job.condition, job.seed, job.max_steps),
+            start=seeds.index(job.seed) % plan.warm_starts,
+        )
         for job in plan.cells
         if task in ("", job.task)
     ]
     if plan.tasks and not task:
         return table(name, cells, alpha=plan.alpha)
     facts = plan.model_dump(include={"baseline", "threshold", "alpha", "ladder", "primary"})
-    return table(f"{name}: {task}" if task else name, cells, **facts)
+    found = table(f"{name}: {task}" if task else name, cells, declared=declaration(plan), **facts)
+    warmed = bool(configuration(found).get("warmup", {}).get("steps"))
+    return replace(found, one_start=warmed and found.starts == 1)
+
+
+def declaration(plan: Plan) -> str:
+    """Return a sentence about the declaration of a campaign's primary comparison; "" if none is declared."""
+    if plan.declared is None:
+        return ""
+    after, what = plan.declared["after"], f"{plan.primary}{f' on {plan.claim}' if plan.claim else ''}"
+    when = (
+        "before any run had ended" if not after else f"after {after} runs had ended, so it was not declared in advance"
+    )
+    return (
+        f"The primary comparison, {what} against the baseline, was declared at {plan.declared['at']}, {when} "
+        f"(sha256 of the file: {plan.declared['sha256'][:12]})."
+    )
 
 
 def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **more: Any) -> Results:
-    """Results from cells in their order; the baseline is the first condition, the threshold nine tenths of its way.
+    """Build `Results` from cells, in their order.
 
-    The way goes from its mean first accuracy to its mean last one. Without finished runs or improvement there is no
-    threshold.
+    Unless `more` sets a threshold, it is the accuracy at which the baseline has made nine tenths of its improvement
+    from the first to the last evaluation (means over runs). Without finished runs or improvement it is None.
+
+    Args:
+        name: name of the campaign.
+        cells: one cell for each condition and seed.
+        baseline: label of the baseline; None: the first condition.
+        more: further attributes of `Results`.
     """
     conditions = tuple(dict.fromkeys(cell.condition for cell in cells))
     seeds = tuple(sorted({cell.seed for cell in cells}))
@@ -193,12 +244,15 @@ def table(name: str, cells: Sequence[Cell], *, baseline: str | None = None, **mo
 
 
 def read_cell(path: Path, condition: str, seed: int, max_steps: int | None = None) -> Cell:
-    """The cell of a run directory. A run whose files are damaged has the status "unreadable".
+    """Read the cell of a run directory; a run with damaged files has the status "unreadable".
 
-    How the campaign says that it ended counts; without an outcome.json, its own status.json.
+    The status comes from the campaign's outcome.json, or without one from the run's status.json.
 
     Args:
-        max_steps: how many steps the run was to make; None: as its own configuration says.
+        path: run directory.
+        condition: label of the condition.
+        seed: seed of the run.
+        max_steps: planned number of steps; None: that of the run's configuration.
     """
     cell = Cell(condition, seed, path, "unreadable")
     try:
@@ -233,7 +287,10 @@ def _read(cell: Cell, max_steps: int | None) -> Cell:
 
 
 def _no_result(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], max_steps: int) -> str:
-    """Why a finished run has no result, or "": its end was not measured, or a number of it is not finite."""
+    """Return why a finished run has no result, or "".
+
+    Either its last step was not evaluated, or one of its numbers is not finite.
+    """
     if not evals:
         return "it was never evaluated"
     if evals[-1]["step"] < max_steps:
@@ -248,7 +305,7 @@ def _no_result(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str
 
 
 def _status(path: Path, outcome: Mapping[str, Any]) -> tuple[str, str]:
-    """(status, reason) of a run directory."""
+    """Return (status, reason) of a run directory."""
     stored = read_json(path / "status.json")
     state = outcome.get("status") or stored.get("outcome")
     if state in ("done", "finished"):
@@ -263,7 +320,7 @@ def _status(path: Path, outcome: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
-    """The cell as a row of results.csv and results.parquet; None for what a cell without a result lacks."""
+    """Return a cell as a row of results.csv and results.parquet; missing values are None."""
     step = cell.reached(threshold) if cell.done and threshold is not None else None
     needed = (None,) * len(SPENT) if step is None else cell.spent_after(step)
     return {
@@ -296,19 +353,19 @@ def write_tables(results: Results, directory: Path) -> list[Path]:
 
 
 def configuration(results: Results) -> dict[str, Any]:
-    """The resolved configuration of the first run of the baseline that was started; empty without one."""
+    """Return the resolved configuration of the baseline's first run that was started; empty without one."""
     started = results.started(results.baseline)
     return read_json(started[0].path / "config.resolved.json") if started else {}
 
 
 def settings(run: Path) -> dict[str, Any]:
-    """What determines a run apart from its seed: dotted key -> value; secrets are masked."""
+    """Return the settings of a run apart from its seed, dotted key -> value; secrets are masked."""
     leaves = flatten(masked(read_json(run / "config.resolved.json")))
     return {key: value for key, value in leaves if not any(f"{key}.".startswith(f"{free}.") for free in _FREE)}
 
 
 def differences(results: Results) -> dict[str, dict[str, str]]:
-    """Keys that differ between conditions: key -> label -> value as JSON; `-` where it is not set.
+    """Return the keys that differ between conditions: key -> label -> value as JSON, `-` if unset.
 
     Conditions without a started run are left out.
     """
@@ -322,7 +379,7 @@ def differences(results: Results) -> dict[str, dict[str, str]]:
 
 
 def environments(results: Results) -> dict[str, dict[str, int]]:
-    """Of every fact about the machines and packages: value -> runs; most frequent first."""
+    """Count the runs by each fact about machines and packages: fact -> value -> runs, most frequent first."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for cell in results.cells.values():
         facts = dict(flatten(read_json(cell.path / "environment.json"))) if cell.status != "unreadable" else {}
@@ -334,7 +391,7 @@ def environments(results: Results) -> dict[str, dict[str, int]]:
 
 
 def campaign_commands(directory: Path, results: Results) -> list[str]:
-    """Commands that run the campaign again, and each of its cells alone."""
+    """Return the commands that repeat the campaign, and each of its runs separately."""
     plan = read_plan(directory)
     changed = [part for text in plan.overrides for part in ("--set", text)]
     again = shlex.join(["retrain", "campaign", plan.file or str(directory / "campaign.toml"), *changed])

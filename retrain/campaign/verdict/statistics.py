@@ -23,7 +23,7 @@ LEVEL = 0.05
 """Significance level of every test; intervals have the level 1 - LEVEL."""
 
 POWER = 0.8
-"""Probability of detecting a difference that exists, for which reports recommend numbers of seeds."""
+"""Power (probability of detecting a true difference) of the numbers of seeds that reports recommend."""
 
 EXACT_SEEDS = 16
 """Up to this many seeds all 2^n sign patterns are enumerated."""
@@ -38,7 +38,7 @@ _CERTAIN = 1e3  # standard deviations; the power is 1 long before, and the distr
 
 
 def _finite(values: Any) -> Array:
-    """The values as an array; ValueError if one is NaN or infinite."""
+    """Return the values as an array; raise ValueError if one is NaN or infinite."""
     data = np.asarray(values, dtype=np.float64)
     if not np.isfinite(data).all():
         raise ValueError(f"{data[~np.isfinite(data)][0]} is not a finite number; leave runs without a result out")
@@ -46,7 +46,7 @@ def _finite(values: Any) -> Array:
 
 
 def iqm(values: Any) -> Any:
-    """Interquartile mean: the mean of what is left without the least and the greatest quarter.
+    """Interquartile mean: the mean without the smallest and the largest quarter of the values.
 
     iqm(x) = mean(x_(k+1), ..., x_(n-k)),  k = floor(n / 4)
 
@@ -70,7 +70,7 @@ def bootstrap_interval(
     Args:
         statistic: maps [draws, n] to [draws].
     Returns:
-        (low, high); NaN for fewer than two values, which say nothing about spread.
+        (low, high); NaN for fewer than two values.
     References: Agarwal et al., arXiv:2108.13264 (stratified bootstrap over runs).
     """
     data = _finite(values)
@@ -149,7 +149,7 @@ def mean_interval(values: Any) -> tuple[Any, Any]:
 
 
 def sign_flip(differences: Any, seed: int = 0) -> Any:
-    """Two-sided p of the paired permutation test: how often signs at random give a mean as far from 0.
+    """Two-sided p-value of the sign-flip permutation test: the share of sign patterns with a mean as far from 0.
 
     p = #{s in {-1, 1}^n : |sum s_i d_i| >= |sum d_i|} / 2^n
 
@@ -170,7 +170,7 @@ def sign_flip(differences: Any, seed: int = 0) -> Any:
     else:
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(_PATTERNS, count))
     observed = np.abs(data.sum(axis=-1))
-    slack = 1e-12 * np.abs(data).sum(axis=-1)  # sums in another order are the same sum
+    slack = 1e-12 * np.abs(data).sum(axis=-1)  # tolerance for rounding: equal sums in another order
     hits = (np.abs(data @ signs.T) >= (observed - slack)[..., None]).sum(axis=-1)
     return hits / len(signs) if exact else (1 + hits) / (1 + len(signs))
 
@@ -226,8 +226,14 @@ def effect_size(differences: Sequence[float]) -> float:
     return (1 - 3 / (4 * (len(data) - 1) - 1)) * mean / deviation
 
 
+def deviation(differences: Sequence[float]) -> float:
+    """Standard deviation of the paired differences, with n - 1; NaN for fewer than two."""
+    data = _finite(differences)
+    return float(data.std(ddof=1)) if len(data) > 1 else math.nan
+
+
 def smallest_p(seeds: int) -> float:
-    """The least p that a paired permutation test can give: 2 / 2^n; with it every seed has the same sign."""
+    """Smallest p-value of a paired permutation test: 2 / 2^n, when all differences have the same sign."""
     return min(1.0, 2.0 ** (1 - seeds))
 
 
@@ -255,7 +261,7 @@ def power(seeds: int, effect: float, alpha: float = LEVEL) -> float:
 
 
 def _t_power(seeds: int, effect: float, alpha: float) -> float:
-    """Of the two-sided paired t-test."""
+    """Return the power of the two-sided paired t-test."""
     from scipy.special import nctdtr, stdtrit
 
     critical, shift = float(stdtrit(seeds - 1, 1 - alpha / 2)), effect * math.sqrt(seeds)
@@ -281,7 +287,7 @@ def _least_significant(seeds: int, extreme: int) -> Array:
 
 
 def detectable_effect(seeds: int, sd: float, alpha: float = LEVEL) -> float:
-    """The least true difference that `seeds` seeds detect with POWER; infinite if no outcome is significant.
+    """Smallest true difference that `seeds` seeds detect with probability POWER; infinite if none can be significant.
 
     Args:
         sd: standard deviation over seeds of the paired difference, in the unit of the result.
@@ -299,9 +305,9 @@ def detectable_effect(seeds: int, sd: float, alpha: float = LEVEL) -> float:
 
 
 def seeds_needed(effect: float, alpha: float = LEVEL) -> int | None:
-    """The least number of seeds that detect `effect` (mean / sd of the paired difference) with POWER.
+    """Smallest number of seeds that detect `effect` (mean / sd of the paired difference) with probability POWER.
 
-    None for no effect, or one so small that 100,000 seeds are too few.
+    None for an effect of 0, or one so small that 100,000 seeds are too few.
     """
     found = bisect_left(range(_MOST_SEEDS + 1), POWER, lo=2, key=lambda seeds: power(seeds, effect, alpha))
     return found if found <= _MOST_SEEDS else None

@@ -1,1 +1,1 @@
-"""Who runs the runs of a campaign: directory, workers, leases, executors."""
+"""Execution of campaigns: directory, workers, leases, executors."""

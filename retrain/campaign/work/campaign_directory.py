@@ -1,35 +1,44 @@
-"""The directory of a campaign: its plan and the outcome of every run. All state is files.
+"""The directory of a campaign: its plan and the outcome of every run. All state is in files.
 
 runs/NAME/
-    campaign.toml  plan.json                 what was asked for, and the runs that it means
-    cells/CONDITION/sSEED/                   an ordinary run directory, and with it
-        config.toml                          everything about the run: `retrain train` repeats it alone
-        log.txt  outcome.json                what it printed, and how it ended
-    leases/CONDITION/sSEED/N.json            who works or worked on it: see retrain.campaign.work.lease
+    campaign.toml  plan.json                 a copy of the campaign's file, and the list of its runs
+    cells/CONDITION/sSEED/                   an ordinary run directory, and in addition
+        config.toml                          complete configuration: `retrain train` on it repeats the run
+        log.txt  outcome.json                output and outcome of the run
+    leases/CONDITION/sSEED/N.json            workers of the run: see retrain.campaign.work.lease
     report.html  results.csv                 see retrain.campaign.verdict.campaign_page
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import tomli
 
 from retrain.campaign.plan.load_campaign import LoadedCampaign, tracker_tables
-from retrain.campaign.plan.plan_file import PLAN, Job, jobs, plan_of, read_outcome, read_plan
+from retrain.campaign.plan.plan_file import PLAN, Declared, Job, jobs, plan_of, read_outcome, read_plan
 from retrain.config.document import show
 from retrain.config.presets import leaves
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.storage.run_files import understood
 from retrain.system.files import remove, write_text, writing
-from retrain.system.lock import exclusive
+from retrain.system.lock import Lock, exclusive
 
 _LOCK = "lock"
 _FREE = ("logging", "checkpoint")
+"""Tables that may change after a run was started, because they do not change its result."""
+_DELETED: Mapping[str, Sequence[str]] = {
+    "all": (),
+    "model": ("checkpoints",),
+    "metrics": ("checkpoints", "best", "model"),
+}
+"""Subdirectories of a run that are deleted when it is done, by value of `[campaign] keep`."""
 
 
 class CampaignDirectory:
@@ -37,11 +46,11 @@ class CampaignDirectory:
 
     Attributes:
         path: runs/NAME.
-        plan: what plan.json holds.
-        jobs: every run, all conditions of the first seed before those of the second.
+        plan: content of plan.json.
+        jobs: all runs; all conditions of the first seed come before those of the second.
 
     Raises:
-        ConfigError: there is no campaign at this path. StorageError: its plan cannot be read.
+        ConfigError: the path is not a campaign. StorageError: its plan cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,54 +59,74 @@ class CampaignDirectory:
         self.jobs = self.plan.cells
 
     def run(self, job: Job) -> Path:
-        """The run directory of a job."""
+        """Return the run directory of a job."""
         return self.path / job.path
 
     def outcome(self, job: Job) -> Mapping[str, Any]:
-        """How the job ended; empty if it has not, or if the file cannot be read, and then the job is run again."""
+        """Return the outcome of a job; empty if it does not exist.
+
+        An unreadable outcome.json counts as none, so the job is run again.
+        """
         with suppress(StorageError):
             return read_outcome(self.run(job))
         return {}
 
     def pending(self) -> list[Job]:
-        """Jobs without an outcome."""
+        """Return the jobs without an outcome."""
         return [job for job in self.jobs if not self.outcome(job)]
 
     def finish(self, job: Job, outcome: Mapping[str, Any]) -> bool:
-        """Write how the job ended. If it has an outcome already, return False and write nothing."""
+        """Write the outcome of a job. If it already has one, write nothing and return False."""
         with exclusive(self.run(job) / "outcome.lock", waiting=lambda: None):
             if self.outcome(job):
                 return False
             write_text(self.run(job) / "outcome.json", json.dumps(outcome) + "\n")
         return True
 
+    def trim(self, job: Job) -> None:
+        """Delete the files of a finished job that `[campaign] keep` does not keep.
+
+        Another call deletes what an earlier one left, because a worker may die in between. Files of a run that a
+        process still holds locked are not deleted.
+        """
+        run = self.run(job)
+        found = [run / name for name in _DELETED[self.plan.keep] if (run / name).exists()]
+        if not found or self.outcome(job).get("status") != "done":
+            return
+        lock = Lock(run / "lock")
+        with suppress(ConfigError, OSError):
+            lock.acquire()
+            for folder in found:
+                remove(folder)
+            lock.release()
+
     def forget_failures(self) -> None:
-        """Delete the outcomes of failed jobs, so that these are run again, from their checkpoints."""
+        """Delete the outcomes of failed jobs, so that they are resumed from their checkpoints."""
         for job in self.jobs:
             if self.outcome(job).get("status") == "failed":
                 (self.run(job) / "outcome.json").unlink()
 
 
 def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
-    """Write a campaign's plan and the configuration of every run that has not started.
+    """Write the plan of a campaign, and the configuration of every run that has not started.
 
     Args:
-        fresh: delete an earlier campaign of that name first.
+        fresh: delete an earlier campaign of the same name first.
     Raises:
-        ConfigError: the directory holds something else, or runs with another configuration.
-        StorageError: it cannot be written.
+        ConfigError: the directory is not a campaign, or its runs were started with another configuration.
+        StorageError: the directory cannot be written.
     """
     path = loaded.directory
     if path.exists() and not path.is_dir():
-        raise StorageError(f"{path} is not a directory; move it away, or choose another [campaign] name")
+        raise StorageError(f"{path} is not a directory; move that file, or choose another [campaign] name")
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-        with exclusive(path / _LOCK, waiting=lambda: None):  # another driver may be writing the plan
+        with exclusive(path / _LOCK, waiting=lambda: None):  # another `retrain campaign` may be writing the plan
             if not (path / PLAN).exists() and any(entry.name != _LOCK for entry in path.iterdir()):
-                problem, fix = "exists and is not a campaign: it holds no plan.json", "choose another [campaign] name"
+                problem, fix = "exists and is not a campaign: it has no plan.json", "choose another [campaign] name"
                 raise ConfigError([ConfigProblem(str(path), 0, 0, "campaign directory", problem, fix)])
             if fresh:
-                for part in ("cells", "leases", PLAN):  # the plan last: until then this is a campaign
+                for part in ("cells", "leases", PLAN):  # the plan last: if interrupted, this is still a campaign
                     remove(path / part)
             _write(path, loaded)
     return CampaignDirectory(path)
@@ -114,11 +143,28 @@ def _write(path: Path, loaded: LoadedCampaign) -> None:
         if not (run / "config.resolved.json").exists():
             write_text(run / "config.toml", loaded.cell_toml(condition, seed))
     write_text(path / "campaign.toml", loaded.text)
-    write_text(path / PLAN, json.dumps(plan_of(loaded), indent=2) + "\n")
+    write_text(path / PLAN, json.dumps(plan_of(loaded, _declared(path, loaded)), indent=2) + "\n")
+
+
+def _declared(path: Path, loaded: LoadedCampaign) -> Declared | None:
+    """Return when the campaign's primary comparison was declared; None if none is declared.
+
+    If an existing plan declares the same comparison, its earlier date stays.
+    """
+    asked = (loaded.settings.primary, loaded.settings.claim)
+    if asked == (None, None):
+        return None
+    if (path / PLAN).exists():
+        before = read_plan(path)
+        if (before.primary, before.claim) == asked and before.declared:
+            return before.declared
+    ended = sum(1 for job in jobs(loaded) if (path / job.path / "outcome.json").exists())
+    digest = hashlib.sha256(loaded.text.encode()).hexdigest()
+    return Declared(at=datetime.now(UTC).isoformat(timespec="seconds"), after=ended, sha256=digest)
 
 
 def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
-    """What differs from the configuration that a run was started with; nothing if it was not started."""
+    """Return the differences from the configuration that a run was started with; empty if it was not started."""
     if not (run / "config.resolved.json").exists():
         return []
     with understood(run / "config.toml"):
@@ -126,7 +172,7 @@ def _changes(run: Path, config: Mapping[str, Any]) -> list[ConfigProblem]:
             {path: value for path, value in leaves(data) if path[0] not in (*_FREE, *tracker_tables())}
             for data in (tomli.loads((run / "config.toml").read_text(encoding="utf-8")), config)
         )
-    fix = "change it back, choose another [campaign] name, or start again with --fresh, which deletes all runs"
+    fix = "change it back, choose another [campaign] name, or start over with --fresh, which deletes all runs"
     return [
         ConfigProblem(str(run), 0, 0, show(path), f"{old.get(path)} -> {new.get(path)} since the run was started", fix)
         for path in dict.fromkeys((*old, *new))

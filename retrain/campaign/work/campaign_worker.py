@@ -1,6 +1,6 @@
-"""One worker: takes jobs of a campaign one after the other, as many at a time as it has slots, until none is left.
+"""A campaign worker: takes jobs, runs as many at a time as it has slots, and ends when no job is left.
 
-A worker has one thread. It starts runs, looks after them, keeps its leases alive, and draws the display in turn.
+A worker has one thread, which starts runs, polls them, renews leases, and updates the display in turn.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from retrain.types import Observer
 
 _POLL_S = 0.1
 _SCAN_S = 1.0
-_BEATS = 6  # per lease
+_BEATS = 6  # heartbeats in each `lease_s`
 
 
 class StopSignals(SignalHandler):
-    """Ctrl-C and SIGTERM, remembered; the second one gives up waiting.
+    """Record SIGINT and SIGTERM, so that the worker can stop its runs in an orderly way.
 
     Attributes:
-        requested: what arrived first; None before.
-        urgent: it came twice.
+        requested: number of the first signal; None until one arrives.
+        urgent: a second signal arrived, so runs are ended without waiting.
     """
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -39,12 +39,12 @@ class StopSignals(SignalHandler):
         self.urgent = False
 
     def receive(self, number: int) -> None:
-        """Remember the signal."""
+        """Record a signal."""
         self.urgent = self.requested is not None
         self.requested = self.requested or number
 
     def end(self, text: str) -> None:
-        """Raise what the signal means for the exit code, if one came: 130 or 75."""
+        """Raise KeyboardInterrupt (exit code 130) after SIGINT, Preempted (75) after SIGTERM, else nothing."""
         if self.requested == signal.SIGINT:
             raise KeyboardInterrupt
         if self.requested is not None:
@@ -53,7 +53,7 @@ class StopSignals(SignalHandler):
 
 @dataclass
 class Running:
-    """A job that is being run here."""
+    """A job that this worker is running; `slot` is -1 after its run was asked to stop."""
 
     job: Job
     lease: Lease
@@ -66,11 +66,12 @@ class Worker:
     """Runs jobs in the slots of this machine.
 
     Args:
-        campaign: whose jobs.
-        jobs: those to work on, in order.
+        campaign: the campaign of the jobs.
+        jobs: jobs to work on, in order.
         slots: environment variables of each slot.
-        observe: called with "job" (id, event, text) when one starts or ends, and with "tick" several times a second.
-        limit: jobs to take; None takes all, and waits for those that others hold, to take them over if they die.
+        observe: called with "job" (id, event, text) when a job starts or ends, and with "tick" several times a second.
+        limit: number of jobs to take. None: take all, and wait for jobs of other workers, to take them over if
+            their workers die.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class Worker:
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Work until every job has an outcome, or the limit is reached; `failures` counts those that failed here.
+        """Work until every job has an outcome or the limit is reached; `failures` counts failures of this worker.
 
         Raises:
-            Preempted, KeyboardInterrupt: a signal came; the runs have saved, and their leases are free.
+            Preempted, KeyboardInterrupt: a signal arrived; the runs have saved, and their leases are released.
         """
         with StopSignals() as signals:
             try:
@@ -104,10 +105,10 @@ class Worker:
             finally:
                 for running in self._running:
                     end(running.process)
-            signals.end(f"stopped with {len(self._left)} runs to do; the same command continues")
+            signals.end(f"stopped with {len(self._left)} runs left; run the same command to resume")
 
     def _step(self, signals: StopSignals) -> bool:
-        """One look at everything; False when there is nothing more to do."""
+        """Poll runs, renew leases and fill free slots; return False when there is nothing more to do."""
         for running in list(self._running):
             code = running.process.poll()
             if code is not None:
@@ -118,12 +119,12 @@ class Worker:
             return bool(self._running)
         if len(self._running) < len(self._slots) and time.monotonic() - self._scanned > _SCAN_S:
             self._fill()
-        # With a limit, wait no longer than it takes to see that the others' leases are alive.
+        # With a limit, wait only as long as it takes to see whether other workers' leases are being renewed.
         wait = self._limit is None or (self._limit > 0 and time.monotonic() - self._began < 2 * self._lease_s)
         return bool(self._running) or (bool(self._left) and wait)
 
     def _stop(self, urgent: bool) -> None:
-        """Ask every run to save and end; the second time, end it."""
+        """Request each run to save and stop; after a second signal, end it."""
         for running in self._running:
             if urgent:
                 end(running.process)
@@ -132,7 +133,7 @@ class Worker:
                 running.slot = -1
 
     def _beat(self) -> None:
-        """Show that the leases are alive, and end runs whose lease another worker has taken over."""
+        """Renew the leases, and end runs whose lease another worker has taken over."""
         now = time.monotonic()
         if now - self._beaten < self._lease_s / _BEATS:
             return
@@ -153,7 +154,7 @@ class Worker:
                 return
             lease = None if job.id in busy else self._watch.take(job.id, self._campaign.run(job) / "metrics.jsonl")
             if lease is not None and self._campaign.outcome(job):
-                lease.release()  # it ended between the look at its outcome and the lease
+                lease.release()  # another worker finished the job between the check above and `take`
             elif lease is not None:
                 self._limit = None if self._limit is None else self._limit - 1
                 free = set(range(len(self._slots))) - {running.slot for running in self._running}
@@ -165,25 +166,25 @@ class Worker:
         process = train(run, self._campaign.plan.ranks, self._slots[slot])
         lease.beat(starts=lease.facts["starts"] + 1, child={"host": socket.gethostname(), "pid": process.pid})
         self._running.append(Running(job, lease, slot, process))
-        self._tell(job, "started", "" if lease.facts["starts"] == 1 else f"start {lease.facts['starts']}")
+        self._report(job, "started", "" if lease.facts["starts"] == 1 else f"start {lease.facts['starts']}")
 
     def _ended(self, running: Running, code: int, stopping: bool) -> None:
-        """Write the outcome of a run, start it again, or leave it to others."""
-        end(running.process)  # also what it left behind in its process group
+        """Write the outcome of a run, restart it after a crash, or release its lease."""
+        end(running.process)  # also ends remaining processes of its group
         self._running.remove(running)
         self._scanned = -1e9  # its slot is free
         job, lease = running.job, running.lease
         if not lease.owned():
             lease.close()
-            self._tell(job, "lost", "another worker has taken it over")
+            self._report(job, "lost", "another worker has taken it over")
             return
         lease.facts["seconds"] = round(lease.facts["seconds"] + time.monotonic() - running.began, 3)
         if code != 0 and stopping:
             lease.release()
-            self._tell(job, "stopped", "")
+            self._report(job, "stopped", "")
         elif crashed(code) and lease.facts["crashes"] < self._retries:
             lease.facts["crashes"] += 1
-            self._tell(job, "crashed", reason(self._campaign.run(job), code))
+            self._report(job, "crashed", reason(self._campaign.run(job), code))
             lease.previous = lease.facts
             self._start(job, lease, running.slot)
         else:
@@ -197,28 +198,32 @@ class Worker:
             }
             self.failures += code != 0
             if self._campaign.finish(job, outcome):
-                self._tell(job, str(outcome["status"]), str(outcome["reason"]))
+                self._report(job, str(outcome["status"]), str(outcome["reason"]))
+            self._campaign.trim(job)
             lease.close()
 
-    def _tell(self, job: Job, event: str, text: str) -> None:
+    def _report(self, job: Job, event: str, text: str) -> None:
         self._observe("job", {"id": job.id, "event": event, "text": text})
 
 
 def machine_slots(wanted: int | str, ranks: int = 1, most: int | None = None) -> list[dict[str, str]]:
-    """Environment variables of each slot of this machine: its GPUs, and the CPU threads of each of its ranks.
+    """Return the environment variables of each slot of this machine: its GPUs, and CPU threads per rank.
 
     Args:
-        wanted: how many, or "auto": one per `ranks` GPUs, or per so many cores where there is no GPU.
-        ranks: processes of one run, each with a GPU. most: GPUs to use; None: all.
+        wanted: number of slots. "auto": one per `ranks` GPUs, or one per `ranks` cores if there is no GPU.
+        ranks: processes of one run, each with a GPU.
+        most: number of GPUs to use; None: all.
     Raises:
         ConfigError: a run has more ranks than this machine has GPUs.
     """
     cores, devices = usable_cores(), gpus()[:most]
     if 0 < len(devices) < ranks:
-        problem, fix = f"there are {len(devices)} GPUs here for runs of {ranks} ranks", "take another machine"
+        problem = f"runs of {ranks} ranks need {ranks} GPUs each, and this machine has {len(devices)}"
+        fix = "lower [campaign] ranks, or use a machine with more GPUs"
         raise ConfigError([ConfigProblem("campaign", 0, 0, "ranks", problem, fix)])
     groups = [",".join(devices[first : first + ranks]) for first in range(0, len(devices) - ranks + 1, ranks)]
     count = (len(groups) or max(1, cores // ranks)) if wanted == "auto" else int(wanted)
-    # Without a GPU what a run computes depends on its threads, and must not on how many slots its worker has.
+    # On a CPU the number of threads changes rounding and so the result of a run. It is fixed at 1, so that the result
+    # does not depend on the number of slots.
     threads = {"OMP_NUM_THREADS": str(max(1, cores // (count * ranks)) if groups else 1)}
     return [threads | ({"CUDA_VISIBLE_DEVICES": groups[slot % len(groups)]} if groups else {}) for slot in range(count)]

@@ -1,7 +1,8 @@
-"""How the runs of a campaign are executed. All of them keep their state in files, so any one goes on with any campaign.
+"""Executors of the runs of a campaign.
 
-An executor is a class, built with `campaign` (its directory), with `run(jobs, observe)`, which returns when every
-job has an outcome. With the trait `here=True` runs share this machine's cache, and their warm start is computed first.
+An executor is a class that is built with `campaign` (a `CampaignDirectory`) and has a method `run(jobs, observe)`,
+which returns when every job has an outcome. All state is in files, so a campaign can be resumed with another executor.
+With the trait `local=True` all runs share this machine's cache, and warm starts are computed before the first run.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from retrain.types import Observer
 _POLL_S = 1.0
 
 
-@executor("local", here=True)
+@executor("local", local=True)
 class Local:
-    """Processes on this machine; `retrain worker DIR` on others may join."""
+    """Runs as processes on this machine; `retrain worker DIR` on other machines may join."""
 
     def __init__(self, campaign: CampaignDirectory) -> None:
         self._campaign = campaign
 
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
-        """Work on the jobs, and wait for those that others work on."""
+        """Work on the jobs, and wait for jobs that other workers hold."""
         slots = machine_slots(self._campaign.plan.slots, self._campaign.plan.ranks)
         Worker(self._campaign, jobs, slots, observe).run()
 
 
 @executor("dir")
 class Directory:
-    """Workers elsewhere: `retrain worker DIR`, on any machine that sees the folder."""
+    """Runs by separate workers: `retrain worker DIR`, on any machine that shares the directory."""
 
     def __init__(self, campaign: CampaignDirectory) -> None:
         self._campaign = campaign
 
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
-        """Wait until the workers are done; they go on if this process is stopped."""
+        """Wait until every job has an outcome; the workers continue if this process is stopped."""
         observe("message", {"text": f"waiting for workers: retrain worker {self._campaign.path}", "level": "info"})
         with StopSignals() as signals:
             while signals.requested is None and any(not self._campaign.outcome(job) for job in jobs):
                 observe("tick", {})
                 time.sleep(_POLL_S)
-            signals.end("no longer waiting; the workers go on")
+            signals.end("stopped waiting; the workers continue")

@@ -1,11 +1,11 @@
-"""Who works on a job: leases as plain files in a folder that many machines may share.
+"""Leases on jobs, as plain files in a directory that several machines may share.
 
-leases/JOB/1.json, 2.json ... are the job's leases in turn; the newest counts. A lease is taken by creating the
-next file, which one process only can (O_EXCL), so two that take over at the same moment cannot both succeed, and
-none can take away a lease that it did not look at. The owner rewrites its file, with a count of beats, through
-the handle that it was created with. A lease is free when it is released, when its owner is a process of this
-machine that is gone, or when neither its file nor the run's metrics change for `lease_s` seconds of the clock of
-whoever watches: no two clocks are ever compared.
+leases/JOB/1.json, 2.json ... are the successive leases of a job; the newest counts. A worker takes a lease by creating
+the next file. Only one process can create a file (O_EXCL), so two simultaneous takeovers cannot both succeed, and no
+worker can replace a lease newer than the one it has read. The owner renews its lease by rewriting its file, with a
+heartbeat count, through the handle that created it. A lease is free if it was released, if its owner was a process of
+this machine that no longer exists, or if neither its file nor the run's metrics changed for `lease_s` seconds. The
+observing worker measures these seconds with its own clock, so clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from retrain.errors import StorageError
 from retrain.system.lock import alive, identity
 from retrain.system.records import read_object
 
-# Names that only json reads: as attributes of a class they would count as unused.
+# The functional syntax, because the dead-code check reports class attributes that only JSON uses.
 _Owner = TypedDict("_Owner", {"host": str, "pid": int, "born": str | None, "space": str})  # noqa: UP013
 _Child = TypedDict("_Child", {"host": str, "pid": int})  # noqa: UP013
 _Content = TypedDict(  # noqa: UP013
@@ -37,11 +37,14 @@ _CONTENT: TypeAdapter[Any] = TypeAdapter(_Content)
 
 
 class Lease:
-    """A lease that this process holds, until `owned` says otherwise.
+    """A lease that this process holds until another worker takes it over.
 
     Attributes:
-        facts: what the file holds besides its owner: `crashes`, `starts`, `seconds`, and the run's process, `child`.
-        previous: the last content of the lease before it.
+        facts: content of the file besides its owner: `crashes`, `starts`, `seconds`, and the run's process, `child`.
+        previous: last content of the preceding lease of the job.
+
+    Raises:
+        FileExistsError: another process has taken the lease.
     """
 
     def __init__(self, path: Path, previous: Mapping[str, Any]) -> None:
@@ -52,7 +55,7 @@ class Lease:
         self.beat()
 
     def beat(self, **facts: Any) -> None:
-        """Show a sign of life, and note `facts`."""
+        """Renew the lease, and store `facts` in its file."""
         self.facts |= facts
         self._beats += 1
         data = json.dumps({"owner": _me(), "beat": self._beats, **self.facts}).encode()
@@ -61,24 +64,24 @@ class Lease:
         os.fsync(self._handle)
 
     def owned(self) -> bool:
-        """Whether nobody has taken it over."""
+        """Return True while no other worker has taken the lease over."""
         return self._path.exists() and not (self._path.parent / f"{_number(self._path) + 1}.json").exists()
 
     def release(self) -> None:
-        """Let others have the job at once."""
+        """Give the job up, so that another worker can take it at once."""
         self.beat(released=True)
         self.close()
 
     def close(self) -> None:
-        """Beat no more; the lease is over when the job has an outcome, or `lease_s` seconds from now."""
+        """Stop renewing the lease. It ends when the job has an outcome, or after `lease_s` seconds."""
         os.close(self._handle)
 
 
 class LeaseWatch:
-    """The leases of a campaign as one process sees them.
+    """Watches the leases of a campaign and takes free ones.
 
     Args:
-        folder: leases/.
+        folder: the directory leases/ of the campaign.
         lease_s: seconds without a change after which a lease is free.
     """
 
@@ -87,10 +90,11 @@ class LeaseWatch:
         self._seen: dict[str, tuple[Any, float]] = {}
 
     def take(self, job: str, progress: Path) -> Lease | None:
-        """The job's lease, if it is free; None if somebody has it or was quicker.
+        """Take the lease of a job; None if another worker holds it or takes it first.
 
         Args:
-            progress: a file that grows while the run goes on.
+            job: id of the job.
+            progress: a file that grows while the run makes progress.
         """
         folder = self._folder / job
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +108,7 @@ class LeaseWatch:
         return None
 
     def _still(self, job: str, state: Any) -> bool:
-        """Whether nothing has changed for so long that the owner must be dead or cut off."""
+        """Return True if `state` has not changed for `lease_s` seconds, so that the owner counts as dead."""
         now = time.monotonic()
         before, since = self._seen.get(job, (None, now))
         if state != before:
@@ -114,7 +118,10 @@ class LeaseWatch:
 
 
 def held(folder: Path, job: str) -> bool | None:
-    """Whether somebody works on the job, as far as can be told at once; None if nobody ever has."""
+    """Return True if a worker holds the job's lease, False if it is free, None if no worker ever took it.
+
+    The check does not wait `lease_s` seconds: a dead owner on another machine still counts as holding the lease.
+    """
     newest = max((folder / job).glob("*.json"), key=_number, default=None)
     if newest is None:
         return None
@@ -123,20 +130,20 @@ def held(folder: Path, job: str) -> bool | None:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """The content of a lease; empty if its owner is rewriting it at this moment, or if it is none."""
+    """Read a lease; empty if its owner is rewriting it at this moment, or if the content is invalid."""
     with suppress(StorageError):
         return read_object(path, _CONTENT)
     return {}
 
 
 def _gone(lease: Mapping[str, Any]) -> bool:
-    """Whether its owner was a process of this machine that no longer exists."""
+    """Return True if the owner was a process of this machine that no longer exists."""
     owner = lease.get("owner")
     return bool(owner) and owner["space"] == _me()["space"] and not alive(owner)
 
 
 def _me() -> dict[str, Any]:
-    """This process, with its machine and namespace: a process id is unique only within these."""
+    """Identify this process; with machine and PID namespace, because a process id is unique only within these."""
     me, space = identity(os.getpid()), Path("/proc/self/ns/pid")
     return me | {"space": f"{me['host']} {space.readlink()}" if space.is_symlink() else me["host"]}
 

@@ -1,4 +1,4 @@
-"""What a campaign starts besides runs: `python -m retrain.campaign.work.programs NAME ARGUMENT...`."""
+"""Programs that a campaign starts besides runs: `python -m retrain.campaign.work.programs NAME ARGUMENT...`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.campaign_worker import Worker
 from retrain.config.load import load
 from retrain.errors import Preempted, RetrainError
-from retrain.system.process import follower
+from retrain.system.process import follower, start
 from retrain.system.terminal import say
 
 _POLL_S = 0.2
@@ -21,28 +22,28 @@ _TAIL = 2000
 
 
 def ray_task(folder: str, directory: str, job: str, cpus: int) -> tuple[int, str]:
-    """Do one run, wherever Ray executes this; `ray.cancel` lets it save first.
+    """Execute one run inside a Ray task; after `ray.cancel` the run saves before it ends.
 
-    The worker for it gets a process of its own: a worker's signal handlers and its way to start runs need a process
-    with one thread, and Ray's has many.
+    The campaign worker runs in its own process: its signal handlers and its way of starting runs need a process with
+    one thread, and a Ray worker has many.
 
     Args:
-        folder: current directory of the run, as in the process that started the campaign.
+        folder: current directory of the process that started the campaign.
         directory: absolute path of the campaign.
-        job: id of the run.
-        cpus: its threads.
+        job: id of the job.
+        cpus: number of threads of the run.
     Returns:
-        Exit code of its worker, and the end of what this one printed. How the run ended is in its outcome.json.
+        (exit code of the campaign worker, the last 2,000 characters of its output). The outcome of the run is in
+        its outcome.json.
     """
     command = [sys.executable, "-m", __name__, "one-run", directory, job, str(cpus), str(os.getpid())]
     with tempfile.TemporaryFile() as printed:
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, start_new_session=True
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
+        process = start(command, follow=None, cwd=folder, **streams)  # `one_run` follows this process itself
         try:
             while process.poll() is None:
                 time.sleep(_POLL_S)
-        except KeyboardInterrupt:  # the form in which a cancellation arrives
+        except KeyboardInterrupt:  # Ray delivers a cancellation as KeyboardInterrupt
             process.terminate()
             process.wait()
         printed.seek(0)
@@ -50,7 +51,7 @@ def ray_task(folder: str, directory: str, job: str, cpus: int) -> tuple[int, str
 
 
 def one_run(directory: str, job: str, cpus: str, parent: str) -> None:
-    """Work on the job if it is free, or becomes free soon; end when the process `parent` ends."""
+    """Work on the job if its lease is free or becomes free soon; end when the process `parent` ends."""
     follower(int(parent), code=Preempted.exit_code)()
     campaign = CampaignDirectory(Path(directory))
     jobs = [one for one in campaign.jobs if one.id == job]
@@ -58,7 +59,10 @@ def one_run(directory: str, job: str, cpus: str, parent: str) -> None:
 
 
 def warm_start(config: str) -> None:
-    """Compute the warm start of a run, unless it is in the cache, before all runs would wait for the first of them."""
+    """Compute the warm start of a run, unless it is in the cache.
+
+    Without this, the runs that share it would start and wait for the first of them to compute it.
+    """
     from retrain.run.build import choose_device, initial_model
 
     loaded = load(config)

@@ -1,4 +1,4 @@
-"""How far a campaign is, from its files alone; cheap enough to ask twice a second."""
+"""Progress of a campaign, read from its files alone; cheap enough to be called twice a second."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from retrain.campaign.work.lease import held
 from retrain.errors import StorageError
 from retrain.storage.run_files import parse_row, understood
 from retrain.system.files import open_plain
-from retrain.system.records import damaged
+from retrain.system.records import damaged, read_json
 
 _RECENT = 20
 
 
 class Progress:
-    """Looks at a campaign again and again, reading only what was appended to its files."""
+    """Reads the progress of a campaign; each call reads only what was appended since the previous one.
+
+    Args:
+        path: directory of the campaign.
+    """
 
     def __init__(self, path: Path) -> None:
         self._campaign = CampaignDirectory(path)
         self._tails: dict[Path, _Tail] = {}
 
     def facts(self) -> dict[str, Any]:
-        """path, runs (one row per job), and over all of them: total, done, failed, running, unreadable, left_s.
+        """Return `path`, `runs` (one row per job), and `total`, `done`, `failed`, `running`, `unreadable`, `left_s`.
 
-        A row has id, condition, seed, state ("waiting", "running", "stopped", "done", "failed", "unreadable"), steps,
-        max_steps, accuracy of the last evaluation, left_s while running, host, attempts and reason at the end.
-        What is not known is None.
+        The counts and the seconds left (`left_s`) are over all runs. A row has id, condition, seed, state ("waiting",
+        "running", "stopped", "done", "failed", "unreadable"), steps, max_steps, accuracy of the last evaluation,
+        left_s of a running job, and host, attempts and reason of one that has ended. Unknown values are None.
         """
         rows = [self._row(job) for job in self._campaign.jobs]
         states = Counter(row["state"] for row in rows)
@@ -52,6 +56,9 @@ class Progress:
         metrics, evals = self._tail(run / "metrics.jsonl"), self._tail(run / "eval.jsonl")
         working = held(self._campaign.path / "leases", job.id)
         state = str(outcome.get("status") or {None: "waiting", True: "running", False: "stopped"}[working])
+        # Without an outcome.json the run's own status.json counts, as in the report.
+        if not outcome and not working and read_json(run / "status.json").get("outcome") == "finished":
+            state = "done"
         times = [float(row["time/step_s"]) for row in metrics.rows if row.get("time/step_s") is not None]
         step_s = sum(times) / len(times) if times else None
         return {
@@ -68,7 +75,7 @@ class Progress:
 
 
 class _Tail:
-    """The last rows of a growing jsonl file, and how many there are."""
+    """The last rows of a growing JSONL file, and the number of all its rows."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._at = file, 0
@@ -76,7 +83,7 @@ class _Tail:
         self.rows: deque[dict[str, Any]] = deque(maxlen=_RECENT)
 
     def read(self) -> _Tail:
-        """Take in what was appended since the last time."""
+        """Read what was appended since the last call, and return self."""
         data, size = b"", 0
         try:
             with open_plain(self._file) as file:
@@ -88,7 +95,7 @@ class _Tail:
             pass
         except OSError as error:
             raise damaged(str(self._file), error) from error
-        if size < self._at:  # a resumed run took rows back
+        if size < self._at:  # a resumed run removed rows after its checkpoint
             self._at = self.count = 0
             self.rows.clear()
             return self.read() if size else self
@@ -101,7 +108,7 @@ class _Tail:
 
 
 def _left(rows: list[dict[str, Any]]) -> float | None:
-    """Seconds until all is done, at the speed of the runs that go on; None while none has made a step."""
+    """Return the seconds until all jobs are done at the speed of the current runs; None before the first step."""
     speeds = [1 / row["step_s"] for row in rows if row["state"] == "running" and row["step_s"]]
     steps = sum(row["max_steps"] - row["steps"] for row in rows if row["state"] not in ("done", "failed"))
     return steps / sum(speeds) if speeds else None

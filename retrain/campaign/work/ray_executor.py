@@ -1,11 +1,14 @@
-"""Runs of a campaign as tasks of an existing Ray cluster that asks for a token.
+"""Runs of a campaign as tasks of an existing Ray cluster with token authentication.
 
-Ray decides where a run is executed, and nothing else: leases and outcomes are files, as with every executor.
+Ray only chooses the node of each run. Leases and outcomes are files, as with every executor.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,13 +23,15 @@ from retrain.campaign.work.campaign_worker import StopSignals
 from retrain.campaign.work.lease import held
 from retrain.errors import ConfigError, ConfigProblem, Preempted
 from retrain.registry import executor
+from retrain.system.process import end, start
 from retrain.types import Observer
 
 _POLL_S = 1.0
-_PROBE_S = 10.0
+_REACH_S = 10.0
+_PROBE = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
 _LOSSES = 10
 _STOPPED = (Preempted.exit_code, 130)
-_TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"  # noqa: S105 - where it is, not what
+_TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"  # noqa: S105 - places, not a token
 
 
 @executor("ray", extra=("ray", "ray"))
@@ -34,10 +39,10 @@ class RayCluster:
     """Tasks of a Ray cluster, one per run.
 
     Args:
-        campaign: whose runs; every node sees its directory, and the folder of this process, at the same path.
+        campaign: the campaign. Its directory and the current directory must have the same paths on every node.
         address: HOST:PORT of the cluster; "auto": RAY_ADDRESS, or the cluster that this machine is a node of.
-        cpus_per_run: CPUs that Ray sets aside for each rank of a run, and its threads.
-        gpus_per_run: GPUs that Ray sets aside for each rank of a run, on one node; it sees no others.
+        cpus_per_run: CPUs that Ray reserves for each rank of a run, and number of its threads.
+        gpus_per_run: GPUs that Ray reserves for each rank of a run, all on one node; the run sees only these.
     """
 
     def __init__(
@@ -53,32 +58,36 @@ class RayCluster:
         self._cpus, self._gpus = cpus_per_run * campaign.plan.ranks, gpus_per_run * campaign.plan.ranks
 
     def run(self, jobs: Sequence[Job], observe: Observer) -> None:
-        """Submit the jobs, and submit again what the cluster loses, until each has an outcome.
+        """Submit the jobs, and resubmit those that the cluster loses, until each has an outcome.
 
         Raises:
-            ConfigError: no cluster, one without a token or with another, or nodes that cannot do the runs.
-            Preempted, KeyboardInterrupt: a signal came; the runs have saved, and their leases are free.
+            ConfigError: the cluster cannot be reached, does not use tokens or refuses ours, its nodes cannot execute
+                the runs, or it lost one job ten times.
+            Preempted, KeyboardInterrupt: a signal arrived; the runs have saved, and their leases are released.
         """
-        from retrain.campaign.work.programs import ray_task  # not before: it is a program too
+        # Imported late: `programs` is also started as a program, which must not find itself imported.
+        from retrain.campaign.work.programs import ray_task
 
         ray = _connect(self._address)
         try:
             has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             if not any(one.get("CPU", 0) >= self._cpus and one.get("GPU", 0) >= self._gpus for one in has):
-                text = f"no node of the cluster has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait for one"
+                text = (
+                    f"no node of the cluster has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait until one has"
+                )
                 observe("message", {"text": text, "level": "warning"})
             task = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)(ray_task)
             folder, path = self._campaign.plan.folder, str(self._campaign.path.resolve())
             tasks = _Tasks(ray, self._campaign, lambda job: task.remote(folder, path, job.id, self._threads), observe)
             with StopSignals() as signals:
                 tasks.run(jobs, signals)
-                signals.end("stopped; the same command continues")
+                signals.end("stopped; run the same command to resume")
         finally:
             ray.shutdown()
 
 
 class _Tasks:
-    """The tasks in flight."""
+    """The Ray tasks in flight, and the jobs that they execute."""
 
     def __init__(self, ray: Any, campaign: CampaignDirectory, submit: Any, observe: Observer) -> None:
         self._ray, self._campaign, self._submit, self._observe = ray, campaign, submit, observe
@@ -87,13 +96,13 @@ class _Tasks:
         self._losses = Counter[str]()
 
     def run(self, jobs: Sequence[Job], signals: StopSignals) -> None:
-        """Until every job has an outcome or a signal has come; no task is left behind."""
+        """Run the jobs until each has an outcome or a signal arrives; cancel the tasks that remain."""
         try:
             self._flying = {self._submit(job): job for job in jobs}
             while self._flying and signals.requested is None:
                 for reference in self._ended():
                     self._end(reference, self._flying.pop(reference))
-                self._tell_starts()
+                self._report_starts()
                 self._observe("tick", {})
         finally:
             self._cancel(signals)
@@ -102,26 +111,26 @@ class _Tasks:
         return self._ray.wait([*self._flying], num_returns=len(self._flying), timeout=_POLL_S)[0]
 
     def _end(self, reference: Any, job: Job) -> None:
-        """Tell how the job ended; if it did not, submit it again."""
+        """Report the outcome of the job of an ended task; resubmit the job if it has none."""
         loss = self._loss(reference, job)
         if outcome := self._campaign.outcome(job):
-            self._tell(job, str(outcome["status"]), str(outcome.get("reason") or ""))
+            self._report(job, str(outcome["status"]), str(outcome.get("reason") or ""))
             return
         if loss:
             self._losses[job.id] += 1
             if self._losses[job.id] == _LOSSES:
-                problem = f"the cluster has lost it {_LOSSES} times: {loss}"
-                raise _refusal(job.id, problem, "look at the logs of its nodes")
-            self._tell(job, "lost", loss)
+                problem = f"the cluster lost this run {_LOSSES} times: {loss}"
+                raise _refusal(job.id, problem, "check the logs of the cluster's nodes")
+            self._report(job, "lost", loss)
         self._started.discard(job.id)
         self._flying[self._submit(job)] = job
 
     def _loss(self, reference: Any, job: Job) -> str:
-        """Why a task ended too early; empty if it did not, or if somebody else works on its run."""
+        """Return why a task ended early; "" if it did not, or if another worker holds its run."""
         errors = self._ray.exceptions
-        fix = "every node needs retrain in the environment of its Ray, and the folder at the same path"
+        fix = "install retrain in the Python environment of Ray on every node, and mount the directory at the same path"
         try:
-            code, said = self._ray.get(reference)
+            code, printed = self._ray.get(reference)
         except (errors.RaySystemError, errors.RayTaskError) as error:
             raise _refusal(job.id, f"cannot be executed: {_last(error)}", fix) from error
         except errors.RayError as error:
@@ -129,66 +138,74 @@ class _Tasks:
         if code < 0 or code in _STOPPED:
             return "its worker was stopped"
         if code and not self._campaign.outcome(job):
-            raise _refusal(job.id, f"cannot be executed: {said or f'exit code {code}'}", fix)
+            raise _refusal(job.id, f"cannot be executed: {printed or f'exit code {code}'}", fix)
         return ""
 
     def _cancel(self, signals: StopSignals) -> None:
-        """End what is in flight, and wait while the runs save; a second signal ends the wait."""
+        """Cancel the tasks in flight, and wait while their runs save; a second signal ends the wait."""
         for reference in self._flying:
             self._ray.cancel(reference)
         while self._flying and not signals.urgent:
             for reference in self._ended():
-                self._tell(self._flying.pop(reference), "stopped", "")
+                self._report(self._flying.pop(reference), "stopped", "")
 
-    def _tell_starts(self) -> None:
+    def _report_starts(self) -> None:
         for job in self._flying.values():
             if job.id not in self._started and held(self._campaign.path / "leases", job.id):
                 self._started.add(job.id)
-                self._tell(job, "started", "")
+                self._report(job, "started", "")
 
-    def _tell(self, job: Job, event: str, text: str) -> None:
+    def _report(self, job: Job, event: str, text: str) -> None:
         self._observe("job", {"id": job.id, "event": event, "text": text})
 
 
 def _connect(address: str) -> Any:
-    """The `ray` module, connected to a running cluster that asked for a token and knows ours."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported
+    """Connect to a running cluster with token authentication, and return the `ray` module."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # before the import, at which Ray reads it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ["RAY_AUTH_MODE"] != "token":
-        raise _refusal(address, "RAY_AUTH_MODE is not token", f"set it to token, and put the token into {_TOKEN}")
+        raise _refusal(
+            address, "RAY_AUTH_MODE is not token", f"set RAY_AUTH_MODE=token, and put the token into {_TOKEN}"
+        )
     ray = import_module("ray")
+    fix = (
+        "set [ray] address to a running cluster that this machine is a node of (`ray start`), "
+        f"and put its token into {_TOKEN}"
+    )
+    if address != "auto":  # Ray would try for minutes before it reports an error
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _REACH_S).close()
+        except OSError as error:
+            raise _refusal(address, f"cannot connect to a cluster: {error}", fix) from error
     try:
-        found = import_module("ray._private.services").canonicalize_bootstrap_address_or_die(address)
-        _probe(found)
-        ray.init(address=found, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ray.exceptions.AuthenticationError as error:
-        raise _refusal(address, "there is no token", f"put the cluster's into {_TOKEN}") from error
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        fix = "give [ray] address of a running cluster that this machine is a node of (`ray start`)"
-        raise _refusal(address, f"cannot connect: {_last(error)}", fix) from error
+        raise _refusal(address, "no token found", f"put the cluster's token into {_TOKEN}") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        problem = f"cannot connect, or the cluster rejects our token: {_last(error)}"
+        raise _refusal(address, problem, fix) from error
+    if _admits_any_token(ray.get_runtime_context().gcs_address):
+        ray.shutdown()
+        fix = "start every node with RAY_AUTH_MODE=token: without it anybody who reaches the cluster can run code on it"
+        raise _refusal(address, "the cluster does not require a token", fix)
     return ray
 
 
-def _probe(address: str) -> None:
-    """ConfigError unless the cluster refuses a wrong token and takes ours."""
-    grpc, utils = import_module("grpc"), import_module("ray._private.grpc_utils")
+def _admits_any_token(address: str) -> bool:
+    """Return True if a process with a wrong token can connect to the cluster.
 
-    def answer(metadata: Sequence[tuple[str, str]]) -> Any:
+    If the cluster rejects the token, Ray retries for 20 s, so the first "Unauthenticated" in the output decides.
+    """
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    wrong = {"RAY_AUTH_TOKEN": "wrong-token-of-a-probe-" * 2}
+    probe = start([sys.executable, "-c", _PROBE, address], wrong, encoding="utf-8", errors="replace", **streams)
+    assert probe.stdout is not None
+    with probe.stdout as output:
         try:
-            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=_PROBE_S, metadata=metadata)
-        except grpc.RpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
-
-    with utils.init_grpc_channel(address) as channel:  # it adds our token to every call
-        wrong, ours = answer([("authorization", "Bearer wrong")]), answer([])
-    if wrong == grpc.StatusCode.OK:
-        fix = "start every node with RAY_AUTH_MODE=token: whoever reaches a cluster without can run anything on it"
-        raise _refusal(address, "the cluster asks for no token", fix)
-    if ours == grpc.StatusCode.UNAUTHENTICATED:
-        raise _refusal(address, "the cluster does not take our token", f"put the cluster's into {_TOKEN}")
-    if ours != grpc.StatusCode.OK:
-        raise ConnectionError(f"no cluster answers at {address}: {ours.name}")
+            return not any("Unauthenticated" in line for line in output) and probe.wait() == 0
+        finally:
+            end(probe)
 
 
 def _refusal(key: str, problem: str, fix: str) -> ConfigError:

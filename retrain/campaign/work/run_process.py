@@ -1,4 +1,4 @@
-"""A run as a process of its own: how it is started, and what its end means."""
+"""Start a run as a separate process, and interpret its exit code."""
 
 from __future__ import annotations
 
@@ -18,69 +18,67 @@ from retrain.errors import EngineError, Preempted, StorageError
 from retrain.system.files import write_text
 from retrain.system.fork import Fork, prepare
 from retrain.system.lock import Lock, alive, identity
-from retrain.system.process import Process, end, follower
+from retrain.system.process import Process, end, start
 from retrain.system.records import read_json
 
 _TRAIN = "retrain.cli.main"
 _IMPORTED = (_TRAIN, "retrain.run.build")
-"""What every run imports."""
+"""Modules that every run imports; a fork finds them loaded."""
 _GONE_S = 10.0
 _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
 _REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "engine", 6: "storage", 75: "preempted"}
 
 
-def train(run: Path, ranks: int, environment: Mapping[str, str], alone: bool = False) -> Process:
-    """Start `retrain train`, resuming where there is something to resume; its output goes to its log.
+def train(run: Path, ranks: int, environment: Mapping[str, str], fresh_process: bool = False) -> Process:
+    """Start `retrain train`, resuming from the newest checkpoint if there is one; output goes to log.txt.
 
     Args:
-        alone: not as a fork, even where it could be one.
+        run: run directory with a config.toml.
+        ranks: processes that train the run together.
+        environment: environment variables to set.
+        fresh_process: start a new interpreter even where a fork of this process is possible.
     """
     config = run / "config.toml"
     arguments = ["train", str(config), "--resume", "auto", "--plain"]
     arguments += ["--ranks", str(ranks)] if ranks > 1 else []
     logging = tomli.loads(config.read_text(encoding="utf-8"))["logging"]
     if (Path(logging["dir"]) / logging["name"]).resolve() != run.resolve():
-        # On another machine the folder may be mounted at another place than the one that the file names.
+        # Another machine may mount the directory at another path than the one in the file.
         arguments += ["--set", f"logging.dir={run.parent}"]
-    return _start(_TRAIN, arguments, run / "log.txt", environment, alone or ranks > 1)
+    return _start(_TRAIN, arguments, run / "log.txt", environment, fresh_process or ranks > 1)
 
 
-def warm_start(run: Path, log: Path, alone: bool = False) -> Process:
-    """Start to compute the warm start of a run into the cache; arguments as of `train`."""
-    return _start("retrain.campaign.work.programs", ["warm-start", str(run / "config.toml")], log, {}, alone)
+def warm_start(run: Path, log: Path, fresh_process: bool = False) -> Process:
+    """Start a process that computes the warm start of a run into the cache; `fresh_process` as in `train`."""
+    return _start("retrain.campaign.work.programs", ["warm-start", str(run / "config.toml")], log, {}, fresh_process)
 
 
 def finish(process: Process) -> int:
-    """Wait for the end of a process; the exit code. If this is interrupted, the process ends as well."""
+    """Wait for the end of a process and return its exit code. If the wait is interrupted, end the process."""
     try:
         return process.wait()
     finally:
         end(process)
 
 
-def _start(program: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], alone: bool) -> Process:
-    """Start a process that ends with its parent, and with its children in `end`.
+def _start(
+    program: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], fresh_process: bool
+) -> Process:
+    """Start a process that ends with its parent; `end` also ends its children.
 
-    Where there is no GPU it is a fork, for imports would take a good part of a short run. With a GPU they take nothing
-    to speak of, and CUDA would not survive the fork if something that was imported had touched it.
+    Without a GPU the process is a fork, because imports would take a good part of a short run. With a GPU runs are
+    longer, and CUDA does not survive a fork if an imported module has initialized it.
     """
-    if not alone and not gpus():
+    if not fresh_process and not gpus():
         prepare(_IMPORTED)
         return Fork(program, arguments, log, environment, Preempted.exit_code)
     with log.open("ab") as file:
-        return subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,  # Ctrl-C in the terminal is for the parent to pass on
-            preexec_fn=follower(os.getpid(), code=Preempted.exit_code),  # safe: the parent has one thread
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        return start([sys.executable, "-m", program, *arguments], environment, code=Preempted.exit_code, **streams)
 
 
 def gpus() -> list[str]:
-    """The GPUs that this process may use, by index or name, without loading torch."""
+    """Return the GPUs that this process may use, by index or name, without importing torch."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")]
     try:
@@ -91,11 +89,11 @@ def gpus() -> list[str]:
 
 
 def evict(run: Path, previous: Mapping[str, Any]) -> None:
-    """Free a run directory for the owner of its new lease: kill the run that the previous owner left behind.
+    """Free a run directory for the owner of its new lease: kill the run of the previous owner.
 
-    A process of another machine cannot be killed from here. It lost its lease because it showed no sign of life, and
-    its lock is removed. What a worker starts leads a process group: the run, or the launcher of its ranks, of which
-    rank 0 holds the lock.
+    A process on another machine cannot be killed from here. Its lock is removed, because it lost its lease by showing
+    no sign of life. A worker starts each run as the leader of a process group. With several ranks the leader is the
+    launcher, and rank 0 holds the lock.
     """
     owner, child = Lock(run / "lock").owner(), previous.get("child")
     if owner is None or child is None or (owner["host"], owner["group"]) != (child["host"], child["pid"]):
@@ -111,12 +109,15 @@ def evict(run: Path, previous: Mapping[str, Any]) -> None:
 
 
 def crashed(code: int) -> bool:
-    """Whether a restart may help: killed, engine, preempted. A mistake or a divergence would only happen again."""
+    """Return True if a restart may help: the run was killed or preempted, or its engine failed.
+
+    An invalid configuration or a divergence would only occur again.
+    """
     return code < 0 or code > 128 or code in _RESTARTED
 
 
 def reason(run: Path, code: int) -> str:
-    """Why the run ended with this exit code, in a line."""
+    """Return the reason why the run ended with this exit code, in one line."""
     if code < 0 or code > 128:
         number = -code if code < 0 else code - 128
         name = signal.Signals(number).name if number in {one.value for one in signal.Signals} else str(number)

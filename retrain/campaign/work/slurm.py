@@ -1,4 +1,4 @@
-"""A SLURM array script: every task is a worker that takes one run."""
+"""SLURM job array of a campaign: each task is a worker that takes one run."""
 
 from __future__ import annotations
 
@@ -8,41 +8,33 @@ from pathlib import Path
 
 from retrain.campaign.work.campaign_directory import CampaignDirectory
 from retrain.campaign.work.run_process import gpus
-from retrain.run.launch import requeued
+from retrain.run.launch import slurm_job
 
-_SCRIPT = """\
-#!/bin/bash
-# Campaign {name}: one task per run. A task takes whichever run is free, so that a failed node costs one run's
-# steps since its last checkpoint, and submitting this file again goes on with what is left to do.
-#SBATCH --job-name={name}
-#SBATCH --array=0-{last}%{slots}
-#SBATCH --ntasks=1
-#SBATCH --cpus-per-task={cpus}
-{gpu}#SBATCH --time=24:00:00
-#SBATCH --requeue
-#SBATCH --signal=B:TERM@120
-#SBATCH --output={path}/slurm-%A_%a.log
-
-cd {folder}
-{requeued}
-"""
+_ABOUT = """\
+Campaign {name}: one task per run. Each task takes the next free run. A failed node costs the steps since the
+# run's last checkpoint. Submit this file again to resume the campaign."""
 
 
 def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
-    """The script for `sbatch`; its limits are for the user to adapt.
+    """Return a script for `sbatch`; the user adapts its limits.
 
     Args:
-        slots: tasks at a time; unset: all.
+        slots: number of tasks at a time; None: all.
     """
-    path = shlex.quote(str(Path.cwd() / campaign.path))
-    command = f"{shlex.quote(sys.executable)} -m retrain.cli.main worker {path} --slots 1 --limit 1 --plain"
-    return _SCRIPT.format(
-        name=campaign.path.resolve().name,
-        last=len(campaign.jobs) - 1,
-        slots=slots or len(campaign.jobs),
-        cpus=2 * campaign.plan.ranks,
-        gpu=f"#SBATCH --gres=gpu:{campaign.plan.ranks}\n" if gpus() else "",
-        folder=shlex.quote(campaign.plan.folder),
-        path=path,
-        requeued=requeued(command, "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"),
+    path, name = shlex.quote(str(Path.cwd() / campaign.path)), campaign.path.resolve().name
+    options = {
+        "job-name": name,
+        "array": f"0-{len(campaign.jobs) - 1}%{slots or len(campaign.jobs)}",
+        "ntasks": 1,
+        "cpus-per-task": 2 * campaign.plan.ranks,
+        **({"gres": f"gpu:{campaign.plan.ranks}"} if gpus() else {}),
+        "signal": "B:TERM@120",
+        "output": f"{path}/slurm-%A_%a.log",
+    }
+    return slurm_job(
+        _ABOUT.format(name=name),
+        options,
+        f"{shlex.quote(sys.executable)} -m retrain.cli.main worker {path} --slots 1 --limit 1 --plain",
+        job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}",
+        folder=campaign.plan.folder,
     )

@@ -1,1 +1,1 @@
-"""Sections of a configuration that stand apart, and what all sections are made of."""
+"""Sections that are not defined in `retrain.config.schema`, and the base class of all sections."""

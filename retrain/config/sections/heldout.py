@@ -1,4 +1,4 @@
-"""Sections that say what is measured on held-out problems, and when a metric ends a run."""
+"""Sections of evaluation on held-out problems, and of early stopping by a metric."""
 
 from __future__ import annotations
 
@@ -11,82 +11,89 @@ from retrain.config.sections.section import Array, Count, Natural, Params, Posit
 
 
 class StopWhen(Section):
-    """`[training] stop_when`: a metric that ends the run before max_steps, by one of above, below and patience."""
+    """`[training] stop_when`: end the run before max_steps. Exactly one of above, below and patience is set."""
 
     metric: Annotated[str, Field(min_length=1)]
-    """Of a step, as reward/mean; or of an evaluation, as eval/accuracy or eval/NAME/pass@4."""
+    """Metric of a step, such as reward/mean, or of an evaluation, such as eval/accuracy or eval/NAME/pass@4."""
     above: float | None = None
-    """It ends when the metric is at least this."""
+    """End the run when the metric is at least this."""
     below: float | None = None
-    """It ends when the metric is at most this."""
+    """End the run when the metric is at most this."""
     patience: Count | None = None
-    """It ends when so many values in a row did not exceed the greatest before them."""
+    """End the run after this many consecutive values without a new maximum."""
     rows: Count = 1
-    """So many values in a row have to reach the bound."""
+    """Number of consecutive values that must reach the bound `above` or `below`."""
 
     @property
     def event(self) -> str:
-        """What reports the metric."""
+        """Kind of row that contains the metric: "eval" or "step"."""
         return "eval" if self.metric.startswith("eval/") else "step"
 
     @property
     def key(self) -> str:
-        """The metric's name in its row."""
+        """Name of the metric in its row."""
         return self.metric.removeprefix("eval/")
 
 
 class EvalSet(Section):
-    """One `[[eval.sets]]` entry: further held-out problems. An unset key is that of `[eval]`."""
+    """One `[[eval.sets]]` entry: a further set of held-out problems. Unset keys have their value in `[eval]`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]+$")]
-    """What metrics call it: eval/NAME/accuracy."""
+    """Name of the set in metrics, such as eval/NAME/accuracy."""
     task: Annotated[str, Field(min_length=1)] | None = None
-    """A registered task or the dotted path of one; of a file every row is held out. Unset: the task of the run."""
+    """A registered task or the dotted path of one. A registered task that reads a data set holds out all of its rows.
+    Unset: the task of the run."""
     task_params: Params = {}
-    """Parameters of the task; those in its own table hold as well."""
+    """Parameters of the task, in addition to those in its own table."""
     rewards: Annotated[tuple[Reward, ...], Array] = ()
-    """They decide which completions are correct; none: the rewards of the run."""
+    """Rewards that decide which completions are correct. Empty: the rewards of the run."""
     problems: Annotated[Problems, Field(ge=1)] = 256
-    """Held-out problems; fewer if there are fewer."""
+    """Number of held-out problems; all of them if there are fewer."""
     samples: Count | None = None
-    """Sampled completions per problem."""
+    """Number of sampled completions per problem."""
     temperature: Positive | None = None
     """Temperature of the sampled completions."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Probability mass of nucleus sampling; 1: no truncation."""
+    top_k: Natural | None = None
+    """Sample from the k most likely tokens; 0: from all."""
     greedy: bool | None = None
-    """Also score one greedy completion per problem."""
+    """Also score one completion per problem from greedy decoding."""
     pass_at: Annotated[tuple[Count, ...], Array] | None = None
-    """Report pass@k for these k; none may exceed samples."""
+    """Report pass@k for each of these k, which must not exceed samples."""
     max_tokens: Count | None = None
-    """Response budget."""
+    """Longest completion in tokens."""
 
 
 class Eval(Section):
-    """`[eval]`: held-out problems, before, during and after training."""
+    """`[eval]`: evaluation on held-out problems before, during and after training."""
 
     every: Natural = 20
-    """Steps between evaluations; 0 evaluates at the start and the end only."""
+    """Steps between evaluations; 0: evaluate only at the start and the end."""
     problems: Problems = 256
-    """Held-out problems, the same for every seed; 0 switches evaluation off."""
+    """Number of held-out problems, which are the same for every seed; 0: no evaluation."""
     samples: Count = 1
-    """Sampled completions per problem."""
+    """Number of sampled completions per problem."""
     temperature: Positive = 1.0
     """Temperature of the sampled completions."""
     greedy: bool = True
-    """Also score one greedy completion per problem."""
+    """Also score one completion per problem from greedy decoding."""
     pass_at: Annotated[tuple[Count, ...], Array] = (1,)
-    """Report pass@k for these k; none may exceed samples."""
+    """Report pass@k for each of these k, which must not exceed samples."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling."""
+    """Probability mass of nucleus sampling; 1: no truncation."""
     top_k: Natural = 0
-    """Sample among the k likeliest tokens; 0 switches it off."""
+    """Sample from the k most likely tokens; 0: from all."""
     seed: Seed = 0
-    """Its own seed, so that runs with different `[training] seed` are measured alike."""
+    """Seed of evaluation, separate so that runs with different `[training] seed` are evaluated alike."""
     max_tokens: Count | None = None
-    """Response budget; unset: that of training."""
+    """Longest completion in tokens; unset: `[training] max_tokens`."""
+    store: bool = True
+    """Store the completions of each evaluation in eval/, for `retrain score` and the report."""
     sets: Annotated[tuple[EvalSet, ...], Array] = ()
-    """Further held-out problems, each set with a name, a task and rewards."""
+    """Further sets of held-out problems, each with its own name, task and rewards."""
 
     def shares(self) -> tuple[str, ...]:
-        """Names of the figures of an evaluation that are shares of right answers: more is better."""
+        """Return the names of evaluation metrics that are shares of correct completions."""
         greedy = ("greedy_accuracy",) if self.greedy else ()
         return ("accuracy", "ci_low", f"avg@{self.samples}", *(f"pass@{k}" for k in self.pass_at), *greedy)

@@ -1,4 +1,4 @@
-"""Sections that say who poses problems, who answers the model, and who scores it."""
+"""Sections of tasks, environments and rewards."""
 
 from __future__ import annotations
 
@@ -10,98 +10,100 @@ from retrain.config.sections.section import Count, Fraction, Natural, Params, Po
 
 
 class TaskSettings(Section):
-    """`[task]`: where problems come from."""
+    """`[task]`: the source of problems."""
 
     name: Annotated[str, Field(min_length=1)] = "addition"
     """A registered task or the dotted path of one."""
     params: Params = {}
-    """Parameters of the task; those of a registered task may stand in its own table as well."""
+    """Parameters of the task; a registered task also has its own table for them."""
 
 
 class Environment(Section):
-    """`[environment]`: who answers the model, so that a completion is an episode of several turns."""
+    """`[environment]`: the code that answers the model, which makes a completion an episode of several turns."""
 
     name: Annotated[str, Field(min_length=1)] | None = None
     """A registered environment or the dotted path of one; unset: every completion is one turn."""
     max_turns: Count = 8
-    """Turns that the model has; an episode that needs more ends there."""
+    """Most turns of the model in an episode; the episode ends after the last one."""
     turn_tokens: Count = 64
-    """Tokens of one turn, end-of-sequence included; [training] max_tokens is the budget of all turns of an episode."""
+    """Longest turn in tokens, end-of-sequence included; [training] max_tokens limits the sum over all turns."""
     observation_tokens: Count = 512
-    """Tokens of what the environment says at once; longer text is cut in the middle, with a note."""
+    """Longest observation in tokens; of longer text the middle is replaced by a note."""
     workers: Natural = 1
-    """Processes, each with a share of the live episodes that waits for no other; 0: the trainer itself holds them."""
+    """Worker processes. Each runs a share of the episodes and waits for no other one; 0: run them in the trainer."""
     threads: Count = 1
-    """Episodes that each worker answers at the same time; above 1 no episode waits for the tools of others."""
+    """Episodes that each worker steps at the same time; above 1, slow tools do not delay other episodes."""
     timeout_s: Positive = 10.0
-    """An episode whose environment takes longer for a step has failed."""
+    """Most seconds for one step of the environment; after that the episode has failed."""
     python: str | None = None
-    """Python interpreter that runs the environment, with the environment's own dependencies; unset: this one."""
+    """Python interpreter of the worker processes, for an environment with dependencies of its own; unset: this one."""
     params: Params = {}
-    """Parameters of the environment; those of a registered environment may stand in its own table as well."""
+    """Parameters of the environment; a registered environment also has its own table for them."""
 
 
 class Mixed(Section):
-    """One `[[environments]]` entry: an environment and its task, in place of `[environment] name` and `[task]`."""
+    """One `[[environments]]` entry: an environment and its task, instead of `[environment] name` and `[task]`."""
 
     name: Annotated[str, Field(min_length=1)]
     """A registered environment or the dotted path of one."""
     task: Annotated[str, Field(min_length=1)]
     """A registered task or the dotted path of one."""
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]+$")] | None = None
-    """What metrics and evaluations call it; unset: its name."""
+    """Name in metrics and evaluations; unset: `name`."""
     weight: Positive = 1.0
-    """How often its problems are drawn for training, relative to the other entries."""
+    """Weight with which its problems are drawn for training, relative to the other entries."""
     params: Params = {}
-    """Parameters of the environment; those in its own table hold for every entry."""
+    """Parameters of the environment; those in its own table apply to every entry."""
     task_params: Params = {}
-    """Parameters of the task; those in its own table hold for every entry."""
+    """Parameters of the task; those in its own table apply to every entry."""
 
 
 class MixedTask(Section):
-    """One `[[tasks]]` entry: a task whose problems are mixed with those of the others, in place of `[task]`."""
+    """One `[[tasks]]` entry: a task whose problems are mixed with those of the other entries, instead of `[task]`."""
 
     name: Annotated[str, Field(min_length=1)]
     """A registered task or the dotted path of one."""
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]+$")] | None = None
-    """What metrics and evaluations call it; unset: its name."""
+    """Name in metrics and evaluations; unset: `name`."""
     weight: Positive = 1.0
-    """How often its problems are drawn for training, relative to the other entries."""
+    """Weight with which its problems are drawn for training, relative to the other entries."""
     params: Params = {}
-    """Parameters of the task; those in its own table hold for every entry."""
+    """Parameters of the task; those in its own table apply to every entry."""
 
 
 class Reward(Section):
-    """One `[[rewards]]` entry; the reward of a completion is the weighted sum."""
+    """One `[[rewards]]` entry. The reward of a completion is the weighted sum of all entries."""
 
     name: Annotated[str, Field(min_length=1)]
     """A registered reward or the dotted path of a function."""
     weight: float = 1.0
-    """Factor of this part in the sum; 0 records the part without training on it."""
+    """Weight of this entry in the sum; 0: record it without training on it."""
     timeout_s: Positive | None = None
-    """Seconds for one of its calls, for a whole batch if it scores one; unset: those of [reward_pool]."""
+    """Most seconds for one call, which scores one completion, or a whole batch if the reward takes batches. Unset:
+    `[reward_pool] timeout_s`."""
     concurrency: Count = 16
-    """Completions that an async reward scores at once."""
+    """Completions that an async reward scores at the same time."""
     network: bool = False
-    """It runs outside the sandbox, which has no network; the other rewards stay inside."""
+    """Run this reward outside the sandbox, which has no network access."""
     params: Params = {}
     """Parameters of the reward."""
 
 
 class RewardPoolSettings(Section):
-    """`[reward_pool]`: the processes that run rewards, apart from the trainer."""
+    """`[reward_pool]`: the processes that compute rewards, separate from the trainer."""
 
     workers: Natural = 1
-    """Processes; 0 runs rewards in the trainer itself, where a hang or a crash is the run's."""
+    """Worker processes; 0: compute rewards in the trainer, where a hang or a crash of a reward is one of the run."""
     timeout_s: Positive = 10.0
-    """A completion that takes longer to score is failed: masked and counted, never scored 0."""
+    """Most seconds to score a completion. After that it has failed: it is masked and counted, not scored 0."""
     memory_mb: Natural = 2048
-    """Memory that a worker may allocate; 0 for no limit."""
+    """Most memory that a worker may allocate, in MB; 0: no limit."""
     max_failed: Fraction = 0.5
-    """The run stops when a larger share of a step's completions could not be scored."""
+    """Largest share of a step's completions that may fail to be scored; above it the run stops."""
     sandbox: Literal["auto", "require", "off"] = "auto"
-    """No network, no home directory, no writing but to private temporary directories; "auto": where this can be had."""
+    """Isolate workers: no network, no home directory, and writing only to private temporary directories. "auto": where
+    the machine supports it. "require": refuse to run without it."""
     env: list[str] = []
-    """Names of environment variables that rewards see besides PATH, LANG, PYTHON* and their like."""
+    """Names of environment variables to pass to rewards, in addition to PATH, LANG, PYTHON* and similar ones."""
     readable: list[str] = []
-    """Files and directories that rewards may read though the sandbox hides them, such as ~/.cache/huggingface."""
+    """Files and directories to make readable in the sandbox, such as ~/.cache/huggingface."""

@@ -1,4 +1,4 @@
-"""What every section is made of."""
+"""Base class and field types of sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """Strict, closed and immutable: no conversions, no unknown keys, no NaN or infinity."""
+    """Strict and immutable model: no type conversions, unknown keys, NaN or infinity."""
 
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -22,6 +22,6 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Problems = Annotated[int, Field(ge=0, le=1_000_000)]
-"""How many problems are drawn and held in memory before training begins."""
+"""Number of problems that are created and held in memory before training begins."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Params = dict[str, Any]

@@ -1,9 +1,9 @@
-"""Words of other trainers (TRL, verl, prime-rl, OpenRLHF) and what they are called here."""
+"""Key aliases: keys of TRL, verl, prime-rl, OpenRLHF and Trinity-RFT, and what they are called here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 _TRACKER = '[logging] trackers = ["wandb"]'
 _LOSS_TYPES = {
@@ -13,6 +13,14 @@ _LOSS_TYPES = {
     "dr_grpo": '[algorithm] algorithm_mode = "dr_grpo"',
     "cispo": '[algorithm] algorithm_mode = "cispo"',
     "gspo": '[algorithm] algorithm_mode = "gspo"',
+    "luspo": '[algorithm] algorithm_mode = "luspo"',
+    "sapo": '[[loss]] name = "sapo"',
+    "vespo": '[[loss]] name = "vespo"',
+    "kl_cov": '[[loss]] name = "kl_cov"',
+    "importance_sampling": '[[loss]] name = "importance_sampling"',
+    "geo_mean": '[[loss]] name = "gmpo"',
+    "clip_cov": '[algorithm] transform_mode = ["clip_cov"]',
+    **dict.fromkeys(("dppo_tv", "dppo_kl"), '[[loss]] name = "dppo"'),
 }
 """TRL's `loss_type`, verl's `loss_mode` and `loss_agg_mode`."""
 _SCALED = {
@@ -20,7 +28,13 @@ _SCALED = {
     "group": '[algorithm] advantage_mode = "grpo_std"',
     "false": '[algorithm] advantage_mode = "grpo"',
     "none": '[algorithm] advantage_mode = "grpo"',
+    "batch": '[algorithm] advantage_mode = "lite_ppo"',
 }
+_AGGREGATIONS = {
+    "normalize_then_sum": '[algorithm] algorithm_mode = "gdpo"',
+    "sum_then_normalize": '[algorithm] advantage_mode = "grpo_std"',
+}
+"""TRL's `multi_objective_aggregation`."""
 _LEVELS = {"token": '[[loss]] name = "ppo_clip"', "sequence": '[algorithm] algorithm_mode = "gspo"'}
 """TRL's `importance_sampling_level`."""
 _ESTIMATORS = {
@@ -28,9 +42,43 @@ _ESTIMATORS = {
     "group_norm": '[algorithm] advantage_mode = "grpo_std"',
     "dr_grpo": '[algorithm] advantage_mode = "grpo"',
     "rloo": '[algorithm] advantage_mode = "rloo"',
+    "opo": '[algorithm] advantage_mode = "opo"',
+    "remax": '[algorithm] advantage_mode = "remax"',
+    "grpo_passk": '[algorithm] advantage_mode = "pkpo"',
+    "gdpo": '[algorithm] algorithm_mode = "gdpo"',
+    "gae": '[algorithm] algorithm_mode = "ppo"',
+    "gigpo": '[algorithm] transform_mode = ["gigpo"]',
+    **dict.fromkeys(("optimal_token_baseline", "tir_optimal_token_baseline"), '[algorithm] transform_mode = ["otb"]'),
     "reinforce_plus_plus": '[algorithm] advantage_mode = "reinforce_pp"',
 }
 """`adv_estimator` of verl, whose `grpo` divides by the standard deviation, and `advantage_estimator` of OpenRLHF."""
+
+_HICRA = {"true": '[algorithm] algorithm_mode = "hicra_entropy"', "false": '[algorithm] algorithm_mode = "grpo"'}
+"""HICRA for TRL has one switch, and amplifies by entropy unless planning tokens are asked for."""
+_TRINITY = {
+    "mix": '[algorithm] algorithm_mode = "mix"',
+    "mix_chord": '[algorithm] algorithm_mode = "chord"',
+    "grpo": '[algorithm] algorithm_mode = "grpo"',
+    "ppo": '[[loss]] name = "ppo_clip"',
+    "rloo": '[algorithm] advantage_mode = "rloo"',
+    "sft": '[[loss]] name = "sft"',
+}
+"""`algorithm_type`, `advantage_fn` and `policy_loss_fn` of Trinity-RFT."""
+_REDUCTIONS = {
+    "token_mean": "token_mean",
+    "seq_mean_token_mean": "sequence_mean",
+    "seq_mean_token_sum": "sequence_sum",
+    "seq_mean_token_sum_norm": "dr_grpo",
+}
+"""Values of `loss_agg_mode`, with underscores."""
+_NESTED = ("sample_strategy_args", "policy_loss_fn_args", "advantage_fn_args")
+"""Tables of Trinity-RFT whose keys are keys of several tables here."""
+
+_TABLES = {
+    "buffer": "[training] batch_size counts prompts, [task] name says where they come from, and [expert] path names "
+    "the file of the expert's answers"
+}
+"""Tables of other trainers, with what stands for them here."""
 
 
 def _key(name: str) -> Callable[[Any], str]:
@@ -45,6 +93,20 @@ def _said(text: str) -> Callable[[Any], str]:
 def _chosen(table: dict[str, str]) -> Callable[[Any], str]:
     """A key that depends on the value; all of them for a value that is not known."""
     return lambda value: table.get(str(value).lower().replace("-", "_"), " or ".join(dict.fromkeys(table.values())))
+
+
+def _reduced(key: str) -> Callable[[Any], str]:
+    """A key of ours that names a reduction."""
+
+    def say(value: Any) -> str:
+        name = _REDUCTIONS.get(str(value).replace("-", "_"))
+        return f'{key} = "{name}"' if name else f"{key} is {', '.join(map(_toml, _REDUCTIONS.values()))}"
+
+    return say
+
+
+def _clip(value: Any) -> str:
+    return f"[ppo_clip] eps_low = {_toml(value)} and [ppo_clip] eps_high = {_toml(value)}"
 
 
 def _prompts(value: Any) -> str:
@@ -115,7 +177,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "tensor_model_parallel_size": _key("[vllm] tensor_parallel_size"),
     "vllm_gpu_memory_utilization": _key("[vllm] gpu_memory_utilization"),
     **dict.fromkeys(
-        ("deepspeed", "fsdp", "nnodes", "n_gpus_per_node", "num_processes", "actor_num_gpus_per_node"),
+        ("deepspeed", "fsdp", "nnodes", "n_gpus_per_node", "num_processes", "ngpus_trainer", "actor_num_gpus_per_node"),
         _said(
             "`retrain train FILE --ranks N` trains on several GPUs; [distributed] shard says what each of them holds"
         ),
@@ -126,17 +188,62 @@ WORDS: dict[str, Callable[[Any], str]] = {
         _said("completions are drawn from the distribution that is trained: [rollout] takes none of it"),
     ),
     "mask_truncated_completions": _key("[rollout] mask_truncated"),
-    **dict.fromkeys(("loss_type", "loss_mode", "policy_loss"), _chosen(_LOSS_TYPES)),
+    **dict.fromkeys(("loss_type", "loss_mode", "policy_loss", "policy_loss_type"), _chosen(_LOSS_TYPES)),
+    **dict.fromkeys(("sapo_temperature_pos", "tau_pos"), _key("[sapo] tau_pos")),
+    **dict.fromkeys(("sapo_temperature_neg", "tau_neg"), _key("[sapo] tau_neg")),
+    **{f"vespo_{name}": _key(f"[vespo] {name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
+    "use_adaptive_entropy": _said('[[loss]] name = "adaptive_entropy"'),
+    "entropy_target": _key("[entropy_coefficient] target"),
+    **{f"entropy_coef_{name}": _key(f"[entropy_coefficient] {name}") for name in ("min", "max", "delta")},
+    "clip_cov_ratio": _key("[clip_cov] rate"),
+    "clip_cov_lb": _key("[clip_cov] low"),
+    "clip_cov_ub": _key("[clip_cov] high"),
+    **dict.fromkeys(("kl_cov_ratio", "kl_cov_frac"), _key("[high_covariance] rate")),
+    "ppo_kl_coef": _key("[kl_cov] weight"),
+    **dict.fromkeys(("off_policy_mask_threshold", "opsm_delta"), _key("[opsm] delta")),
+    **dict.fromkeys(("opd_kl_coef", "kl_penalty_coef"), _key("[opd] coef")),
+    "kl_discount_factor": _key("[opd] gamma"),
+    "distillation_is_clip": _key("[cispo] eps_max"),
+    "step_advantage_w": _key("[gigpo] omega"),
+    "multi_objective_aggregation": _chosen(_AGGREGATIONS),
     "importance_sampling_level": _chosen(_LEVELS),
     "use_kl_loss": _said('[[loss]] name = "kl", beside the others; [kl] weight is its coefficient'),
     **dict.fromkeys(
-        ("critic_learning_rate", "gae_lambda", "lam", "vf_coef", "cliprange_value"),
-        _said("there is no critic: [algorithm] advantage_mode compares completions of one prompt"),
+        ("critic_learning_rate", "gae_lambda", "lam", "lambd", "vf_coef", "cliprange_value", "critic_warmup"),
+        _said('[algorithm] algorithm_mode = "ppo" has a critic: [critic] lr, clip and warmup_steps, and [gae] lam'),
     ),
-    "loss_agg_mode": _said('[algorithm] reduction is "token_mean", "sequence_mean" or "dr_grpo"'),
+    **dict.fromkeys(("loss_agg_mode", "grpo_loss_agg_mode"), _reduced("[algorithm] reduction")),
+    "sft_loss_agg_mode": _reduced("[mix] sft_reduction"),
+    "hicra_alpha": _key("[hicra] alpha"),
+    "hicra_entropy_topk": _key("[hicra] entropy_topk"),
+    "use_hicra": _chosen(_HICRA),
+    "use_planning_tokens": _said(
+        '[algorithm] algorithm_mode = "hicra" amplifies planning tokens; with "hicra_entropy" they join the tokens of '
+        "high entropy if [hicra] use_planning_tokens = true"
+    ),
+    **dict.fromkeys(("algorithm_type", "sample_strategy", "policy_loss_fn", "advantage_fn"), _chosen(_TRINITY)),
+    "repeat_times": _key("[training] group_size"),
+    "mu": _key("[mix] mu"),
+    "expert_data_ratio": _key("[expert] ratio"),
+    "sft_dataset": _key("[expert] path"),
+    **dict.fromkeys(
+        ("auxiliary_buffers", "sft_dataset_name"), _said("[expert] path names the file of the expert's answers")
+    ),
+    **dict.fromkeys(
+        ("train_batch_size_expert", "train_batch_size_usual"),
+        _said(
+            "[expert] ratio is the expert's share of a step's rows; sums are divided by the counts of the whole step"
+        ),
+    ),
+    "clip_range": _clip,
+    "clip_range_low": _key("[ppo_clip] eps_low"),
+    "clip_range_high": _key("[ppo_clip] eps_high"),
+    "use_dynamic_bsz": _said("[training] micro_batch_tokens bounds the memory of a forward; it changes no result"),
     **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _chosen(_SCALED)),
     **dict.fromkeys(("adv_estimator", "advantage_estimator"), _chosen(_ESTIMATORS)),
-    **dict.fromkeys(("reward_weights", "reward_funcs"), _said("[[rewards]] has a name and a weight for each")),
+    **dict.fromkeys(
+        ("reward_weights", "reward_funcs", "gdpo_reward_weights"), _said("[[rewards]] has a name and a weight for each")
+    ),
     **dict.fromkeys(("train_files", "train_file", "prompt_data"), _key("[jsonl] path")),
     **dict.fromkeys(("prompt_key", "input_key"), _key("[jsonl] prompt_field")),
     **dict.fromkeys(("answer_key", "label_key"), _key("[jsonl] answer_field")),
@@ -154,13 +261,34 @@ WORDS: dict[str, Callable[[Any], str]] = {
 
 
 def translated(key: str, value: Any) -> str:
-    """What to write instead of another trainer's key; empty if it is none."""
-    says = WORDS[key](value) if key in WORDS else ""
+    """Return what to write instead of another trainer's key, or "" for a key that is not known.
+
+    Each key of a table that has no counterpart here, such as Trinity-RFT's `policy_loss_fn_args`, is answered by
+    itself.
+    """
+    if key in _NESTED and isinstance(value, Mapping):
+        table = cast("Mapping[str, Any]", value)
+        known = list(dict.fromkeys(says for name, one in table.items() if (says := _says(name, one))))
+        return f"here {'; '.join(known)}" if known else ""
+    if isinstance(value, Mapping):
+        return f"here {_TABLES[key]}" if key in _TABLES else ""
+    says = _says(key, value)
     return says and f"{'write' if ' = ' in says else 'here'} {says}"
 
 
+def _says(key: str, value: Any) -> str:
+    return WORDS[key](value) if key in WORDS else ""
+
+
 def _toml(value: Any) -> str:
-    """A value as TOML writes it; what is no value of a key is left to the reader."""
+    """A value as TOML writes it; the reader fills in the values of tables and lists."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value) if isinstance(value, int | float) else "..."
+
+
+UNREAD: dict[tuple[str, str], str] = {
+    ("hicra", "use_planning_tokens"): 'transform "hicra" always amplifies planning tokens, and them alone: remove the '
+    'key, or use "hicra_entropy", which amplifies tokens of high entropy and with this key planning tokens too',
+}
+"""Fixes for keys that another trainer's word makes plausible where nothing reads them."""

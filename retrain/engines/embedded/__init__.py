@@ -1,1 +1,1 @@
-"""The embedded engine's parts; importing any of them imports torch and transformers."""
+"""Parts of the embedded engine. Each of them imports torch and transformers."""

@@ -1,4 +1,4 @@
-"""The embedded engine's decoding: chunks of prompts, one token per step, keys and values in static slots."""
+"""Decoding of the embedded engine: chunks of prompts, one token per step, a cache of fixed width."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from transformers.cache_utils import Cache
 from retrain.errors import EngineError
 from retrain.functional.draws import draw
 from retrain.functional.seeds import derive_seed
+from retrain.system.event_loop import check_stop
 from retrain.types import Completion, Request, Sampling
 
 ATTENTION = "retrain_slots"
-"""Name under which transformers finds `slot_attention`."""
+"""Name under which `slot_attention` is registered with transformers."""
 
 Start = Callable[["Slots"], None]
+"""Fills the first columns of new slots from cached keys and values."""
 
 
 class Decoder(Protocol):
-    """A model as the loop drives it: start rows from prompts, then one token per row and step, in slots of a kind."""
+    """A model that `sample_chunk` drives: `prefill` computes the prompts, `step` one token per row.
+
+    Attributes:
+        name: shown by the engine's `describe`.
+        slots: cache of the current chunk.
+        kind: class of the cache.
+    """
 
     name: str
     slots: Slots
@@ -39,21 +47,22 @@ class Decoder(Protocol):
 def sample_chunk(
     decoder: Decoder, requests: Sequence[Request], sampling: Sampling, device: torch.device, start: Start | None = None
 ) -> tuple[Tensor, Tensor, list[SlotRows]]:
-    """Sample the completions of every request; R in all, the longest budget S.
+    """Sample the completions of every request.
 
     Args:
-        start: fills columns of new slots with what is known of the contexts, and says how many.
+        start: fills the first columns of the new slots from a cache and sets their `used`.
     Returns:
-        ids [R, S] int64 and log-probs [R, S] float32. What follows a row's first stop id or its budget is without
-        meaning. If the sampling is continued, also the keys and values of all but each row's last token.
+        ids [R, S] int64 and log-probs [R, S] float32, for R completions in all and the largest
+        max_tokens S. Entries after a row's first stop id or after its max_tokens are undefined.
+        If the sampling is continued, also the keys and values of all but each row's last token.
     """
     ids, pad = left_padded([request.ids for request in requests], device)
     counts = torch.tensor([request.count for request in requests], device=device)
-    # Drawn before the first token and on the CPU: no row depends on when another ends, or on the device.
+    # All random numbers are drawn in advance and on the CPU, so that a row depends neither on the
+    # length of other rows nor on the device.
     uniform = uniforms(requests, sampling.seed).to(device)
     longest, count = uniform.shape
     budget = torch.tensor([request.max_tokens for request in requests], device=device).repeat_interleave(counts)
-    ragged = len({request.max_tokens for request in requests}) > 1
     stops = torch.tensor(sampling.stop_ids, dtype=torch.long, device=device)
     out = torch.zeros(count, longest, dtype=torch.long, device=device)
     logprobs = torch.zeros(count, longest, device=device)
@@ -63,16 +72,14 @@ def sample_chunk(
         start(slots)
     logits = decoder.prefill(ids[:, slots.used :], slots).repeat_interleave(counts, 0)
     for step in range(longest):
+        check_stop()
         tokens, chosen = draw(logits, uniform[step], sampling.temperature, sampling.top_k, sampling.top_p)
         out[slots.rows, step], logprobs[slots.rows, step] = tokens, chosen
-        if len(stops):
-            done |= torch.isin(tokens, stops)
-        if ragged:
-            done |= budget[slots.rows] == step + 1
+        done |= torch.isin(tokens, stops) | (budget[slots.rows] == step + 1)
         running = len(done) - int(done.sum())
-        if running == 0 or step + 1 == longest:
+        if running == 0:
             break
-        # Not after every finished row: moving keys and values costs time as well.
+        # Moving keys and values costs time, so it is not done for every finished row.
         if running <= slots.compact_below * len(done):
             rows = packed(done, running)
             tokens, done, uniform = tokens[rows], done[rows], uniform[:, rows]
@@ -81,15 +88,26 @@ def sample_chunk(
     return out, logprobs, slots.left()
 
 
-def uniforms(requests: Sequence[Request], seed: int) -> Tensor:
-    """One uniform number for every token that could be sampled.
+@torch.inference_mode()
+def prefilled(decoder: Decoder, contexts: Sequence[Sequence[int]], device: torch.device) -> SlotRows:
+    """Compute the keys and values of contexts, one row per context."""
+    ids, pad = left_padded(contexts, device)
+    slots = decoder.kind(pad, torch.ones_like(pad), ids.shape[1], leaves=True)
+    decoder.prefill(ids, slots)
+    (rows,) = slots.left()
+    return rows
 
-    Every request draws from a generator seeded with its stream, so what a row draws depends neither on the other
-    rows nor on which of them have finished.
+
+def uniforms(requests: Sequence[Request], seed: int) -> Tensor:
+    """Draw one uniform number for every token that could be sampled.
+
+    Every request uses a generator seeded with its stream, so its numbers depend neither on the
+    other requests nor on which rows have finished.
 
     Returns:
-        [S, R] float32 in [0, 1 - 2^-22], for the longest budget S and R completions. Strictly below 1 even after a
-        float32 product with the sum of the probabilities, so that a token of probability 0 is never reached.
+        [S, R] float32 in [0, 1 - 2^-22], for the largest max_tokens S and R completions. The upper
+        bound stays below 1 even after a float32 product with the sum of the probabilities, so that
+        a token of probability 0 is never drawn.
     """
     longest = max(request.max_tokens for request in requests)
     table = torch.zeros(longest, sum(request.count for request in requests))
@@ -103,9 +121,10 @@ def uniforms(requests: Sequence[Request], seed: int) -> Tensor:
 
 
 def packed(done: Tensor, running: int) -> Tensor:
-    """The rows still running, [running] int64: those that lie behind fill the places of finished ones before them.
+    """Return the indices of the unfinished rows, [running] int64, in an order that moves few of them.
 
-    As few rows as possible move, because moving a row means moving its keys and values.
+    Unfinished rows among the first `running` stay in place; those after them replace finished ones.
+    Moving a row means moving its keys and values.
     """
     rows = torch.arange(running, device=done.device)
     rows[done[:running]] = (~done[running:]).nonzero()[:, 0] + running
@@ -113,7 +132,7 @@ def packed(done: Tensor, running: int) -> Tensor:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts as ids [B, P], padded on their left with 0, and the padding of each, [B]."""
+    """Return prompts as ids [B, P], left-padded with 0, and the number of padding columns [B]."""
     width = max(len(prompt) for prompt in prompts)
     rows = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     pad = [width - len(prompt) for prompt in prompts]
@@ -123,7 +142,13 @@ def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple
 def completions(
     ids: Tensor, logprobs: Tensor, requests: Sequence[Request], sampling: Sampling, version: int
 ) -> list[list[Completion]]:
-    """Rows [R, S] as completions, one list per request, cut after their first stop id or at their budget."""
+    """Convert rows [R, S] to completions, one list per request.
+
+    A completion ends after its first stop id or at its request's max_tokens.
+
+    Raises:
+        EngineError: a log-prob is NaN, because weights are not finite.
+    """
     stops = torch.tensor(sampling.stop_ids, dtype=torch.long, device=ids.device)
     stopped = torch.isin(ids, stops)
     first = torch.where(stopped.any(-1), stopped.int().argmax(-1) + 1, ids.shape[1] + 1).tolist()
@@ -142,15 +167,16 @@ def completions(
 
 
 def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, int, int], int]) -> Iterator[list[int]]:
-    """Indices of requests, shortest context first, in chunks that fit a memory budget.
+    """Split requests into chunks that fit a memory budget, shortest context first.
 
     Args:
-        budget: bytes.
-        size: bytes that a number of prompts takes, with the number of their completions, as a function of both, of
-            the length of the longest context and of the largest max_tokens.
+        budget: bytes. A chunk has at least one request, even if that alone exceeds the budget.
+        size: (prompts, completions, tokens of the longest context, largest max_tokens) -> bytes.
+    Yields:
+        Indices of the requests of each chunk.
     """
     chunk: list[int] = []
-    # Prompts of similar length waste the least padding.
+    # Prompts of similar length need the least padding.
     for index in sorted(range(len(requests)), key=lambda index: len(requests[index].ids)):
         some = [requests[other] for other in (*chunk, index)]
         rows, most = sum(one.count for one in some), max(one.max_tokens for one in some)
@@ -163,7 +189,11 @@ def chunks(requests: Sequence[Request], budget: int, size: Callable[[int, int, i
 
 
 class SlotRows(NamedTuple):
-    """Keys and values of some rows of `Slots`, in its layout, with the number and the padding columns of each row."""
+    """Keys and values of some rows of `Slots`, one tensor per layer in its layout.
+
+    Attributes:
+        rows: number of each row in the chunk. pad: padding columns of each row.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -172,24 +202,27 @@ class SlotRows(NamedTuple):
 
 
 class Slots(Cache):
-    """Cache of the completions of each prompt: prompts are computed once and their slots repeated.
+    """Key-value cache of fixed width: each prompt is computed once and repeated for its completions.
 
-    Keys lie transposed, [rows, kv_heads, head_dim, width], values [rows, kv_heads, width, head_dim], so that the
-    attention of one new token is two plain matrix products. The first `used` columns are filled. A prompt shorter
-    than the longest is padded on its left; `bias` hides the padding. A prefill fills several columns at once: those
-    of the prompts, or, behind columns that are known, the rest of them.
+    Keys are stored transposed, [rows, kv_heads, head_dim, width], and values as
+    [rows, kv_heads, width, head_dim], so that the attention of one new token is two plain matrix
+    products. The first `used` columns are filled. Shorter prompts are left-padded, and `bias` masks
+    the padding. A prefill fills several columns at once: the whole prompts, or the rest of them
+    after columns that come from a cache.
 
     Args:
+        pad: [B] padding columns of each prompt.
         counts: [B] completions of each prompt.
-        leaves: rows that are kept no more are copied for `left`.
+        width: columns, for the longest prompt with its completion.
+        leaves: copy the rows that are dropped, so that `left` can return all rows.
 
     Attributes:
-        used: columns filled so far; the next token is written there.
+        used: columns filled so far; the next token is written to this column.
         prefilling: several tokens of each row are being computed.
-        rows: [rows] int64, the number of each row, which it keeps when others are dropped.
+        rows: [rows] int64, number of each row in the chunk; it stays when other rows are dropped.
         pad: [rows] int64, padding columns of each row.
         bias: [rows, 1, 1, width], -inf on padding and 0 elsewhere; None if no prompt is padded.
-        compact_below: share of rows that run below which the others are dropped.
+        compact_below: drop finished rows when the share of unfinished ones is at or below this.
     """
 
     compact_below = 0.8
@@ -211,7 +244,9 @@ class Slots(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Fill a layer from a prefill [B, kv_heads, t, head_dim], or append one token to every row.
 
-        A prefill gets back all that its tokens may attend to, in its own layout.
+        Returns:
+            All keys and values that the new tokens may attend to. For a prefill: one row per
+            prompt, in the layout of the arguments.
         """
         if not self.prefilling:
             return self.append(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
@@ -221,40 +256,43 @@ class Slots(Cache):
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         keys[..., self.used : end] = key_states.transpose(-1, -2).repeat_interleave(self.counts, 0)
         values[:, :, self.used : end] = value_states.repeat_interleave(self.counts, 0)
-        return (keys[..., :end].transpose(-1, -2), values[:, :, :end]) if self.used else (key_states, value_states)
+        if not self.used:
+            return key_states, value_states
+        if len(self.counts) < len(self.pad):
+            first = self.counts.cumsum(0) - self.counts
+            keys, values = keys[first], values[first]
+        return keys[..., :end].transpose(-1, -2), values[:, :, :end]
 
     def add_layer(self, key: Tensor, value: Tensor) -> None:
-        """Room for a layer's keys and values, with heads, sizes and type of these [.., heads, t, size]."""
+        """Allocate a layer, with the heads, head size and dtype of key and value [.., heads, t, size]."""
         rows, heads = len(self.pad), key.shape[1]
         self.keys.append(key.new_empty(rows, heads, key.shape[-1], self.width))
         self.values.append(value.new_empty(rows, heads, self.width, value.shape[-1]))
 
     def places(self, length: int) -> Tensor:
-        """Positions [B, length] of the tokens that a prefill computes."""
+        """Return the positions [B, length] of the tokens that a prefill computes."""
         columns = torch.arange(self.used, self.used + length, device=self.pad.device)
         return (columns - self._prompt_pad[:, None]).clamp_min(0)
 
     def mask(self, length: int) -> Tensor | None:
-        """What each token that a prefill computes attends to, [B, 1, length, columns]; None: all before it."""
+        """Return the attention mask of a prefill, [B, 1, length, columns]; None for a causal mask."""
         if self.bias is None and not self.used:
             return None
         columns = torch.arange(self.used + length, device=self.pad.device)
         rows = columns[self.used :, None]
         shown = (columns >= self._prompt_pad[:, None])[:, None] & (columns <= rows)
-        # Padding sees itself: a softmax over nothing is NaN in some kernels.
+        # Padding attends to itself: a softmax over an empty row is NaN in some kernels.
         return (shown | (columns == rows))[:, None]
 
     def left(self) -> list[SlotRows]:
-        """The filled columns of all rows, if they are to be left."""
+        """Return the filled columns of all rows, dropped ones included; empty without `leaves`."""
         self._leave(torch.ones_like(self.rows, dtype=torch.bool))
         return self._parts
 
     def _leave(self, gone: Tensor) -> None:
         if self._leaves:
-            keys, values = (
-                [one[gone, ..., : self.used] for one in self.keys],
-                [v[gone, :, : self.used] for v in self.values],
-            )
+            keys = [one[gone, ..., : self.used] for one in self.keys]
+            values = [one[gone, :, : self.used] for one in self.values]
             self._parts.append(SlotRows(keys, values, self.rows[gone].tolist(), self.pad[gone].tolist()))
 
     def append(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -265,17 +303,17 @@ class Slots(Cache):
         return self.keys[layer][..., :end], self.values[layer][:, :, :end]
 
     def step(self, compute: Callable[[Tensor, Tensor], Tensor], tokens: Tensor) -> Tensor:
-        """Logits [R, V] of `compute(tokens, their positions)`, which appends a token [R] to every row."""
+        """Append a token [R] to every row with `compute(tokens, positions)`; return its logits [R, V]."""
         logits = compute(tokens, self.used - self.pad)
         self.used += 1
         return logits
 
     def visible(self) -> Tensor | None:
-        """Bias over the filled columns and the one about to be written."""
+        """Return the attention bias over the filled columns and the next one; None without padding."""
         return None if self.bias is None else self.bias[..., : self.used + 1]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows [n] (int64) only, as the first n; rows[i] >= i, so each moves down or stays."""
+        """Drop all rows but these [n] (int64), which become the first n. Requires rows[i] >= i."""
         self._leave(torch.ones_like(self.rows, dtype=torch.bool).index_fill_(0, rows, False))
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
         sources = rows[moved]
@@ -298,7 +336,9 @@ class Slots(Cache):
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """Attention of one new token per row over its slots; the query heads of a key head are its matrix rows.
+    """Compute the attention of one new token per row over its slots.
+
+    The query heads that share a key head are the rows of one matrix product.
 
     Args:
         query: [rows, heads, head_dim], scaled.
@@ -318,7 +358,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> 
 def slot_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention function for one new token per row, over keys and values as `Slots` holds them."""
+    """Apply `attend` to keys and values in the layout of `Slots`, as a transformers attention function."""
     scaling = options.get("scaling")
     scaled = query[:, :, 0] * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     return attend(scaled, key, value, attention_mask)[:, None], None

@@ -1,4 +1,4 @@
-"""Decoding of the Llama family (Llama, Mistral, Qwen2, Qwen3) with its forward written out in torch operations."""
+"""Decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3): its forward in plain torch operations."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from torch.nn import functional
 
 from retrain.engines.capability import check_weights, full_shapes
 from retrain.engines.embedded.decoder import Slots, attend
-from retrain.types import Adapted
+from retrain.weights import LazyWeights, LowRank
 
 Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """(query [..., heads, head_dim], key, value [..., kv_heads, head_dim], layer) -> [..., heads, head_dim]."""
 
 
 _SMALL = 1 << 20
-"""Bytes of a float32 head whose product costs nothing beside the layers."""
+"""Largest head, in bytes of float32, whose product costs next to nothing compared with the layers."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear layers that read the same input, as one.
+    """Linear layers with the same input, concatenated into one.
 
     Attributes:
         weight: [out, in]. bias: [out], or None.
-        update: LoRA's up [out, r] and down [r, in], float32, apart from a weight that would round them away; or None.
+        update: LoRA's up [out, r] and down [r, in] in float32, unmerged because adding them to a
+            bfloat16 weight would round them away; None without LoRA.
     """
 
     weight: Tensor
@@ -39,7 +40,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer: q, k and v in one product, gate and up in another.
+    """Weights of one layer, with q, k and v in one matrix and gate and up in another.
 
     Attributes:
         norms: gains before attention and before the feed-forward part, [hidden] each.
@@ -56,11 +57,11 @@ class Layer:
 
 
 class FusedDecoder:
-    """The results of `GeneralDecoder` from half as many operations.
+    """Computes the results of `GeneralDecoder` with half as many operations.
 
-    On a CPU only the layers' matrix products are in `dtype`; the residual stream, norms, rotary embedding and
-    attention are float32. So is the head, unless it is large: in `dtype` it takes a third of the time, and its
-    logits are rounded as the trainer's are.
+    On a CPU only the layers' matrix products are in `dtype`. The residual stream, norms, rotary
+    embedding and attention are float32. The head is float32 if it is small; a large one is in
+    `dtype`, which takes a third of the time and rounds its logits as the trainer does.
     """
 
     name = "fused"
@@ -81,7 +82,7 @@ class FusedDecoder:
 
     @torch.inference_mode()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a full state dict, merging what is merged."""
+        """Copy a full state dict; LoRA's update is merged in float32 and stays unmerged otherwise."""
         check_weights(self._shapes, weights)
         embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
         self._embedding, self._head = self._copy(embedding), self._copy(head)
@@ -91,7 +92,11 @@ class FusedDecoder:
         self._layers = [self._layer(weights, f"model.layers.{index}.") for index in range(self._depth)]
 
     def prefill(self, ids: Tensor, slots: Slots) -> Tensor:
-        """Compute the next columns of each prompt [B, t] for all its rows; logits [B, V] of the token after them."""
+        """Compute the next columns of each prompt [B, t] for all its rows.
+
+        Returns:
+            Logits [B, V] of the token after them.
+        """
         self.slots, length = slots, ids.shape[1]
         self._cos, self._sin = self._rotation(slots.width)
         mask = slots.mask(length)
@@ -108,7 +113,7 @@ class FusedDecoder:
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token [R] to every row; logits [R, V] of the next."""
+        """Append a token [R] to every row and return the logits [R, V] of the next token."""
         return self.slots.step(self._next, tokens)
 
     def _next(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -120,7 +125,7 @@ class FusedDecoder:
         return self._forward(tokens[:, None], positions[:, None], attention)
 
     def _forward(self, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Logits [rows, V] after the last of ids [rows, t] at these positions."""
+        """Return the logits [rows, V] after the last of the ids [rows, t]."""
         hidden = self._embedding[ids]
         cos, sin = self._cos[positions].unsqueeze(-2), self._sin[positions].unsqueeze(-2)
         for index, layer in enumerate(self._layers):
@@ -128,17 +133,17 @@ class FusedDecoder:
             hidden = hidden + self._linear(attention(query, key, value, index).flatten(-2), layer.out)
             gate, up = self._linear(self._normed(hidden, layer.norms[1]), layer.gate_up).chunk(2, -1)
             hidden = hidden + self._linear(functional.silu(gate) * up, layer.down)
-        return functional.linear(self._normed(hidden[:, -1], self._norm).to(self._head.dtype), self._head).to(
-            self._wide
-        )
+        last = self._normed(hidden[:, -1], self._norm).to(self._head.dtype)
+        return functional.linear(last, self._head).to(self._wide)
 
     def _project(self, hidden: Tensor, layer: Layer, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query and key, normed and rotated, and value, each [rows, t, heads, head_dim]."""
+        """Return the normed and rotated query and key, and the value, each [rows, t, heads, head_dim]."""
         heads = self._linear(hidden, layer.qkv).to(self._wide).unflatten(-1, (-1, self._size))
         turned, value = heads.split((self._heads + self._key_heads, self._key_heads), -2)
         if layer.head_gain is not None:
             turned = functional.rms_norm(turned, (self._size,), None, self._eps) * layer.head_gain
-        # Each pair (x[i], x[i + size/2]) turns by its angle: the roll swaps the halves, the sign is in `sin`.
+        # Rotary embedding rotates each pair (x[i], x[i + size/2]): the roll swaps the halves, and
+        # `sin` contains the sign.
         turned = torch.addcmul(turned * cos, turned.roll(self._size // 2, -1), sin)
         query, key = turned.split((self._heads, self._key_heads), -2)
         return query, key, value
@@ -154,7 +159,7 @@ class FusedDecoder:
         return functional.rms_norm(hidden, gain.shape, gain, self._eps)
 
     def _rotation(self, width: int) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of positions 0 to width - 1, [width, head_dim], by the model's rotary module."""
+        """Return cosines and signed sines of positions 0 to width - 1, [width, head_dim] each."""
         positions = torch.arange(width, device=self._device)
         cos, sin = self._rotary(torch.zeros(1, dtype=self._wide, device=self._device), positions[None])
         sign = torch.ones_like(sin[0])
@@ -166,11 +171,10 @@ class FusedDecoder:
         if f"{prefix}self_attn.q_norm.weight" in weights:
             query, key = (weights[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
             gain = self._copy(torch.cat([query.expand(self._heads, -1), key.expand(self._key_heads, -1)]))
+        gains = (weights[f"{prefix}{name}_layernorm.weight"] for name in ("input", "post_attention"))
+        before, after = map(self._copy, gains)
         return Layer(
-            norms=(
-                self._copy(weights[f"{prefix}input_layernorm.weight"]),
-                self._copy(weights[f"{prefix}post_attention_layernorm.weight"]),
-            ),
+            norms=(before, after),
             head_gain=gain,
             qkv=self._merged(weights, *(f"{prefix}self_attn.{name}_proj" for name in "qkv")),
             out=self._merged(weights, f"{prefix}self_attn.o_proj"),
@@ -179,20 +183,22 @@ class FusedDecoder:
         )
 
     def _merged(self, weights: Mapping[str, Tensor], *names: str) -> Linear:
-        """The linear layers of these names, which read the same input, as one."""
+        """Concatenate the linear layers of these names, which have the same input."""
         biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
         bias = torch.cat(biases).to(self._device, self._dtype) if biases else None
         matrices = [f"{name}.weight" for name in names]
-        apart = weights if isinstance(weights, Adapted) and self._dtype != torch.float32 else None
-        parts = [(apart.base if apart else weights)[name] for name in matrices]
-        update = self._beside(apart, matrices, parts) if apart else None
+        unmerged = weights if isinstance(weights, LazyWeights) and self._dtype != torch.float32 else None
+        parts = [unmerged.frozen(name) if unmerged is not None else weights[name] for name in matrices]
+        update = self._low_rank(unmerged.updates, matrices, parts) if unmerged is not None else None
         return Linear(torch.cat(parts).to(self._device, self._dtype), bias, update)
 
-    def _beside(self, weights: Adapted, names: list[str], parts: list[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """The updates of these matrices as one: their downs one below the other, their ups along a diagonal."""
-        if weights.updates.keys().isdisjoint(names):
+    def _low_rank(
+        self, found: Mapping[str, LowRank], names: list[str], parts: list[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return LoRA's updates of concatenated matrices as one: downs stacked, ups block-diagonal."""
+        if found.keys().isdisjoint(names):
             return None
-        updates = [weights.updates.get(name) for name in names]
+        updates = [found.get(name) for name in names]
         ups = [torch.zeros(len(w), 0) if low is None else low.up for low, w in zip(updates, parts, strict=True)]
         downs = [low.down for low in updates if low is not None]
         return torch.block_diag(*(up.to(self._device) for up in ups)), torch.cat(downs).to(self._device)

@@ -1,4 +1,4 @@
-"""Decoding with any transformers causal LM: its own forward, our slots and our attention."""
+"""Decoder of any transformers causal LM: the model's forward with our cache and attention."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transformers.initialization import no_init_weights
 
 from retrain.engines.capability import check_weights
 from retrain.engines.embedded.decoder import ATTENTION, Slots
-from retrain.types import Adapted, LowRank
+from retrain.weights import LazyWeights, LowRank
 
 
 class GeneralDecoder:
-    """Prefill and one-token steps through the forward of an own instance of the model's class.
+    """Computes prefill and decode steps with the forward of a second instance of the model's class.
 
-    The instance shares nothing with the trainer's: its weights change with `load` and at no other time.
+    The instance shares no tensor with the trainer's model: its weights change only in `load`.
     """
 
     name = "general"
@@ -33,9 +33,14 @@ class GeneralDecoder:
         copy_weights(self._model, weights)
 
     def prefill(self, ids: Tensor, slots: Slots) -> Tensor:
-        """Compute the next columns of each prompt [B, t] for all its rows; logits [B, V] of the token after them."""
+        """Compute the next columns of each prompt [B, t] for all its rows.
+
+        Returns:
+            Logits [B, V] of the token after them.
+        """
         self.slots, length = slots, ids.shape[1]
-        # Read by transformers at every forward: `attend` takes one new token per row, and a prompt has many.
+        # `attend` computes one new token per row, so a prefill needs another attention function.
+        # transformers reads this field at every forward.
         self._model.config._attn_implementation = "sdpa"
         logits = self._forward(ids, position_ids=slots.places(length), attention_mask=slots.mask(length))
         slots.used, slots.prefilling = slots.used + length, False
@@ -43,7 +48,7 @@ class GeneralDecoder:
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token [R] to every row; logits [R, V] of the next."""
+        """Append a token [R] to every row and return the logits [R, V] of the next token."""
         return self.slots.step(self._next, tokens)
 
     def _next(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -55,9 +60,9 @@ class GeneralDecoder:
 
 
 class HalfLinear(nn.Linear):
-    """A linear layer that multiplies in its weight's bfloat16 and returns float32.
+    """Linear layer that multiplies in the dtype of its weight (bfloat16) and returns float32.
 
-    Matrix products are where bfloat16 pays on a CPU; everything around them is faster, and exact, in float32.
+    On a CPU bfloat16 speeds up matrix products only. All other operations are faster in float32.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -65,16 +70,16 @@ class HalfLinear(nn.Linear):
 
 
 def own_instance(model: Any, dtype: torch.dtype) -> Any:
-    """A fresh instance of the model's class for sampling, weights not yet loaded.
+    """Create an instance of the model's class for sampling, with uninitialised weights.
 
-    On a CPU bfloat16 applies to the linear layers, except the head that yields the logits.
+    On a CPU bfloat16 applies to the linear layers only, and not to the head.
     """
     device = next(model.parameters()).device
     half = device.type == "cpu" and dtype is not torch.float32
     with no_init_weights(), torch.device(device):
         own = type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32 if half else dtype)
     own.tie_weights()
-    own.config.pad_token_id = None  # else GPT-2's forward searches the ids for padding at every step
+    own.config.pad_token_id = None  # otherwise GPT-2's forward searches the ids for padding at every step
     own.eval().requires_grad_(False)
     if half:
         for module in own.modules():
@@ -84,12 +89,12 @@ def own_instance(model: Any, dtype: torch.dtype) -> Any:
     return own
 
 
-def added_beside(update: LowRank, device: torch.device) -> Any:
-    """Forward hook: adds what LoRA's update of a layer's matrix computes, in float32, to the layer's output."""
+def unmerged_update(update: LowRank, device: torch.device) -> Any:
+    """Return a forward hook that adds LoRA's update, computed in float32, to a layer's output."""
     up, down = update.up.to(device, copy=True), update.down.to(device, copy=True)
 
     def add(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        ids = not inputs[0].is_floating_point()  # those that an embedding looks up
+        ids = not inputs[0].is_floating_point()  # the layer is an embedding
         low = functional.embedding(inputs[0], down.T) if ids else functional.linear(inputs[0].float(), down)
         return (output + functional.linear(low, up)).to(output.dtype)
 
@@ -98,20 +103,23 @@ def added_beside(update: LowRank, device: torch.device) -> Any:
 
 @torch.no_grad()
 def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy a full state dict into a module; EngineError, with nothing copied, if names or shapes differ.
+    """Copy a full state dict into a module.
 
-    What LoRA has adapted is merged where the module holds float32. Where it holds less, base and update stay apart.
+    LoRA's update is merged into float32 weights. With a narrower dtype it stays unmerged.
+
+    Raises:
+        EngineError: names or shapes differ; nothing has been copied.
     """
     own = module.state_dict()
     check_weights({name: tuple(value.shape) for name, value in own.items()}, weights)
-    for hook in getattr(module, "beside", ()):
+    for hook in getattr(module, "unmerged_hooks", ()):
         hook.remove()
     hooks: list[Any] = []
     for name, value in own.items():
-        if isinstance(weights, Adapted) and name in weights.updates and value.dtype != torch.float32:
-            value.copy_(weights.base[name])
+        if isinstance(weights, LazyWeights) and name in weights.updates and value.dtype != torch.float32:
+            value.copy_(weights.frozen(name))
             layer = module.get_submodule(name.rpartition(".")[0])
-            hooks.append(layer.register_forward_hook(added_beside(weights.updates[name], value.device)))
+            hooks.append(layer.register_forward_hook(unmerged_update(weights.updates[name], value.device)))
         else:
             value.copy_(weights[name])
-    module.beside = tuple(hooks)  # pyright: ignore[reportArgumentType] - a plain attribute
+    module.unmerged_hooks = tuple(hooks)  # pyright: ignore[reportArgumentType] - a plain attribute

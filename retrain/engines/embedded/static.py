@@ -1,4 +1,4 @@
-"""Slots whose decode step is the same operations on the same memory for many steps: on a GPU, a CUDA graph."""
+"""Slots at fixed addresses, so that a GPU can replay the decode step as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 from retrain.engines.embedded.decoder import Slots
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-"""(tokens [R], positions [R]) -> logits [R, V], by way of the slots."""
+"""(tokens [R], positions [R]) -> logits [R, V]; reads and writes the slots."""
 
 _COLUMNS = 256
-"""A step attends over whole blocks of so many columns: more are wasted, fewer make more graphs."""
+"""A step attends over a multiple of this many columns. Larger blocks waste work, smaller ones need more graphs."""
 
 
 class StaticSlots(Slots):
-    """Slots at fixed addresses, in which only the contents of tensors differ from one step to the next.
+    """Slots at fixed addresses: consecutive steps run the same operations on the same memory.
 
-    A step writes the column that a tensor names, and attends over the first `reach` columns, those that are not
-    filled being hidden. So all steps with one number of rows and one reach are alike. On a GPU the first of them
-    runs operation by operation, the second is captured as a CUDA graph, and the others replay it: the processor
-    then starts one graph a step, where it had hundreds of kernels to start. Graphs live as long as one call of the
-    sampler, and only one at a time: both numbers change in one direction only.
+    A step writes the column whose index is in a tensor, and attends over the first `reach` columns,
+    with unfilled ones masked. All steps with the same number of rows and the same reach are
+    therefore identical. On a GPU the first of them runs kernel by kernel, the second is captured as
+    a CUDA graph, and the others replay it: one launch per step instead of hundreds. Only one graph
+    is kept at a time, because the number of rows only falls and the reach only grows.
 
     Attributes:
-        failed: why a step could not be captured; empty if none was refused.
+        failed: error of a failed capture, after which no further one is tried; empty before.
     """
 
-    compact_below = 0.5  # fewer numbers of rows, fewer graphs
+    compact_below = 0.5  # every other number of rows needs another graph
     failed = ""
 
     def __init__(self, pad: Tensor, counts: Tensor, width: int, leaves: bool = False) -> None:
@@ -41,11 +41,11 @@ class StaticSlots(Slots):
 
     @property
     def reach(self) -> int:
-        """Columns that the next step attends over."""
+        """Number of columns that the next step attends over."""
         return min(self.width, (self.used // _COLUMNS + 1) * _COLUMNS)
 
     def add_layer(self, key: Tensor, value: Tensor) -> None:
-        """As in `Slots`, and filled with zeros: a column that is hidden must still be a number."""
+        """Allocate a layer filled with zeros: masked columns are read and must not be NaN."""
         super().add_layer(key, value)
         self.keys[-1].zero_()
         self.values[-1].zero_()
@@ -57,7 +57,7 @@ class StaticSlots(Slots):
         return self.keys[layer][..., : self._shape[1]], self.values[layer][:, :, : self._shape[1]]
 
     def visible(self) -> Tensor:
-        """Bias [rows, 1, 1, reach]: -inf on padding and behind the column that is written, else 0."""
+        """Return the bias [rows, 1, 1, reach]: -inf on padding and after the current column, else 0."""
         columns = self._columns[: self._shape[1]]
         hidden = (columns < self._pads[:, None]) | (columns > self._column)
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None, None]
@@ -86,7 +86,7 @@ class StaticSlots(Slots):
     def _capture(self, compute: Compute) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            # The trainer's thread may allocate meanwhile.
+            # The trainer's thread may allocate GPU memory during the capture.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._logits = self._compute(compute)
         except RuntimeError as error:

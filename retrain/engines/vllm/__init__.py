@@ -1,1 +1,1 @@
-"""vLLM as an engine: in the trainer's process, or as servers."""
+"""vLLM engines: in the trainer's process, or as servers."""

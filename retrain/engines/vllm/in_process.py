@@ -1,13 +1,15 @@
-"""vLLM in the trainer's process: weights are handed over as tensors, without files or sockets."""
+"""vLLM in the trainer's process: it gets weights as tensors, without files or sockets."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -17,60 +19,72 @@ from retrain.engines.vllm.isolation import Isolation
 from retrain.errors import EngineError
 from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
-from retrain.types import Ask, Completion, Hear, Request, Sampling
+from retrain.system import event_loop
+from retrain.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _VARIABLES = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: tensors are handed over as they are
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process the engine can read the trainer's tensors
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads and their processors are the trainer's business
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer decides on threads and CPU affinity
 }
 _ADVICE = (
-    "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` are one package directory and "
-    "must not both be installed, and torchvision must be built for the same torch"
+    "check the installation with `retrain doctor`: `vllm` (for GPUs) and `vllm-cpu` share one package directory, so "
+    "uninstall one of them; install a torchvision that was built for your torch"
 )
 
 
-@engine("vllm", alone=True, extra=("vllm", "vllm"), check=options.check_table, adapters=options.ADAPTERS)
-class VllmEngine(Sampler):
-    """Samples with vLLM, in this process, from weights that are replaced in place after every step.
+class _Asked(NamedTuple):
+    request: Request
+    sampling: Sampling
+    future: asyncio.Future[list[Completion]]
 
-    vLLM reads the model's architecture from a configuration in `run_dir/vllm`; weights come from `load_weights` and
-    `load_adapter` alone, so that none is ever sampled from that is not the trainer's. Log-probs are those of the
-    distribution that was sampled from, in float32: tempered, truncated by top_k and top_p. At temperature 0 tokens
-    are greedy and log-probs those of temperature 1. A call starts with an empty prefix cache unless the last one had
-    the same weights and `sampling`, as the turns of an episode have: what it returns depends on the weights, the
-    prompts and the seed, and not on what was sampled before.
+
+@engine("vllm", own_process_group=True, extra=("vllm", "vllm"), check=options.check_table, adapters=options.ADAPTERS)
+class VllmEngine(Sampler):
+    """Samples with vLLM in this process; weights are replaced in place after every step.
+
+    vLLM reads the model's architecture from a configuration in `run_dir/vllm`. Weights come from
+    `load_weights` and `load_adapter` only, so completions never come from weights other than the
+    trainer's. Log-probs are those of the sampling distribution, in float32: tempered, and truncated
+    by top_k and top_p. At temperature 0 tokens are greedy, and the log-probs are those of
+    temperature 1. The prefix cache is emptied before a call unless the previous call had the same
+    weights and the same `sampling`, as the turns of an episode have. Results therefore depend on
+    the weights, the prompts and the seed, and not on earlier calls.
 
     Args:
-        model: a transformers causal LM; its configuration, and the names and shapes of its weights.
-        seed: of vLLM's own generators; completions derive from the seed of each call.
-        device: where the trainer is; on a CPU vLLM runs without compilation.
-        run_dir: where the configuration is written.
-        dtype: of vLLM's weights and products. "auto" is bfloat16 on a GPU and float32 on a CPU.
-        gpu_memory_utilization: share of a GPU's memory that vLLM takes, weights and cache together; the trainer
-            needs the rest.
-        kv_cache_mb: memory of the cache of keys and values instead; unset: what gpu_memory_utilization leaves, on a
-            CPU 256.
-        max_model_len: longest prompt with its completion, in tokens; unset: as many as the model knows and memory
-            holds.
-        tensor_parallel_size: GPUs that share the model.
-        enforce_eager: no CUDA graphs: slower sampling, faster start, less memory.
-        quantization: vLLM's name of a quantization of the weights as they are loaded, such as "fp8"; raise
-            `[rollout] parity_tolerance` with it.
-        sleep: give the GPU's memory back after every call; weights wait in the processor's memory.
-        lora: how adapters reach vLLM: "adapter", as a small file after every step, on a base that is sent once; or
-            "merged" into full weights after every step, where bfloat16 loses an update that is smaller than a weight's
-            last digit. Unset: "adapter" if vLLM takes adapters for the architecture in this dtype.
+        model: a transformers causal LM; read are its configuration and its weights' names and shapes.
+        seed: of vLLM's own random generators; completions use the seed of each call.
+        device: of the trainer; on a CPU vLLM runs without compilation.
+        run_dir: directory of the run; the configuration is written to its folder `vllm`.
+        trainer_dtype: dtype of the trainer's matrix products.
+        dtype: of vLLM's weights and matrix products. "auto" is the trainer's, `[model] dtype`, so
+            that both round alike.
+        gpu_memory_utilization: share of a GPU's memory for vLLM, weights and cache together; the
+            trainer needs the rest.
+        kv_cache_mb: memory of the key-value cache, in MB; unset, the rest of gpu_memory_utilization
+            on a GPU and 256 on a CPU.
+        max_model_len: longest prompt with its completion, in tokens; unset, the model's limit or
+            the memory's, whichever is smaller.
+        tensor_parallel_size: number of GPUs that share the model.
+        enforce_eager: use no CUDA graphs: slower sampling, faster start, less memory.
+        quantization: vLLM's name of a quantization applied when weights are loaded, such as "fp8";
+            raise `[rollout] parity_tolerance` with it.
+        sleep: release the GPU's memory after every call; weights are moved to the CPU's memory.
+        lora: "adapter" loads a small adapter file after every step, on a base that is loaded once.
+            "merged" loads merged weights after every step; in bfloat16 this loses updates smaller
+            than a weight's last digit. Unset, "adapter" if vLLM supports adapters for the
+            architecture in this dtype.
 
     Attributes:
-        takes_adapters: the weights in force are a base from `load_weights` with an adapter from `load_adapter`.
-        version: of the weights in force; None until there are any.
-        tolerance: mean difference per token from the trainer's log-probs, in nats, that is still rounding.
+        takes_adapters: weights are a base from `load_weights` and an adapter from `load_adapter`.
+        version: of the weights in use; None before the first ones are loaded.
+        tolerance: mean difference per token from the trainer's log-probs, in nats, that rounding
+            explains.
     """
 
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
@@ -79,6 +93,7 @@ class VllmEngine(Sampler):
         seed: int,
         device: Any,
         run_dir: Path,
+        trainer_dtype: str,
         *,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4,
@@ -92,12 +107,11 @@ class VllmEngine(Sampler):
     ) -> None:
         cpu = device.type == "cpu"
         if cpu and sleep:
-            raise EngineError("[vllm] sleep = true needs a GPU: on a CPU there is no memory to give back; remove it")
-        self._isolated = Isolation(_VARIABLES)
-        self._expected = full_shapes(base_model(model))
+            raise EngineError("[vllm] sleep = true releases GPU memory and this run uses a CPU; remove it")
+        self._isolated, self._expected = Isolation(_VARIABLES), full_shapes(base_model(model))
         self._sleeps, self._asleep = sleep, False
         table: dict[str, Any] = {
-            "dtype": dtype,
+            "dtype": options.resolved(dtype, trainer_dtype),
             "gpu_memory_utilization": gpu_memory_utilization,
             "kv_cache_mb": kv_cache_mb,
             "max_model_len": max_model_len,
@@ -118,18 +132,23 @@ class VllmEngine(Sampler):
         self.version: int | None = None
         self._has_base, self._adapter = False, None
         self._cached: tuple[int, Sampling] | None = None
+        self._asked, self._abandoned = list[_Asked](), list[str]()
+        self._steps: asyncio.Task[None] | None = None
         self._llm: Any = None
         self.room = 0.0
         self._start()
 
     def describe(self) -> str:
-        """What samples, in words."""
+        """Describe the engine in one line."""
         room = f"up to {self.room} tokens per completion with its prompt"
         merged = f", LoRA merged and rounded to {self._dtype}" if self._merges else ""
         return f"vLLM {_vllm().__version__}, {self._dtype}{merged}, {room}"
 
     def _serves_adapters(self, model: Any, cpu: bool) -> bool:
-        """Whether vLLM takes adapters for the architecture; on a GPU it takes none in float32, which merges exactly."""
+        """Return True if vLLM supports adapters for the architecture in this dtype.
+
+        On a GPU it does not support float32 adapters, which is harmless: float32 merges exactly.
+        """
         if self._dtype == "float32" and not cpu:
             return False
         with self._isolated():
@@ -138,18 +157,18 @@ class VllmEngine(Sampler):
             return found is not None and models.supports_lora(found.load_model_cls())
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace the weights in place by a full state dict; before adapters, that of the base.
+        """Replace the weights in place by a full state dict, which is the base if adapters follow.
 
         Raises:
-            EngineError: names or shapes are not the model's (the old weights stay in force), or vLLM failed to load
-                them even into a new engine (then there are none in force).
+            EngineError: names or shapes do not fit the model (the old weights stay in use), or vLLM
+                failed to load them even after a restart (then it has no weights).
         """
         check_weights(self._expected, weights)
         self.version, self._cached, failure = None, None, None
         for _ in range(2):
             try:
                 self._reload(weights)
-            except Exception as error:  # a reload that failed half-way leaves the engine unusable
+            except Exception as error:  # a partial reload leaves the engine unusable
                 failure = error
                 self.close()
             else:
@@ -159,11 +178,11 @@ class VllmEngine(Sampler):
         raise EngineError(f"vLLM cannot load the weights of step {version} ({_line(failure)})") from failure
 
     def load_adapter(self, folder: Path, version: int) -> None:
-        """Replace the adapter in place by the one in this folder, in peft's format.
+        """Replace the adapter in place by the one in this folder, in PEFT's format.
 
         Raises:
-            EngineError: there is no base yet, or vLLM cannot load the adapter; no weights are in force until it has
-                loaded one.
+            EngineError: there is no base yet, or vLLM cannot load the adapter. Sampling then fails
+                until an adapter is loaded.
         """
         if not self._has_base:
             raise EngineError("the sampler has no base for an adapter: call load_weights first")
@@ -173,77 +192,82 @@ class VllmEngine(Sampler):
             with self._isolated():
                 self._wake()
                 self._llm.llm_engine.add_lora(request("policy", 1, str(folder), load_inplace=True))
-        except Exception as error:  # some layers may have the new adapter and some the old one, until one is loaded
+        except Exception as error:  # some layers may now have the new adapter and others the old one
             raise EngineError(f"vLLM cannot load the adapter of step {version} ({_line(error)})") from error
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """The completions of every request, in the requests' order."""
-        version = options.check(requests, sampling, self.version, self.room)
-        prompts = [{"prompt_token_ids": list(request.ids)} for request in requests]
+        """Return the completions of every request, in the order of the requests."""
+        return event_loop.run(event_loop.gather(self.generate(request, sampling) for request in requests))
+
+    async def generate(self, request: Request, sampling: Sampling) -> list[Completion]:
+        """Return the completions of one request. vLLM accepts new requests between any two tokens."""
+        one = _Asked(request, sampling, asyncio.get_running_loop().create_future())
+        self._asked.append(one)
+        steps = self._steps = self._steps or asyncio.create_task(self._keep_stepping())
+        try:
+            return await one.future
+        except asyncio.CancelledError:
+            steps.cancel()
+            raise
+
+    async def _keep_stepping(self) -> None:
+        """Sample token by token, in the thread that runs the event loop, until no request is left."""
+        new, running = list[_Asked](), dict[str, _Asked]()
+        try:
+            while self._asked or running:
+                new, self._asked = self._asked, []
+                for number, completions in await event_loop.call_in_caller(partial(self._step, new, running)):
+                    _answer(running.pop(number), completions)
+        except Exception as error:
+            for one in (*running.values(), *new, *self._asked):
+                _answer(one, error)
+            self._asked = []
+        finally:
+            self._steps, self._abandoned = None, [*running]
+
+    def _step(self, new: Sequence[_Asked], running: dict[str, _Asked]) -> list[tuple[str, list[Completion]]]:
+        """Add the new requests and sample one token of every running one; return the finished ones."""
+        event_loop.check_stop()
         with self._isolated():
-            self._begin(version, sampling)
+            for one in new:
+                version = options.check([one.request], one.sampling, self.version, self.room)
+                self._begin(version, one.sampling)
+                with _sampling():
+                    running[self._add(one)] = one
             with _sampling():
-                fields = _parameters(requests, sampling)
-                results = self._llm.generate(prompts, fields, use_tqdm=False, lora_request=self._adapter)
-                groups = [
-                    options.completions(map(_row, result.outputs), request, sampling, version)
-                    for result, request in zip(results, requests, strict=True)
-                ]
-            self._sleep()
-        self._check(groups, version)
-        return groups
+                results = [result for result in self._llm.llm_engine.step() if result.finished] if running else []
+            found = [(one.request_id, self._completions(one, running[one.request_id])) for one in results]
+            if len(found) == len(running):
+                self._sleep()
+        return found
 
-    def keep_sampling(self, ask: Ask, hear: Hear, sampling: Sampling) -> None:
-        """Sample what is asked until there is no more, and give each request's completions to `hear` as they come.
+    def _add(self, one: _Asked) -> str:
+        engine, number = self._llm.llm_engine, str(next(self._llm.request_counter))
+        if self._abandoned:
+            engine.abort_request(self._abandoned)
+            self._abandoned = []
+        [fields] = _parameters([one.request], one.sampling)
+        engine.add_request(number, {"prompt_token_ids": [*one.request.ids]}, fields, lora_request=self._adapter)
+        return number
 
-        vLLM takes new requests between any two tokens.
-        """
-        waiting: dict[str, Request] = {}
-        with self._isolated():
-            try:
-                while (requests := ask(not waiting)) is not None:
-                    version = options.check(requests, sampling, self.version, self.room)
-                    self._begin(version, sampling)
-                    with _sampling():
-                        done = self._stepped(requests, waiting, sampling, version)
-                    self._check([group for _, group in done], version)
-                    for request, group in done:
-                        hear(request, group)
-            finally:
-                if waiting and self._llm is not None:
-                    self._llm.llm_engine.abort_request([*waiting])
-            self._sleep()
-
-    def _stepped(
-        self, requests: Sequence[Request], waiting: dict[str, Request], sampling: Sampling, version: int
-    ) -> list[tuple[Request, list[Completion]]]:
-        """Sample one more token of everything that waits, new requests included; returns what is complete."""
-        engine, done = self._llm.llm_engine, list[tuple[Request, list[Completion]]]()
-        for request, fields in zip(requests, _parameters(requests, sampling), strict=True):
-            number = str(next(self._llm.request_counter))
-            waiting[number] = request
-            engine.add_request(number, {"prompt_token_ids": [*request.ids]}, fields, lora_request=self._adapter)
-        for result in engine.step() if waiting else ():
-            if result.finished:
-                request, rows = waiting.pop(result.request_id), map(_row, result.outputs)
-                done.append((request, options.completions(rows, request, sampling, version)))
-        return done
+    def _completions(self, result: Any, one: _Asked) -> list[Completion]:
+        version = self.version or 0
+        found = options.completions(map(_row, result.outputs), one.request, one.sampling, version)
+        if any(score != score for row in found for score in row.logprobs):
+            self.close()  # the key-value cache would keep the NaNs under the next weights
+            raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
+        return found
 
     def _begin(self, version: int, sampling: Sampling) -> None:
         self._wake()
-        # The turns of an episode, which one `sampling` draws, find the keys of the turns before.
+        # The turns of an episode have one `sampling` and reuse the keys and values of earlier turns.
         if self._cached != (version, sampling) and not self._llm.reset_prefix_cache():
-            raise EngineError("vLLM did not empty its prefix cache, which may hold keys of other weights")
+            raise EngineError("vLLM did not empty its prefix cache, which may contain keys of old weights")
         self._cached = version, sampling
 
-    def _check(self, groups: Sequence[Sequence[Completion]], version: int) -> None:
-        if any(score != score for group in groups for row in group for score in row.logprobs):
-            self.close()  # the cache of keys would keep the NaNs under the next weights
-            raise EngineError(f"the log-probs are not numbers: the weights of version {version} are not finite")
-
     def close(self) -> None:
-        """End the engine and give its memory back."""
+        """Shut the engine down and release its memory."""
         if self._llm is None:
             return
         with self._isolated():
@@ -253,7 +277,7 @@ class VllmEngine(Sampler):
             _vllm("distributed.parallel_state").cleanup_dist_env_and_memory()
 
     def _start(self) -> Any:
-        """Start the engine and have it sample one token: what it cannot serve shows now, and not in the first step."""
+        """Start the engine and sample one token, so that errors appear before the first step."""
         try:
             with self._isolated(), warnings.catch_warnings(action="ignore"):
                 platform = _vllm("platforms").current_platform
@@ -282,14 +306,14 @@ class VllmEngine(Sampler):
             self._asleep = False
 
     def _sleep(self) -> None:
-        """Level 1 keeps the weights in force; what wakes up at level 2 are no weights at all."""
+        """Put vLLM to sleep at level 1, which keeps the weights; level 2 would discard them."""
         if self._sleeps:
             self._llm.sleep(level=1)
             self._asleep = True
 
 
 def _vllm(module: str = "") -> Any:
-    """vLLM, or a module of it: an extra, imported where it is used."""
+    """Import vLLM, an optional dependency, or one of its modules."""
     return importlib.import_module(f"vllm.{module}" if module else "vllm")
 
 
@@ -299,6 +323,15 @@ def _sampling() -> Generator[None]:
         yield
     except Exception as error:
         raise EngineError(f"vLLM failed to sample ({_line(error)})") from error
+
+
+def _answer(one: _Asked, found: list[Completion] | Exception) -> None:
+    if one.future.done():  # the caller has been cancelled
+        return
+    if isinstance(found, Exception):
+        one.future.set_exception(found)
+    else:
+        one.future.set_result(found)
 
 
 def _parameters(requests: Sequence[Request], sampling: Sampling) -> list[Any]:
@@ -311,5 +344,5 @@ def _row(output: Any) -> tuple[Sequence[int], Sequence[float], str]:
 
 
 def _line(error: Exception | None) -> str:
-    """An exception in one line."""
+    """Format an exception in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,4 +1,4 @@
-"""Keeps a library that takes the process for its own from changing it."""
+"""Isolation of process-wide state from a library that changes it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 class Isolation:
-    """Runs the code of a library under its own environment variables, and puts everything back afterwards.
+    """Context manager that runs a library with its own environment variables and restores state.
 
-    Put back are the environment, the generators of Python, NumPy and torch, the number of threads and the
-    function that sets it, and the default dtype. Variables that the library sets are its own: the next block
-    finds them again, and nobody else does.
+    It restores the environment, the random generators of Python, NumPy and torch, the number of
+    threads and the function that sets it, and the default dtype. Variables that the library sets
+    are visible inside later blocks only.
 
     Args:
-        variables: environment variables that the library is to find.
+        variables: environment variables for the library.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -23,7 +23,7 @@ class Isolation:
 
     @contextmanager
     def __call__(self) -> Generator[None]:
-        """Everything inside the block belongs to the library."""
+        """Run the library's code inside the block."""
         environment = dict(os.environ)
         os.environ.update(self._variables)
         try:
@@ -38,7 +38,7 @@ class Isolation:
 
 @contextmanager
 def _process_state() -> Generator[None]:
-    """Generators, threads and default dtype, as they were."""
+    """Restore random generators, threads and default dtype after the block."""
     import random
 
     import numpy as np
@@ -54,7 +54,7 @@ def _process_state() -> Generator[None]:
         np.random.set_state(array)
         torch.set_rng_state(cpu)
         torch.cuda.set_rng_state_all(gpus)
-        torch.set_num_threads = set_threads  # vLLM replaces it by a function without effect
+        torch.set_num_threads = set_threads  # vLLM replaces it with a function that does nothing
         torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             set_threads(threads)

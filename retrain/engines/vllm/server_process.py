@@ -1,9 +1,8 @@
-"""A vLLM server as a child of this process, which leaves no process behind however either of them ends."""
+"""Child process with a vLLM server. Neither an exit nor a crash of either process leaves orphans."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,13 +13,13 @@ from typing import Any
 from retrain.engines.vllm.vllm_options import adapter_options, engine_options, flags
 from retrain.errors import EngineError
 from retrain.system import http_client as http
-from retrain.system.process import Leave, end, follower
+from retrain.system.process import Leave, process_group
 
 ENGINE = "vllm"
-"""The engine, and the table, that says what a server is started with."""
+"""Name of the engine and of the table whose keys are the server's options."""
 _SERVER = "vllm.entrypoints.openai.api_server"
 _VARIABLES = {
-    "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that replace weights
+    "VLLM_SERVER_DEV_MODE": "1",  # enables the endpoints that replace weights
     "VLLM_NO_USAGE_STATS": "1",
 }
 _CPU_VARIABLES = {
@@ -28,34 +27,35 @@ _CPU_VARIABLES = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 _GRACE_S = 20.0
-_WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
-"""Ends a process group at the end of the standard input, unless a line comes first."""
 
 
 def command(table: Mapping[str, Any], model: str, seed: int, cpu: bool, more: Mapping[str, Any]) -> list[str]:
-    """A server's command line.
+    """Return the command line of a server.
 
     Args:
         table: `[vllm]` with its defaults.
-        model: directory or hub name of a model with the architecture that is trained; its weights will be replaced.
-        more: further options of vLLM: where to listen, and what loading this model takes.
+        model: directory or hub name of a model with the trained model's architecture; the run
+            replaces its weights.
+        seed: of vLLM's random generators.
+        cpu: the server runs on a CPU.
+        more: further vLLM options, such as the address and how to load the model.
     """
-    # Scale-out is what vLLM calls the endpoint that takes and returns token ids.
+    # The scale-out option enables vLLM's endpoint with token ids as input and output.
     options = engine_options(table, model, seed, cpu) | {"enable_scale_out": True} | dict(more)
     return [sys.executable, "-m", _SERVER, *flags(options)]
 
 
 def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Options and environment variables of a server for how weights reach it.
+    """Return the options and environment variables of a server for weight transfer.
 
     Args:
         transfer: `[vllm] transfer`.
-        rank: of the adapters that the server takes; None if it takes full weights.
+        rank: of the adapters that the server loads; None for full weights.
     """
     options: dict[str, Any] = (
         {} if transfer == "file" else {"weight_transfer_config": json.dumps({"backend": transfer})}
     )
-    # Handles of GPU memory come as pickles.
+    # The trainer sends handles of GPU memory as pickles.
     variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if transfer == "ipc" else {}
     if rank is not None:
         options |= adapter_options(rank)
@@ -66,13 +66,16 @@ def weight_options(transfer: str, rank: int | None) -> tuple[dict[str, Any], dic
 def serve(
     arguments: list[str], url: str, cpu: bool, ready: Callable[[str], None], variables: Mapping[str, str]
 ) -> None:
-    """Run a server until it ends or this process gets SIGTERM, which raises SystemExit(0).
+    """Run a server until it exits or this process gets SIGTERM, which raises SystemExit(0).
 
     Args:
+        arguments: command line from `command`.
+        url: address of the server.
+        cpu: the server runs on a CPU.
         ready: called with the address once the server answers.
-        variables: environment variables of this server besides those of all.
+        variables: environment variables for this server, in addition to those of every server.
     Raises:
-        EngineError: the server could not be started, or has ended.
+        EngineError: the server could not be started, or it exited.
     """
     own = {**_VARIABLES, **(_CPU_VARIABLES if cpu else {}), **variables}
     with _server(arguments, own) as process:
@@ -86,36 +89,12 @@ def serve(
 
 @contextmanager
 def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
-    """The running server, in a new process group; when the block is left, the group is gone."""
-    with Leave() as leave:
-        process = subprocess.Popen(  # noqa: S603 - our own command line
-            arguments,
-            env={**os.environ, **variables},
-            stdout=sys.stderr.fileno(),
-            start_new_session=True,
-            preexec_fn=follower(os.getpid()),
-        )
-        watch = _watch(process.pid)
+    """Run the server and its helpers inside the block."""
+    with Leave() as leave, process_group(arguments, variables, grace_s=_GRACE_S, stdout=sys.stderr.fileno()) as process:
         try:
             yield process
         finally:
             leave.under_way = True
-            end(process, _GRACE_S)  # a server that was killed leaves helpers behind
-            watch.communicate(b"\n")
-
-
-def _watch(group: int) -> subprocess.Popen[bytes]:
-    """A shell that ends the server's group when this process is gone, even if the server is killed with it.
-
-    The server follows this process; its helpers follow neither.
-    """
-    return subprocess.Popen(  # noqa: S603 - our own command line
-        ["/bin/sh", "-c", _WATCHER, str(group)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def _answers(url: str) -> bool:
@@ -127,4 +106,4 @@ def _answers(url: str) -> bool:
 
 def _check(process: subprocess.Popen[bytes]) -> None:
     if (code := process.poll()) is not None:
-        raise EngineError(f"the vLLM server ended with exit code {code}; what it printed before says why")
+        raise EngineError(f"the vLLM server ended with exit code {code}; see its output above")

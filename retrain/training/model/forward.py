@@ -1,4 +1,4 @@
-"""One forward of any transformers causal LM: packed where the model allows it, padded otherwise."""
+"""Forward passes of any transformers causal LM, packed if the model allows it, otherwise padded."""
 
 from __future__ import annotations
 
@@ -12,40 +12,49 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from retrain.errors import ComponentError
 from retrain.functional.logprobs import predictors, token_scores
 from retrain.protocols import WHOLE, Shards
-from retrain.training.model.operations import shorten
+from retrain.training.cpu_kernels import shorten
 from retrain.training.model.packing import Packing
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 from retrain.types import Batch
 
 MicroBatch = tuple[Tensor, bool]
-"""Row numbers of a micro-batch, and whether they count: one that does not keeps its rank in step with the others."""
+"""(row numbers of a micro-batch, True if they count).
+
+One that does not count only gives its rank as many forward passes as the others.
+"""
 _TOLERANCE = 1e-3
+"""Largest error of the packed forward in float32, relative to the logits' standard deviation."""
 _CACHED_CELLS = 2048
-"""A processor is a tenth faster on parts whose activations stay in its cache than on larger ones."""
+"""Cells of a micro-batch on a CPU: 10% faster than larger ones, as activations stay in cache."""
 _PARAMETERS_PER_CELL = 1 << 14
-"""A large model's weights do not stay there: to cast them for every part costs more."""
+"""Parameters per cell of a micro-batch on a CPU, for large models.
+
+Each micro-batch casts all weights, so a large model needs larger micro-batches.
+"""
 
 
 class Forward:
     """Scores response tokens with a causal LM.
 
-    What a model can do is found by trying: a probe compares the packed forward, and body plus output
-    embedding, with the model's own logits. A model that changes logits after the output embedding (soft
-    caps) keeps its own forward; a model that refuses the packed attention, or sees less than the whole row
-    (sliding windows), is run padded with its own attention.
+    A probe tests the model's abilities: it compares the packed forward, and the output embedding of
+    the last hidden state, with the model's own logits. A model that changes logits after the output
+    embedding (soft caps) uses its own forward. A model that fails with the packed attention, or has
+    sliding windows, runs padded with its own attention.
 
     Attributes:
-        splits: logits = output embedding of the last hidden state, so they can be computed in chunks.
-        packed_limit: longest row that may be packed; 0 if the model cannot pack.
-        ragged: packed rows attend by the kernel for rows of different lengths, see `ragged_attention`.
+        splits: logits are the output embedding of the last hidden state, so they can be computed in
+            chunks.
+        packed_limit: largest length of a row that can be packed; 0 if the model cannot pack.
+        ragged: packed rows use `ragged_attention`.
     """
 
     def __init__(self, model: Any, settings: PolicySettings, shards: Shards = WHOLE) -> None:
-        """`shards`: how the model's weights lie on the ranks."""
+        """Probe the model; `shards` describes how its weights are sharded."""
         self.model, self.shards, self.temperature = model, shards, settings.temperature
-        self.config: Any = model.config.get_text_config()  # its own, but for a model that sees images as well
+        self.config: Any = model.config.get_text_config()  # part of the config in multimodal models
         self.device: torch.device = shards.device or model.device
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self.chunk = settings.logprob_chunk or max(1, LOGITS_AT_ONCE // self.config.vocab_size)
@@ -59,20 +68,25 @@ class Forward:
 
     @torch.no_grad()
     def _probe(self) -> None:
+        half = self.model.get_input_embeddings().weight.dtype != torch.float32
+        # Compare float32 weights without rounding.
+        with self._autocast() if half else nullcontext():
+            self._try_forwards()
+
+    def _try_forwards(self) -> None:
         device = self.device
         ids = torch.arange(10, device=device).view(2, 5) * 7 % self.config.vocab_size
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2], device=device)
         cells, none = mask.flatten(), torch.zeros_like(mask)
         expected = self.shards.run(lambda: self._padded(ids, mask)[cells])
-        self.splits = True  # the probe's premise
+        self.splits = True  # `_padded` and `_head` use it in the next line
         self.splits = self._agrees(expected, lambda: self._head(self._padded(ids, mask)[cells]))
         possible = self.splits and self._may_be_ragged()
-        for self.ragged in (True, False) if possible else (False,):
+        tried = [True] * possible + [False] * self.splits
+        for self.ragged in tried:
             packing = Packing.of(ids, mask, none, self.ragged)
             with packed(self.model):
-                if self.splits and self._agrees(
-                    expected, lambda packing=packing: self._head(self._packed(ids, packing))
-                ):
+                if self._agrees(expected, lambda packing=packing: self._head(self._packed(ids, packing))):
                     self.packed_limit = longest_packed_row(self.config)
                     break
         if possible and not self.ragged:
@@ -88,60 +102,74 @@ class Forward:
     def _agrees(self, expected: Tensor, compute: Callable[[], Tensor]) -> bool:
         try:
             logits = self.shards.run(compute)
-        except Exception:  # whatever a model raises here, its own forward remains
+        except Exception:  # a model may raise anything; then its own forward is used
             self.shards.recover()
             return False
+        # Not the largest error: in 16 bits, that of 100,000 logits grows with the depth.
         slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
-        return torch.allclose(logits.float(), expected.float(), rtol=slack, atol=slack * float(expected.std()))
+        error = (logits.float() - expected.float()).square().mean().sqrt()
+        return bool(error <= slack * expected.float().std())
 
     def attention(self, width: int) -> AbstractContextManager[None]:
-        """Holds the attention that rows of this width use; forward and backward both belong in it."""
+        """Select the attention for rows of this width, for both forward and backward pass."""
         return packed(self.model) if width <= self.packed_limit else nullcontext()
 
     def micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[MicroBatch]:
-        """This rank's share of these rows, by length, in parts that fit the token budget."""
+        """Return this rank's micro-batches of these rows, within the token budget."""
         ranks = self.shards.ranks
         return deal(batch.attention_mask.sum(-1).tolist(), rows, self.budget, ranks.size)[ranks.rank :: ranks.size]
 
-    def columns(self, batch: Batch) -> dict[str, Tensor]:
-        """logprobs, entropy (both with gradient) and varentropy of response tokens, [N, T], 0 elsewhere.
+    def columns(self, batch: Batch, squares: bool = False) -> dict[str, Tensor]:
+        """Compute the scores of `TokenScores` for response tokens, each [N, T], 0 elsewhere.
 
-        Called within `attention(T)`.
+        logprobs and entropy have a gradient. Call this inside `attention(T)`.
+
+        Args:
+            squares: compute sum_pi_squared; otherwise it is 0.
         """
-        return self.shards.run(self._columns, batch)
+        return self.shards.run(self._columns, batch, squares)
 
-    def _columns(self, batch: Batch) -> dict[str, Tensor]:
+    def _columns(self, batch: Batch, squares: bool) -> dict[str, Tensor]:
+        ids, scored = batch.input_ids, batch.response_mask
+        with self._autocast():
+            hidden = self._hidden(batch)
+            scores = token_scores(
+                hidden, self._head, ids[scored], temperature=self.temperature, chunk=self.chunk, squares=squares
+            )
+        blank = scores.logprobs.new_zeros(ids.shape)
+        return {name: blank.masked_scatter(scored, values) for name, values in vars(scores).items()}
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        """Compute the last hidden states [n, d] that predict the n response tokens."""
         ids, mask, scored = batch.input_ids, batch.attention_mask, batch.response_mask
         packing = Packing.of(ids, mask, scored, self.ragged) if ids.shape[1] <= self.packed_limit else None
         cells = predictors(scored)
         index = cells if packing is None else packing.gather.reshape(-1)[cells]
-        with self._autocast():
-            hidden = (self._padded(ids, mask) if packing is None else self._packed(ids, packing)).index_select(0, index)
-            scores = token_scores(hidden, self._head, ids[scored], temperature=self.temperature, chunk=self.chunk)
-        blank = scores.logprobs.new_zeros(ids.shape)
-        return {name: blank.masked_scatter(scored, values) for name, values in vars(scores).items()}
+        return (self._padded(ids, mask) if packing is None else self._packed(ids, packing)).index_select(0, index)
 
     @torch.no_grad()
     def logprobs(
         self, batch: Batch, columns: Sequence[str] = ("old_logprobs",), parts: Sequence[MicroBatch] | None = None
     ) -> dict[str, Tensor]:
-        """old_logprobs, entropy, varentropy by name, each [N, T] float32 without gradient, in one pass.
+        """Compute columns in one pass, each [N, T] float32 without gradient.
 
         Args:
-            parts: this rank's micro-batches of rows to score, others being 0; None: those of all rows.
+            columns: names among old_logprobs, entropy, varentropy and sum_pi_squared.
+            parts: this rank's micro-batches of rows to score, and 0 for other rows; None for all
+                rows.
         """
         tables = {name: batch.sampler_logprobs.new_zeros(batch.input_ids.shape) for name in columns}
         for part, counts in self.micro_batches(batch, range(len(batch.input_ids))) if parts is None else parts:
             rows = batch.rows(part)
             with self.attention(rows.input_ids.shape[1]):
-                found = self.columns(rows)
+                found = self.columns(rows, squares="sum_pi_squared" in columns)
             found["old_logprobs"] = found["logprobs"]
             for name, table in tables.items() if counts else ():
                 table[part, : rows.input_ids.shape[1]] = found[name]
-        return {name: self.shards.ranks.sum(table) for name, table in tables.items()}
+        return {name: self.shards.ranks.all_reduce(table) for name, table in tables.items()}
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The full state dict, whole on every rank; views where nothing is sharded."""
+        """Return the full state dict, unsharded on every rank; views if nothing is sharded."""
         return self.shards.whole(self.model.state_dict(keep_vars=True))
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -150,12 +178,15 @@ class Forward:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def _padded(self, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """Last hidden states [R*S, d] of all cells by the model's own attention; logits if it cannot split."""
+        """Compute last hidden states [R*S, d] with the model's own attention.
+
+        They are logits if `splits` is False.
+        """
         body = self.model.base_model if self.splits else self.model
         return body(input_ids=input_ids, attention_mask=mask.long(), use_cache=False)[0].flatten(0, 1)
 
     def _packed(self, input_ids: Tensor, packing: Packing) -> Tensor:
-        """Last hidden states [n, d] of the packed tokens; called within `attention`."""
+        """Compute last hidden states [n, d] of the packed tokens; call it inside `attention`."""
         ids, places = input_ids[packing.kept][None], packing.position_ids
         return self.model.base_model(input_ids=ids, position_ids=places, packing=packing, use_cache=False)[0][0]
 
@@ -163,15 +194,51 @@ class Forward:
         return self.model.get_output_embeddings()(hidden) if self.splits else hidden
 
 
-def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Tensor]:
-    """Rows in descending length, cut so that rows x longest row of a part stays within the budget.
+class ValueForward(Forward):
+    """Computes one value for the prefix before each response token, by a head on hidden states.
 
     Args:
-        lengths: tokens of every row of the batch.
-        rows: the rows to distribute.
-        budget: cells per part; a longer row stands alone.
+        head: maps hidden states [n, d] to [n, 1], in float32.
+    Raises:
+        ComponentError: the model's logits do not depend on the last hidden state alone.
+    """
+
+    def __init__(self, model: Any, settings: PolicySettings, shards: Shards, head: nn.Module) -> None:
+        super().__init__(model, settings, shards)
+        self.head = head
+        if not self.splits:
+            problem = "the critic reads the last hidden state, but this model's logits depend on more"
+            raise ComponentError(problem, "name another model in [critic] model")
+
+    def _columns(self, batch: Batch, squares: bool) -> dict[str, Tensor]:
+        with self._autocast():
+            hidden = self._hidden(batch)
+        found = self.head(hidden.float())[:, 0]
+        return {"predicted_values": found.new_zeros(batch.input_ids.shape).masked_scatter(batch.response_mask, found)}
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Tensor:
+        """Compute values [N, T] float32 without gradient, 0 outside response_mask."""
+        table = batch.sampler_logprobs.new_zeros(batch.input_ids.shape)
+        for part, counts in self.micro_batches(batch, range(len(batch.input_ids))):
+            rows = batch.rows(part)
+            with self.attention(rows.input_ids.shape[1]):
+                found = self.columns(rows)["predicted_values"]
+            if counts:
+                table[part, : rows.input_ids.shape[1]] = found
+        return self.shards.ranks.all_reduce(table)
+
+
+def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> list[Tensor]:
+    """Split rows into micro-batches of at most `budget` cells (rows x longest row).
+
+    Args:
+        lengths: length of every row of the batch, in tokens.
+        rows: numbers of the rows to split.
+        budget: cells per micro-batch; a longer row gets one of its own.
     Returns:
-        int64 row numbers per part; the longest part first, so that running out of memory happens at once.
+        int64 row numbers of each micro-batch, by decreasing length, so that running out of memory
+        happens at once.
     """
     parts: list[list[int]] = []
     for row in sorted(rows, key=lambda row: (-lengths[row], row)):
@@ -182,10 +249,11 @@ def micro_batches(lengths: Sequence[int], rows: Sequence[int], budget: int) -> l
 
 
 def deal(lengths: Sequence[int], rows: Sequence[int], budget: int, ranks: int) -> list[MicroBatch]:
-    """`micro_batches` for several ranks: part k goes to rank k % ranks, and every rank gets as many parts.
+    """Split rows into `micro_batches` for several ranks, as many for each; k belongs to rank k % ranks.
 
-    Ranks whose numbers of forwards differ wait for each other for ever. So the largest part is cut in two until the
-    parts come out even; where no part can be cut, the last one is repeated without counting.
+    With sharded weights, ranks with different numbers of forward passes would deadlock. So the
+    largest micro-batch is split until the number is even. If none can be split, the last one is
+    repeated without counting.
     """
     parts = [part.tolist() for part in micro_batches(lengths, rows, budget)]
     while len(parts) % ranks and len(largest := max(parts, key=len)) > 1:
@@ -201,12 +269,17 @@ NAME = "retrain_packed"
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Causal attention within each row of a packed list; transformers' attention interface.
+    """Compute causal attention within each row of a packed list, as transformers' AttentionInterface.
 
-    `options` holds `packing`, which the model passed through, and the model's own `scaling`.
+    One gather pads the tokens to rows, and one scatter packs the result. Padding follows a row's
+    tokens, so causality hides it.
 
-    query is [1, heads, n, d], key and value are [1, kv_heads, n, d]: one gather pads them to rows, one
-    scatter takes the result back to [1, n, heads, d]. Padding stands after a row's tokens, so causality hides it.
+    Args:
+        query: [1, heads, n, d].
+        key, value: [1, kv_heads, n, d].
+        options: `packing`, which the model passes through, and the model's own `scaling`.
+    Returns:
+        [1, n, heads, d], and None for attention weights.
     """
     packing: Packing = options["packing"]
     scale: float | None = options.get("scaling")
@@ -217,9 +290,10 @@ def packed_attention(
     rows, width = packing.gather.shape
     cells = packing.gather.reshape(-1)
 
-    wide = query.device.type == "cpu"  # a processor multiplies matrices faster in bfloat16, but attends slower
+    wide = query.device.type == "cpu"  # CPU attention is faster in float32, unlike matrix products
     grouped = query.shape[1] != key.shape[1]
-    if grouped and not wide:  # of torch's kernels for a GPU those that take fewer key heads hold all scores at once
+    # With fewer key heads, torch's only GPU kernels are those that store all scores at once.
+    if grouped and not wide:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
 
     def padded(x: Tensor) -> Tensor:
@@ -238,7 +312,7 @@ AttentionInterface.register(NAME, packed_attention)
 
 @contextmanager
 def packed(model: Any) -> Generator[None]:
-    """The model attends over packed tokens inside this block; forward and backward both belong in it."""
+    """Use the packed attention inside this block, for both forward and backward pass."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     config._attn_implementation = NAME
@@ -249,7 +323,7 @@ def packed(model: Any) -> Generator[None]:
 
 
 def longest_packed_row(config: Any) -> float:
-    """Rows up to this length see every earlier token: the attention window, or inf without one."""
+    """Return the length up to which a row attends to all earlier tokens: the window, or inf."""
     kinds = set(getattr(config, "layer_types", None) or ())
     local = bool(kinds - {"full_attention"}) or (not kinds and getattr(config, "use_sliding_window", True))
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]

@@ -1,10 +1,10 @@
-"""Model and tokenizer from a directory, the hub or the built-in; prompts to token ids; saving."""
+"""Load and save models and tokenizers: built-in ones, directories and the Hugging Face hub."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,27 +16,49 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import disable_progress_bars
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from retrain.errors import ComponentError, StorageError
 from retrain.functional.seeds import digest_of
-from retrain.protocols import Gathering
 from retrain.system.files import check_sums, writing
 from retrain.system.model_paths import RANDOM_MODEL, model_location, packaged, problem_with
 from retrain.training.chat import Chat, TemplateMode, plain_text
 from retrain.training.model.builtin_model import build_model, build_tokenizer
-from retrain.types import Adapted, Problem
+from retrain.types import Problem
+from retrain.weights import LazyWeights
 
 ParameterReader = Callable[[str], Tensor]
-"""Gives the full tensor of a parameter by its name; where weights are sharded, every rank must ask for the same."""
+"""Reads the full tensor of a parameter by its name.
+
+If weights are sharded, all ranks must read the same ones in the same order.
+"""
 
 _CIRCUMSTANCES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
-"""Keys of a configuration that do not change what the model computes."""
+"""Keys of a config.json that do not change the model's results."""
+_KERNELS = (
+    None,
+    "eager",
+    "sdpa",
+    "flex_attention",
+    "flash_attention_2",
+    "flash_attention_3",
+    "grouped_mm",
+    "batched_mm",
+)
+"""Attention implementations of transformers itself or of packages that the user installs."""
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Keys of a generation_config that are kept if it is invalid."""
 
-# Progress bars would tear the live display and fill logs; a run reports its phases as events.
+# Progress bars would break the live display and fill logs. A run reports its phases as events.
 disable_progress_bar()
 disable_progress_bars()
 
@@ -46,12 +68,12 @@ class Loaded:
     """A model ready to train and sample.
 
     Attributes:
-        model: a transformers causal language model in `eval` mode, so that no dropout disturbs log-probs.
-        tokenizer: its tokenizer; always has a pad token.
-        stop_ids: every id that ends a completion, from tokenizer, config and generation_config; sorted.
-        name: what `[model] path` said.
-        mode: whether its prompts are rendered by its chat template.
-        source: gives each parameter's values by its name, if the model has none (see `load_model`).
+        model: a transformers causal language model in `eval` mode, without dropout.
+        tokenizer: its tokenizer, which always has a pad token.
+        stop_ids: all ids that end a completion, from tokenizer, config and generation_config; sorted.
+        name: the value of `[model] path`.
+        mode: use of the chat template; see `Chat`.
+        source: reads the values of parameters if the model is empty (see `load_model`), else None.
     """
 
     model: PreTrainedModel
@@ -63,9 +85,9 @@ class Loaded:
 
     @property
     def pad_id(self) -> int:
-        """The id that fills rows up; masks, never ids, say what is padding.
+        """Token id of padding. Masks define what is padding; no code compares ids.
 
-        A pad token that was added to the tokenizer alone has no embedding: a stop id takes its place.
+        A pad token that was added only to the tokenizer has no embedding; a stop id replaces it.
         """
         tokenizer: Any = self.tokenizer
         pad = int(tokenizer.pad_token_id)
@@ -74,16 +96,16 @@ class Loaded:
 
     @property
     def end_id(self) -> int:
-        """The id that ends a worked solution: the tokenizer's own end of sequence, else the first stop id."""
+        """Id that ends a worked solution: the tokenizer's end of sequence, or the first stop id."""
         own: Any = self.tokenizer.eos_token_id
         return self.stop_ids[0] if own is None else int(own)
 
     def digests(self) -> dict[str, str]:
-        """sha256 of the tokenizer, its chat template and special tokens included, and of the model's configuration."""
+        """Return the sha256 of the tokenizer (with chat template and special tokens) and config."""
         tokenizer: Any = self.tokenizer
         core = getattr(tokenizer, "backend_tokenizer", None)
         rules: dict[str, Any] = json.loads(core.to_str()) if core is not None else {"vocabulary": tokenizer.get_vocab()}
-        # These two are set by every call that pads or cuts.
+        # Calls that pad or truncate change these two.
         words = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
         special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
         config: dict[str, Any] = json.loads(self.model.config.to_json_string(use_diff=True))
@@ -95,7 +117,7 @@ class Loaded:
 
     @cached_property
     def chat(self) -> Chat:
-        """What renders prompts for this model."""
+        """The renderer of prompts for this model."""
         return Chat(self.tokenizer, self.end_id, self.mode)
 
 
@@ -108,20 +130,22 @@ def load_model(
     problems: Iterable[Problem] = (),
     empty: bool = False,
 ) -> Loaded:
-    """Make `builtin:tiny`, or load a packaged model, a directory in transformers format or a model of the hub.
+    """Load a model and its tokenizer, or build `builtin:tiny`.
 
-    The model's generation_config names stop ids and decides nothing else.
+    Of the model's generation_config only the stop ids are used.
 
     Args:
-        path: `builtin:tiny`, `builtin:smollm2`, a directory, or a hub id such as `Qwen/Qwen3-0.6B`.
+        path: `builtin:tiny`, `builtin:smollm2`, a directory in transformers format, or a hub id such
+            as `Qwen/Qwen3-0.6B`.
         revision: branch, tag or commit of a hub model.
-        dtype: "float32" or "bfloat16": what the weights are held in.
-        trust_remote_code: run Python that the model brings along.
-        problems: texts that the built-in's tokenizer is trained on: a fixed sample, not this run's order.
-        empty: leave the parameters on the meta device, for ranks that each read their shards; the model is loaded as
-            usual if its files are not safetensors with its own names.
+        dtype: of the weights: "float32" or "bfloat16".
+        trust_remote_code: run Python code that comes with the model.
+        problems: problems from whose texts the built-in tokenizer is made. Give a fixed sample that
+            does not depend on the run's order.
+        empty: leave parameters on the meta device, so that each rank can read its shards. The model
+            is loaded normally if its files are not safetensors with the model's parameter names.
     Raises:
-        ComponentError: no such model, or it is not a causal language model that can be loaded (exit 2).
+        ComponentError: there is no such model, or it is not a causal language model (exit 2).
         StorageError: files are missing or broken, or the hub cannot be reached (exit 6).
     """
     if path == RANDOM_MODEL:
@@ -129,6 +153,8 @@ def load_model(
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     place = _checked(path)
     try:
+        if not trust_remote_code:
+            _refuse_kernels(path, PreTrainedConfig.get_config_dict(place, revision=revision)[0])
         tokenizer: Any = AutoTokenizer.from_pretrained(place, **options)
         if empty and (found := _empty(place, dtype, options)) is not None:
             return replace(_ready(found[0], tokenizer, path), source=found[1])
@@ -136,19 +162,33 @@ def load_model(
         model, report = loading(place, dtype=getattr(torch, dtype), output_loading_info=True, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise _explained(path, error) from error
-    except Exception as error:  # safetensors raises a class of its own for a truncated or altered file
+    except Exception as error:  # safetensors has its own class for truncated or altered files
         if type(error).__module__.split(".")[0] not in {"safetensors_rust", "safetensors", "builtins", "_pickle"}:
             raise
-        why = str(error).partition(". ")[0]  # torch goes on to advise loading a pickle that may run code
+        why = str(error).partition(". ")[0]  # torch then suggests an unsafe way to load pickles
         raise StorageError(f"{path}: the weights cannot be read ({why}); copy or download the model again") from error
     if report["missing_keys"]:
-        # transformers puts random numbers in their place, and warns.
+        # transformers only warns, and uses random numbers.
         raise StorageError(f"{path} has no weights for {', '.join(sorted(report['missing_keys'])[:3])}")
     return _ready(model, tokenizer, path)
 
 
+def stored_weights(path: str, held: torch.dtype, **options: Any) -> Mapping[str, Tensor] | None:
+    """Return a model's stored weights in float32; None if the weights in memory are the same.
+
+    Args:
+        held: dtype of the weights in memory.
+        options: see `load_model`.
+    """
+    place = model_location(path)
+    config: Any = AutoConfig.from_pretrained(place, **options)
+    if held in (torch.float32, config.dtype):
+        return None
+    return load_model(path, **options).model.state_dict()
+
+
 def _checked(path: str) -> str:
-    """The model's location, after the files there were compared with their hashes, if they have any."""
+    """Check a model's files against their hashes, if there are any, and return its location."""
     if problem := problem_with(path):
         raise ComponentError(*problem)
     location, model = model_location(path), packaged(path)
@@ -156,13 +196,29 @@ def _checked(path: str) -> str:
     return location
 
 
+def _refuse_kernels(path: str, config: Mapping[str, Any]) -> None:
+    """Raise ComponentError if a config.json names code on the hub, which transformers would run."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and not key.endswith("_implementation"):
+            _refuse_kernels(path, value)
+        for name in value.values() if isinstance(value, Mapping) else [value]:
+            if key.strip("_").endswith(("_implementation", "_implementation_internal")) and name not in _KERNELS:
+                raise ComponentError(
+                    f'{path}: its config.json sets {key} = "{name}", which is code from the hub',
+                    "read it, then set [model] trust_remote_code = true; or remove the key",
+                )
+
+
 def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, ParameterReader] | None:
-    """A model without values, and where they are; None if the files have other names or shapes."""
+    """Build a model on the meta device, and return it with a reader of its values.
+
+    Returns None if the files have other parameter names or shapes.
+    """
     config: Any = AutoConfig.from_pretrained(path, **options)
     kind: Any = AutoModelForCausalLM
     with _without_values():
         made = kind.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=options["trust_remote_code"])
-    with suppress(OSError):  # not every model has one
+    with suppress(OSError):  # a model may have no generation_config
         made.generation_config = GenerationConfig.from_pretrained(path, revision=options["revision"])
     local, patterns = Path(path).expanduser(), ["*.safetensors", "*.json"]
     folder = local if local.is_dir() else snapshot_download(path, revision=options["revision"], allow_patterns=patterns)
@@ -184,11 +240,11 @@ def _empty(path: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Paramet
 
 @contextmanager
 def _without_values() -> Generator[None]:
-    """Parameters that are made inside this block are on the meta device; buffers have their values."""
+    """Create parameters on the meta device inside this block, but buffers with their values."""
     register = nn.Module.register_parameter
 
     def empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:  # one that is on it already is tied to another
+        if param is not None and not param.is_meta:  # a meta parameter is tied to an earlier one
             param = nn.Parameter(param.to("meta"), param.requires_grad)
         register(self, name, param)
 
@@ -210,10 +266,11 @@ def _random(problems: Iterable[Problem], dtype: str) -> Loaded:
 
 
 def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Cast the parameters in place and return the model. Buffers keep their type, as with `from_pretrained`.
+    """Cast the parameters in place and return the model. Buffers keep their dtype.
 
-    `Module.to(dtype)` would also round the frequencies of the rotary embedding, which are a float32 buffer: in
-    bfloat16 each frequency moves by up to .2 %, and the model differs from the one that is saved and loaded again.
+    `Module.to(dtype)` would also round the frequencies of the rotary embedding, a float32 buffer. In
+    bfloat16 each frequency would move by up to 0.2%, and the model would differ from the one that
+    `from_pretrained` loads.
     """
     for p in model.parameters():
         p.data = p.data.to(dtype)
@@ -221,7 +278,7 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _explained(path: str, error: Exception) -> ComponentError | StorageError:
-    """What went wrong in transformers' loading, in one line, with what to do."""
+    """Convert an error of transformers into one line with a fix."""
     text = " ".join(str(error).split())
     first = text[:300]
     if "trust_remote_code" in text:
@@ -244,18 +301,18 @@ def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
     if not stop_ids:
         raise ComponentError(f"{name} names no end-of-sequence token", "set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id is None:
-        # Padding is masked by length everywhere, so any id will do.
+        # Any id works, because padding is always masked.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stop_ids[0])
     settings: Any = model.generation_config
     try:
         settings.validate(strict=True)
-    except ValueError:  # transformers loads contradictory settings and then refuses to save them
+    except ValueError:  # transformers loads contradictory settings, but raises when saving them
         model.generation_config = GenerationConfig(**{name: getattr(settings, name) for name in _SPECIAL_IDS})
     return Loaded(model.eval(), tokenizer, stop_ids, name)
 
 
 def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every end-of-sequence id that tokenizer, config or generation_config names, sorted."""
+    """Return all end-of-sequence ids of tokenizer, config and generation_config, sorted."""
     sources: list[Any] = [tokenizer, model.config, getattr(model, "generation_config", None)]
     found: set[int] = set()
     for source in sources:
@@ -276,20 +333,23 @@ def save_model(
     Args:
         model: gives architecture, config and generation_config.
         weights: the policy's full weights by the base model's names.
-        dtype: "float32" or "bfloat16", for all weights: readers hold a model in one precision. None takes float32 if
-            any weight has it, as the merged ones of LoRA do, so that none is rounded.
+        dtype: "float32" or "bfloat16" for all weights, because tools hold a model in one dtype. None
+            selects float32 if any weight has it, as LoRA's merged weights do, so that no weight is
+            rounded.
+    Raises:
+        StorageError: the directory cannot be written.
     """
     tensors = distinct(weights)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    if not tensors:  # another rank writes them
+    if not tensors:  # rank 0 writes the model
         return
     kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
     kind = getattr(torch, dtype) if dtype else torch.float32 if torch.float32 in kinds else kinds.pop()
     tensors = {name: value.to(kind) if value.is_floating_point() else value for name, value in tensors.items()}
     with writing(directory):
         model.save_pretrained(directory, state_dict=tensors)
-        if model.dtype != kind:  # readers round the weights to what the configuration says
+        if model.dtype != kind:  # tools cast the weights to the dtype in the config
             config = copy.deepcopy(model.config)
             config.dtype = kind
             config.save_pretrained(directory)
@@ -297,21 +357,25 @@ def save_model(
 
 
 def is_here(path: str, revision: str | None) -> bool:
-    """Whether a model is in this directory, or in the hub's local cache; asks no network."""
+    """Return True if a model is in this directory or in the hub's local cache, without a request."""
     if (Path(model_location(path)) / "config.json").is_file():
         return True
-    with suppress(ValueError):  # a directory that has gone need not look like a name of the hub
+    with suppress(ValueError):  # a deleted directory may not be a valid hub name
         return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
     return False
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
-    """Every parameter's name in the base model, by its id."""
+    """Return the name in the base model of each parameter, by the parameter's `id`."""
     return {id(p): name.replace(".base_layer.", ".") for name, p in model.named_parameters()}
 
 
 def fill(module: nn.Module, value: Callable[[nn.Parameter], Tensor]) -> None:
-    """Give the parameters of a module that are on the meta device their values; tied ones stay tied."""
+    """Replace a module's parameters on the meta device by ones with values; ties are kept.
+
+    Args:
+        value: returns the values of a parameter.
+    """
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for leaf, p in owner.named_parameters(recurse=False):
@@ -321,39 +385,16 @@ def fill(module: nn.Module, value: Callable[[nn.Parameter], Tensor]) -> None:
                 setattr(owner, leaf, made[id(p)])
 
 
-class ReadSingly(Gathering):
-    """Weights by name that become whole tensors one at a time, when they are read.
-
-    Args:
-        tensors: as they are held. rank: see `Gathering`.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], rank: int) -> None:
-        self.tensors, self.rank = tensors, rank
-        self.shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-        first = {id(value): name for name, value in reversed([*tensors.items()])}
-        self.untied = [name for name, value in tensors.items() if first[id(value)] == name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-
 def distinct(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, every storage once, under its first name: a tied head is left to tying.
+    """Return contiguous tensors, with tied weights only once, under their first name.
 
-    Those that are read singly come one at a time into the processor's memory of rank 0; the other ranks get nothing.
+    Weights that are gathered or dequantized when read are moved to rank 0's CPU memory one by one;
+    other ranks get nothing.
     """
-    base = weights.base if isinstance(weights, Adapted) else weights
-    if isinstance(base, Gathering):
-        gathered = ((name, weights[name]) for name in base.untied)
-        return {name: value.detach().to("cpu").contiguous() for name, value in gathered if base.rank == 0}
-    weights = dict(weights)  # merged matrices are computed when read: unless they are kept, two may get one address
+    if isinstance(weights, LazyWeights) and weights.lazy:
+        read = ((name, weights[name]) for name in weights.untied)
+        return {name: value.detach().to("cpu").contiguous() for name, value in read if weights.rank == 0}
+    weights = dict(weights)  # keep merged matrices alive: two freed ones could have one address
     found: dict[int, str] = {}
     for name, value in weights.items():
         found.setdefault(value.data_ptr(), name)

@@ -19,7 +19,7 @@ from retrain.protocols import Ranks
 from retrain.system.extras import library
 from retrain.system.files import staged, writing
 from retrain.training.settings import LoraSettings
-from retrain.types import LowRank
+from retrain.weights import LowRank
 
 POLICY = "default"
 """Name of the policy's own adapter, as peft calls the first one."""
@@ -48,7 +48,7 @@ def inject(model: Any, settings: LoraSettings) -> Any:
             "leave them out",
         )
     if other := [name for name, layer in _adapted(model) if not isinstance(layer.get_base_layer(), _LAYERS)]:
-        raise ComponentError(f"[model.lora] target_modules: {other[0]} is no linear layer", "leave it out")
+        raise ComponentError(f"[model.lora] target_modules: {other[0]} is not a linear layer", "leave it out")
     _float(model)
     return wrapper
 
@@ -187,8 +187,8 @@ def training(model: Any, adapter: str, ranks: Ranks) -> Generator[None]:
 
     Ranks have other rows, so each drops other units: the global generators are equal on all ranks, and stay so.
     """
-    found = [module for name, module in model.named_modules() if name.endswith(f"lora_dropout.{adapter}")]
-    dropouts = [module for module in found if isinstance(module, nn.Dropout)]  # without dropout it is an Identity
+    named = (one for name, one in model.named_modules() if name.endswith(f"lora_dropout.{adapter}"))
+    dropouts = [one for one in named if isinstance(one, nn.Dropout)]  # without dropout it is an Identity
     for module in dropouts:
         module.train()
     try:

@@ -12,7 +12,8 @@ from torch.nn import functional
 from retrain.errors import ComponentError
 from retrain.system.extras import library
 from retrain.training.model import lora
-from retrain.training.model.loading import Loaded, ReadSingly, fill, parameter_names
+from retrain.training.model.loading import Loaded, fill, parameter_names
+from retrain.weights import LazyWeights
 
 _BLOCK = 64
 """Weights that share a scale."""
@@ -85,16 +86,14 @@ class _Product(torch.autograd.Function):
         return (gradient @ ctx.layer.matrix().to(gradient.dtype)).to(ctx.kind), None
 
 
-class Dequantized(ReadSingly):
+def dequantized(model: Any, rank: int) -> LazyWeights:
     """The frozen weights of a quantized model by its base's names: a matrix is dequantized when it is read."""
+    held, names = lora.base_weights(model), parameter_names(model)
+    layers = {names[id(layer.weight)]: layer for layer in model.modules() if isinstance(layer, FourBits)}
+    sizes = {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
+    shapes = {name: tuple(value.shape) for name, value in held.items()} | sizes
 
-    def __init__(self, model: Any, rank: int) -> None:
-        super().__init__(lora.base_weights(model), rank)
-        names = parameter_names(model)
-        layers = [one for one in model.modules() if isinstance(one, FourBits)]
-        self._layers = {names[id(layer.weight)]: layer for layer in layers}
-        sizes = {name: (layer.out_features, layer.in_features) for name, layer in self._layers.items()}
-        self.shapes = {**self.shapes, **sizes}
+    def read(name: str) -> Tensor:
+        return layers[name].matrix() if name in layers else held[name].detach()
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._layers[name].matrix() if name in self._layers else self.tensors[name].detach()
+    return LazyWeights(held, read, shapes=shapes, rank=rank)

@@ -51,12 +51,12 @@ def mixed():
 def total(terms, batch, columns, parts):
     """Loss, gradient and metrics of a step that sees the rows in these parts, like micro-batches or processes."""
     lp = columns["logprobs"].clone().requires_grad_()
-    weights = terms.weights(batch)
+    step = terms.step(batch)
     mine = columns | {"logprobs": lp, "entropy": -lp}
     losses, sums = [], []
     for rows in parts:
         some = {name: value if name == "mu" else value[rows] for name, value in mine.items()}
-        loss, metrics = terms(some, {name: weight[rows] for name, weight in weights.items()})
+        loss, metrics = step.of(some, {name: weight[rows] for name, weight in step.weights.items()})
         loss.backward()
         losses.append(loss.item())
         sums.append(metrics)
@@ -171,7 +171,7 @@ def test_a_penalty_on_the_policy_counts_as_the_policys_part():
 
 def test_the_expert_rows_never_meet_the_policys_terms():
     batch, _ = mixed()
-    weights = objective(("ppo_clip", {}), ("sft", {"weight": 0.5})).weights(batch)
+    weights = objective(("ppo_clip", {}), ("sft", {"weight": 0.5})).step(batch).weights
     assert weights["ppo_clip"][3:].tolist() == [[0.0] * 4] * 2
     assert weights["sft"][:3].tolist() == [[0.0] * 4] * 3
     assert weights["ppo_clip"].sum().item() == pytest.approx(1.0)
@@ -192,9 +192,10 @@ def test_rows_left_out_change_nothing_but_the_work():
     columns["advantages"] = batch.advantages
     terms = objective(("ppo_clip", {}))
     rows = terms.live_rows(batch)
-    weights = terms.weights(batch)
+    step = terms.step(batch)
+    weights = step.weights
     part = {name: value[rows] for name, value in columns.items() if name != "mu"}
-    assert terms(part, {"ppo_clip": weights["ppo_clip"][rows]})[0] == terms(columns, weights)[0]
+    assert step.of(part, {"ppo_clip": weights["ppo_clip"][rows]})[0] == step.of(columns, weights)[0]
 
 
 def test_what_it_reads():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.algorithms.planning.planning_mask import advantage_split
 from retrain.errors import ComponentError, UserCodeError
-from retrain.registry import Bound, Component, find
+from retrain.registry import KINDS, Bound, Component, find
 from tests.algorithms.conftest import make_batch
 from tests.reference import credit
 
@@ -22,7 +22,7 @@ GIVEN = frozenset({"planning_mask", "sepa_lambda"})
 
 def component(kind, target, name=None, contract="columns", **traits):
     name = name or target.__name__
-    return Component(kind, name, target, name, contract, traits, "dotted path").bind()
+    return Component(kind, name, target, name, contract, KINDS[kind].traits(**traits), "dotted path").bind()
 
 
 def pipeline(advantage="grpo", transforms=(), signals=None, given=GIVEN, **stages):
@@ -45,6 +45,18 @@ def example(**columns):
 
 def rows_of(batch):
     return [batch.advantages[i][batch.response_mask[i]].tolist() for i in range(len(batch.rewards))]
+
+
+def test_a_signal_that_flags_nothing_for_ten_batches_is_reported_once():
+    mask = find("signal", "planning_mask").bind()
+    flags = {"planning_mask": mask, "sepa_lambda": None}
+    reads = pipeline("grpo", ["hicra"], flags, given=frozenset({"sepa_lambda"}))
+    none = example().replace(planning_mask=torch.zeros(4, 3, dtype=torch.bool))
+    assert [reads.unmarked(none) for _ in range(9)] == [""] * 9
+    assert "not one planning token in 10 steps: hicra changes nothing" in reads.unmarked(none)
+    assert [reads.unmarked(none) for _ in range(9)] == [""] * 9
+    assert [reads.unmarked(example()) for _ in range(3)] == [""] * 3
+    assert not pipeline("maxrl").unmarked(none)
 
 
 def test_maxrl_sepa_gtpo_hicra_equals_the_literal_chain():
@@ -196,7 +208,7 @@ def test_signals_are_computed_once_before_their_first_reader():
     assert [stage.name for stage in plan.graph] == [
         "grpo", "surprisal", "gtpo", "base", "planning_mask", "hicra", "sepa_lambda", "uninformative",
     ]  # fmt: skip
-    plan.build({})
+    plan.build({"total_steps": 10})
     assert list(plan.stateful) == ["sepa_lambda"]
     batch = make_batch([[-1.0], [-2.0]], [1.0, 0.0])
     assert plan.before(batch) == {}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.numeric
 
 def plain(kind, target, **params):
     contract = "lists" if kind == "advantage" else "context"
-    return Component(kind, "mine", target, "mine", contract, {}, "dotted path").bind(params)
+    return Component(kind, "mine", target, "mine", contract, None, "dotted path").bind(params)
 
 
 def test_an_advantage_gets_one_group_as_a_list():

@@ -63,11 +63,11 @@ def test_a_span_may_have_a_name(folder):
         ("raises", "raised RuntimeError: no idea"),
         ("short", "must return a list of 1 lists"),
         ("nothing", "must return a list of 1 lists"),
-        ("texts_back", "completion 0: 'abc' is no list of spans"),
-        ("numbers", "completion 0: 3 is no list of spans"),
-        ("beyond", r"completion 0: \(0, 10000\) is no span .* <= 3"),
-        ("empty", r"\(1, 1\) is no span"),
-        ("floats", r"\(0.0, 1.0\) is no span"),
+        ("texts_back", "completion 0: 'abc' is not a list of spans"),
+        ("numbers", "completion 0: 3 is not a list of spans"),
+        ("beyond", r"completion 0: \(0, 10000\) is not a span .* <= 3"),
+        ("empty", r"\(1, 1\) is not a span"),
+        ("floats", r"\(0.0, 1.0\) is not a span"),
     ],
 )
 def test_anything_else_is_an_error_that_names_the_function(folder, name, says):

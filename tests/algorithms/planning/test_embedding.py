@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from retrain.algorithms.planning.embedding import cosines, embedder
+from retrain.algorithms.planning.embedding import check_embedder, cosines, embedder
 from retrain.errors import ComponentError, MissingExtraError
 
 pytestmark = pytest.mark.numeric
@@ -36,6 +36,15 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
     pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
     with pytest.raises(ComponentError, match="holds no sentence-transformer"):
         embedder(str(tmp_path), [])
+
+
+def test_a_name_on_the_hub_is_asked_for_there(monkeypatch):
+    assert not any("directory" in finding.problem for finding in check_embedder("owner/no-such-model"))
+    pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
+    assert list(check_embedder("owner/no-such-model")) == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ComponentError, match="owner/no-such-model cannot be loaded from the hub"):
+        embedder("owner/no-such-model", [])
 
 
 def test_a_sentence_transformer_from_a_directory(tmp_path):

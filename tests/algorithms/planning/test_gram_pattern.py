@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from retrain.algorithms.planning.gram_pattern import STRATEGIC_GRAMS, GramPattern, normalize, read_grams
+from retrain.algorithms.planning.gram_pattern import MATH_GRAMS, STRATEGIC_GRAMS, GramPattern, normalize, read_grams
 from retrain.errors import ComponentError
 
 pytestmark = pytest.mark.numeric
@@ -18,6 +18,13 @@ def test_there_are_eighteen_default_grams_and_each_is_found():
     assert len(set(STRATEGIC_GRAMS)) == 18
     for gram in STRATEGIC_GRAMS:
         assert gram in found(f"So {gram.upper()} 12.")
+
+
+def test_a_list_of_written_mathematics_has_a_name():
+    assert read_grams("math") == MATH_GRAMS
+    assert len(set(MATH_GRAMS)) == 27
+    for gram in ("let's try a different approach", "notice that", "we can use the fact that", "the key insight is"):
+        assert gram in found(f"So {gram.capitalize()}, x = 3.", read_grams("math"))
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,16 @@ def test_pieces_join_to_the_decoded_text(text, kind):
     assert "".join(TokenText(fast).pieces(ids)) == decoded[len(prefix) :]
 
 
+def test_special_tokens_have_a_text_where_people_look_at_tokens():
+    fast = tokenizer("bytes")
+    fast.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    ids = [*fast.encode("ok \U0001f600", add_special_tokens=False), fast.convert_tokens_to_ids("<|end|>")]
+    assert len(ids) > 5
+    shown = TokenText(fast, special=True).pieces(ids)
+    assert (shown[-1], "".join(shown)) == ("<|end|>", "ok \U0001f600<|end|>")
+    assert "".join(TokenText(fast).pieces(ids)) == "ok \U0001f600"
+
+
 def test_mask_is_over_response_tokens_of_a_padded_batch():
     fast = tokenizer("bytes")
     prompt, response = fast.encode("let me think "), fast.encode("let me think")

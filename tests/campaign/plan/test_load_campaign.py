@@ -1,5 +1,6 @@
 """From a campaign's file to its runs: conditions, labels, grids, and every mistake at its line."""
 
+import hashlib
 import json
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
-from retrain.campaign.plan.plan_file import plan_of, read_plan
+from retrain.campaign.plan.plan_file import jobs, plan_of, read_plan
 from retrain.campaign.verdict.results import campaign_commands, read_campaign
 from retrain.campaign.work.campaign_directory import create
 from retrain.config.load import load
@@ -82,8 +83,9 @@ against = "AGAINST"
 
 @pytest.mark.parametrize("file", CAMPAIGNS, ids=lambda file: file.stem)
 def test_every_shipped_campaign_is_valid(file):
-    # What a GPU's runs need need not be installed here.
-    overrides = ("rollout.engine=auto", "task.name=addition") if "gpu" in file.stem else ()
+    # What a GPU's runs need need not be installed here, and the real model is a download.
+    others = {"ablation-gpu": ("rollout.engine=auto", "task.name=addition"), "smollm2": ("model.path=builtin:tiny",)}
+    overrides = others.get(file.stem, ())
     loaded = load_campaign(file, overrides)
     # A penalty that is too strong is what campaigns/dca.toml is there to show.
     assert [warning.key for warning in loaded.warnings if "grpo_lp.gamma" not in warning.key] == []
@@ -215,9 +217,19 @@ advantage_mode = "maxrl"
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ('primary = "maxlr"', '2:1 [campaign] primary: no condition but the baseline is called "maxlr"'),
-        ('primary = "grpo"', '2:1 [campaign] primary: no condition but the baseline is called "grpo"'),
-        ('primary = "maxrl"\ntasks = ["strategy"]', "2:1 [campaign] primary: with tasks there is no one comparison"),
+        ('primary = "maxlr"', '2:1 [campaign] primary: no condition other than the baseline is called "maxlr"'),
+        ('primary = "grpo"', '2:1 [campaign] primary: no condition other than the baseline is called "grpo"'),
+        ('primary = "maxrl"\ntasks = ["strategy"]', "2:1 [campaign] primary: a claim needs a condition and a task"),
+        ('claim = "strategy"\ntasks = ["strategy"]', "2:1 [campaign] claim: a claim needs a condition and a task"),
+        (
+            'claim = "rare"\nprimary = "maxrl"\ntasks = ["strategy"]',
+            '2:1 [campaign] claim: no task is called "rare"',
+        ),
+        ('claim = "rare"\nprimary = "maxrl"', '2:1 [campaign] claim: no task is called "rare"'),
+        (
+            'claim = "rare"\nprimary = "grpo"\ntasks = ["rare"]',
+            "3:1 [campaign] primary: no condition other than the baseline",
+        ),
     ],
 )
 def test_a_declared_comparison_is_one_of_a_condition_with_the_baseline(problems, settings, why):
@@ -254,8 +266,10 @@ advantage_mode = "maxrl"
 [campaign.grid]
 "optimizer.lr" = 1e-3
 """)
-    assert "4:1 [campaign] conditions[1]: two conditions are called 'A' (another is 'a'); give each a label" in found
-    assert '8:1 [campaign.grid] optimizer.lr: an axis is a list of values; write "optimizer.lr" = [..., ...]' in found
+    assert "4:1 [campaign] conditions[1]: two conditions are called 'A' (another is 'a'); set distinct labels" in found
+    assert (
+        '8:1 [campaign.grid] optimizer.lr: an axis must be a list of values; write "optimizer.lr" = [..., ...]' in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +279,10 @@ def test_a_grid_that_nobody_could_run_is_refused_at_once(problems, axes):
     values = ", ".join(map(str, range(2, 300 if axes.count("{}") == 1 else 100)))
     (found,) = problems(f"[campaign.grid]\n{axes.format(values, values)}\n")
     assert found.endswith(
-        ("it makes 48020 conditions; use at most 200, or several campaigns", "298 values; use at most 200")
+        (
+            "the campaign has 48020 conditions; use at most 200, or split it into several campaigns",
+            "the axis has 298 values; use at most 200",
+        )
     )
 
 
@@ -273,11 +290,11 @@ def test_a_grid_that_nobody_could_run_is_refused_at_once(problems, axes):
     ("text", "expected"),
     [
         ("campaign = 3\n", "must be a table"),
-        ("[campaign]\nseeds = 10000000000000000000000\n", "it must be <= 1000"),
+        ("[campaign]\nseeds = 10000000000000000000000\n", "use a value <= 1000"),
         ("[campaign]\nseeds = [1, 1]\n", "listed twice"),
         ("[campaign]\nslots = 'many'\n", "slots"),
         ('[[campaign.conditions]]\n"training.seed.x" = 1\n[training]\nseed = 3\n', "[training] seed is not a table"),
-        ("[campaign]\nlease_s = 0\n", "it must be > 0"),
+        ("[campaign]\nlease_s = 0\n", "use a value > 0"),
         (
             "[campaign]\nmax_steps = 3\n[training]\nmax_steps = 'x'\n",
             "4:1 [training] max_steps: must be an integer, not",
@@ -294,10 +311,10 @@ def test_other_mistakes(problems, text, expected):
 @pytest.mark.parametrize(
     ("flag", "expected"),
     [
-        ("gtpo.beta=0.4", "gtpo.beta: condition 'mine' sets this key; change it in the file"),
-        ("gtpo={beta=0.4}", "gtpo: condition 'mine' sets this key; change it in the file"),
-        ("optimizer.lr=1e-3", "optimizer.lr: condition 'mine' sets this key; change it in the file"),
-        ("training.lr=1e-3", "training.lr: condition 'mine' sets this key; change it in the file"),
+        ("gtpo.beta=0.4", "gtpo.beta: condition 'mine' sets this key; change the file instead"),
+        ("gtpo={beta=0.4}", "gtpo: condition 'mine' sets this key; change the file instead"),
+        ("optimizer.lr=1e-3", "optimizer.lr: condition 'mine' sets this key; change the file instead"),
+        ("training.lr=1e-3", "training.lr: condition 'mine' sets this key; change the file instead"),
         ("training.group_size=2", "training.group_size: condition 'mine,group_size=4' sets this key"),
         ("algorithm.advantage_mode=dca", "algorithm.advantage_mode: condition 'grpo' sets this key"),
         ("training.seed=3", "training.seed: the campaign sets this; list the seeds in [campaign] seeds"),
@@ -360,7 +377,7 @@ def test_a_condition_may_set_the_steps_where_the_campaign_does_not(campaign):
 def test_a_label_is_printable(problems, label):
     (found,) = problems(f'[[campaign.conditions]]\nlabel = "{label}"\nadvantage_mode = "grpo"\n')
     assert found.startswith("2:1 [[campaign.conditions]] label: ")
-    assert "it has a line break or another character that cannot be printed" in found
+    assert "the label has a line break or another character that cannot be printed" in found
 
 
 def test_a_label_made_from_values_is_printable(campaign):
@@ -421,7 +438,7 @@ def test_a_value_that_an_axis_lists_twice_is_told_once(problems):
 def test_a_campaign_is_no_base_and_no_run(problems, campaign, tmp_path):
     (tmp_path / "other.toml").write_text("[campaign]\nseeds = 2\n")
     said = problems('[campaign]\nbase = "other.toml"\n')
-    assert [text.partition("other.toml is ")[2] for text in said] == ["a campaign itself; give the file of a run"]
+    assert [text.partition("other.toml is ")[2] for text in said] == ["a campaign; give the file of a run"]
     with pytest.raises(ConfigError, match="makes this a campaign, not a run; retrain campaign"):
         load(tmp_path / "other.toml")
     (tmp_path / "broken.toml").write_text("[campaign")
@@ -471,7 +488,7 @@ def test_what_every_run_observes_is_read_by_every_run(campaign):
 
 def test_what_no_condition_reads_is_refused_where_it_stands(problems):
     assert problems(SHARED + "[dca]\nbeta = 0.1\n") == [
-        '14:1 [dca] beta: nothing in this run reads it; advantage "dca_grpo" or "dca" or "dca_rloo" would: use that, '
+        '14:1 [dca] beta: nothing in this run reads it; use advantage "dca_grpo" or "dca" or "dca_rloo", '
         "or remove the key"
     ]
 
@@ -509,6 +526,68 @@ against = "grpo"
 """
 
 
+def test_a_condition_with_a_seed_offset_is_the_baseline_with_other_seeds(campaign):
+    loaded = campaign(
+        """
+        [campaign]
+        seeds = 2
+        conditions = [{advantage_mode = "grpo"}, {advantage_mode = "grpo", label = "again", seed_offset = 100}]
+        """
+    )
+    grpo, again = (loaded.cell_config(one, 1) for one in loaded.conditions)
+    assert (grpo["training"]["seed"], again["training"]["seed"]) == (1, 101)
+    assert [job.seed for job in jobs(loaded)] == [0, 0, 1, 1]
+
+
+def test_every_seed_may_have_a_warm_start_of_its_own(campaign, problems):
+    text = """[campaign]
+seeds = [3, 5, 7, 9]
+warm_starts = {0}
+conditions = [{{advantage_mode = "grpo"}}, {{advantage_mode = "maxrl"}}]
+[warmup]
+steps = {1}
+seed = 10
+"""
+    loaded = campaign(text.format(4, 100))
+    starts = [loaded.cell_config(loaded.conditions[1], seed)["warmup"]["seed"] for seed in (3, 5, 7, 9)]
+    assert starts == [10, 11, 12, 13]
+    assert not loaded.warnings
+    two = campaign(text.format(2, 100))
+    assert [two.settings.start(seed) for seed in (3, 5, 7, 9)] == [0, 1, 0, 1]
+    (warning,) = two.warnings
+    assert (warning.line, warning.fix) == (3, "use 4, one for each seed, or at least 6")
+    (warning,) = campaign(text.format(4, 0)).warnings
+    assert "no run has a warm-up" in warning.problem
+    assert problems(text.format(5, 100)) == [
+        "3:1 [campaign] warm_starts: fewer seeds than warm starts; use at most 4, one for each seed"
+    ]
+
+
+def test_a_declaration_keeps_its_time_until_it_changes(campaign, tmp_path):
+    text = f"""
+        [campaign]
+        seeds = 1
+        primary = "maxrl"
+        conditions = [{{advantage_mode = "grpo"}}, {{advantage_mode = "maxrl"}}, {{advantage_mode = "grpo_std"}}]
+        [logging]
+        dir = "{tmp_path}/runs"
+        """
+    directory = create(campaign(text))
+    first = read_plan(directory.path).declared
+    assert first
+    assert first["after"] == 0
+    assert first["sha256"] == hashlib.sha256((directory.path / "campaign.toml").read_bytes()).hexdigest()
+    plan = json.loads((directory.path / "plan.json").read_text())
+    plan["declared"]["at"] = "2026-01-01T00:00:00+00:00"
+    (directory.path / "plan.json").write_text(json.dumps(plan))
+    assert read_plan(create(campaign(text)).path).declared == {**first, "at": "2026-01-01T00:00:00+00:00"}
+    directory.finish(directory.jobs[0], {"status": "done"})
+    late = read_plan(create(campaign(text.replace('primary = "maxrl"', 'primary = "grpo_std"'))).path).declared
+    assert late
+    assert (late["after"], late["at"] > "2026-01-01") == (1, True)
+    assert "after 1 runs had ended, so it was not declared in advance" in read_campaign(directory.path).declared
+
+
 def test_every_condition_is_run_on_every_task_with_its_settings(campaign, tmp_path):
     loaded = campaign(ON_TASKS + f'[logging]\ndir = "{tmp_path}/runs"\n')
     assert labels(loaded) == ["strategy: grpo", "strategy: mine", "noisy: grpo", "noisy: mine"]
@@ -518,7 +597,7 @@ def test_every_condition_is_run_on_every_task_with_its_settings(campaign, tmp_pa
     assert [job.path for job in directory.jobs][:2] == ["cells/strategy-grpo/s0", "cells/strategy-mine/s0"]
     assert tomllib.loads((directory.path / "cells/noisy-mine/s1/config.toml").read_text())["task"]["name"] == "noisy"
     premise = read_plan(directory.path).premises["strategy"]
-    assert premise["about"].startswith("The likely way is wrong, a rarer way is right")
+    assert premise["about"].startswith("Greedy decoding is wrong, a rarer answer is right")
     assert premise["bounds"]["accuracy"] == (0.15, 0.45)
 
 

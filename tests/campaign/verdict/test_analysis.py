@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from retrain.campaign.verdict.analysis import Estimate, analyze, compare, summarize
+from retrain.campaign.verdict import statistics
+from retrain.campaign.verdict.analysis import Estimate, analyze, compare, mean_estimate, summarize
 from retrain.campaign.verdict.campaign_page import _forests
 from retrain.campaign.verdict.results import Cell, Results
-from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, sentence, text
+from retrain.campaign.verdict.sentences import as_json, conclusion, headline, note, sentence, tables, text
 from tests.campaign.tables import EFFECTS
 from tests.reference import statistics as reference
 
@@ -57,6 +58,23 @@ def test_a_comparison_equals_the_reference(results):
         assert one.effect == pytest.approx(reference.hedges(differences), rel=1e-9)
 
 
+def test_the_aes_is_described_where_lengths_differ():
+    table = simulated({"base": [0.5, 0.5, 0.4], "short": [0.5, 0.55, 0.4], "equal": [0.6, 0.5, 0.5]}, ladder=())
+    lengths = {"base": (20.0, 22.0, 20.0), "short": (10.0, 12.0, 11.0), "equal": (20.0, 22.0, 20.0)}
+    cells = {
+        (label, seed): replace(cell, avg_tokens=lengths[label][seed]) for (label, seed), cell in table.cells.items()
+    }
+    short, equal = (analysis := analyze(replace(table, cells=cells))).baseline
+    by_hand = [0.5, 10 / 22 + 3 * 0.1, 0.45]
+    assert (short.lengths_differ, equal.lengths_differ) == (True, False)
+    assert short.aes.value == pytest.approx(np.mean(by_hand))
+    assert (short.aes.low, short.aes.high) == pytest.approx(reference.t_interval(by_hand))
+    described = tables(analysis)["described"]
+    assert described.columns[-1] == "AES"
+    assert [row[-1] for row in described.rows] == ["+0.568 [+0.162, +0.974]", "-"]
+    assert "AES" not in tables(analyze(table))["described"].columns
+
+
 def test_failed_and_missing_runs_leave_their_seed_out_of_the_pairs_only(results):
     found = {(one.condition, one.against): one for one in (*analyze(results).ladder, *analyze(results).baseline)}
     assert found["maxrl", "grpo"].left_out == (3,)
@@ -89,31 +107,34 @@ def test_the_verdict_says_what_would_tell():
     first, _ = analyze(simulated(noisy)).primary
     assert not first.significant
     assert first.needed > 8
-    assert conclusion(first) == f"cannot tell; about {first.needed:,} seeds would"
+    assert conclusion(first) == f"inconclusive; about {first.needed:,} seeds needed"
     few = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.39, 0.5]})).primary[0]
     assert conclusion(few) == (
-        "higher in every seed, and its own interval excludes 0; too few seeds for 1 comparison: 6 needed"
+        "higher in every seed, and its 95% CI excludes 0; "
+        "not significant with so few seeds for 1 comparison, at least 6 needed"
     )
     same = analyze(simulated({"a": [0.1] * 8, "b": [0.1] * 8})).primary[0]
     assert (same.p, same.needed) == (1.0, None)
-    assert conclusion(same) == "cannot tell; there is no difference that more seeds would tell"
+    assert conclusion(same) == "inconclusive; more seeds would not help, the difference is 0"
     equal = Estimate(0.0, 0.0, 0.0)
-    assert conclusion(replace(same, avg_tokens=equal)) == "changed nothing; the runs of both are the same"
-    assert conclusion(replace(same, avg_tokens=equal, area=Estimate(0.0, -0.1, 0.1))).startswith("cannot tell")
+    assert conclusion(replace(same, avg_tokens=equal)) == "no difference; the runs of both conditions are identical"
+    assert conclusion(replace(same, avg_tokens=equal, area=Estimate(0.0, -0.1, 0.1))).startswith("inconclusive")
     two = analyze(simulated({"a": [0.1, 0.2], "b": [0.3, 0.5]})).primary[0]
-    assert conclusion(two) == "cannot tell; no outcome of 2 seeds could, 6 are the least"
+    assert conclusion(two) == "inconclusive; 2 seeds cannot be significant, at least 6 needed"
     wide = analyze(simulated({"a": [0.1, 0.2, 0.3], "b": [0.3, 0.2, 0.9]})).primary[0]
-    assert conclusion(wide).startswith("cannot tell; no outcome of 3 seeds could, 6 are the least and about ")
+    assert conclusion(wide).startswith("inconclusive; 3 seeds cannot be significant, at least 6 needed, about ")
 
 
 def test_a_family_too_large_for_its_seeds_hides_no_difference():
     table = {"a": [0.1, 0.12] * 4} | {f"b{k}": [0.38, 0.41] * 4 for k in range(9)}
     found = analyze(simulated(table, ladder=()))
     assert {conclusion(one) for one in found.primary} == {
-        "higher in every seed, and its own interval excludes 0; too few seeds for 9 comparisons: 9 needed"
+        "higher in every seed, and its 95% CI excludes 0; "
+        "not significant with so few seeds for 9 comparisons, at least 9 needed"
     }
     assert headline(found).endswith(
-        "0 of 9 conditions differ clearly from the baseline. 9 more have an interval without 0, and too few seeds."
+        "0 of 9 conditions differ significantly from the baseline. "
+        "9 more: the 95% CI excludes 0, but there are too few seeds for significance."
     )
 
 
@@ -127,15 +148,15 @@ def test_a_declared_comparison_is_tested_alone():
     assert [one.condition for one in found.baseline] == ["b0", "b1", "b2", "b3", "b5", "b6", "b7", "b8"]
     assert {(one.size, one.significant) for one in found.baseline} == {(8, False)}
     assert sentence(found.primary[0]).endswith("p = .031 (tested alone, as declared), 6 seeds: better.")
-    assert "comparisons, but for the declared one, which is tested alone: the chance" in note(found)
-    assert headline(found).startswith("All 60 runs finished. 1 of 9 conditions differs clearly")
+    assert "comparisons, except the declared one, which is tested alone: the family-wise" in note(found)
+    assert headline(found).startswith("All 60 runs finished. 1 of 9 conditions differs significantly")
     with_ladder = analyze(simulated(values, ladder=(("b1", "b0"), ("b4", "a")), primary="b4"))
     assert [(one.condition, one.against) for one in with_ladder.primary] == [("b4", "a"), ("b1", "b0")]
     assert "b4" not in [one.condition for one in with_ladder.secondary]
     assert [one["family"] for one in as_json(found)["comparisons"]] == ["primary"] + ["baseline"] * 8
     forests = _forests(found, [[]] * len(found.every))["forests"]
     assert [(title, len(rows)) for title, rows in forests] == [
-        ("The comparison that was declared before", 1),
+        ("Declared comparison", 1),
         ("Each condition against the baseline", 8),
     ]
 
@@ -144,15 +165,15 @@ def test_sentences_name_the_ingredient():
     table = simulated({"grpo": [0.1] * 8, "maxrl": [0.2] * 8, "maxrl+gtpo": [0.25] * 8, "maxrl+gtpo_sepa": [0.2] * 8})
     found = analyze(table)
     assert [sentence(one) for one in found.primary] == [
-        "maxrl against grpo: +0.100 accuracy [+0.100, +0.100], p = .0078 (Holm .023), 8 seeds: better.",
-        "gtpo on top of maxrl: +0.050 accuracy [+0.050, +0.050], p = .0078 (Holm .023), 8 seeds: better.",
-        "sepa on top of maxrl+gtpo: -0.050 accuracy [-0.050, -0.050], p = .0078 (Holm .023), 8 seeds: worse.",
+        "maxrl against grpo: +0.100 accuracy, 95% CI [+0.100, +0.100], p = .0078 (Holm .023), 8 seeds: better.",
+        "gtpo on top of maxrl: +0.050 accuracy, 95% CI [+0.050, +0.050], p = .0078 (Holm .023), 8 seeds: better.",
+        "sepa on top of maxrl+gtpo: -0.050 accuracy, 95% CI [-0.050, -0.050], p = .0078 (Holm .023), 8 seeds: worse.",
     ]
     assert [sentence(one).split(":")[0] for one in found.secondary] == [
         "maxrl+gtpo against grpo",
         "maxrl+gtpo_sepa against grpo",
     ]
-    assert headline(found) == "All 32 runs finished. 3 of 3 changes made a clear difference."
+    assert headline(found) == "All 32 runs finished. 3 of 3 changes made a significant difference."
 
 
 def test_the_level_is_the_campaigns():
@@ -166,15 +187,15 @@ def test_without_a_ladder_the_baseline_is_the_question():
     assert found.ladder == ()
     assert found.primary == found.baseline
     assert found.secondary == ()
-    assert headline(found) == "All 16 runs finished. 1 of 1 conditions differs clearly from the baseline."
+    assert headline(found) == "All 16 runs finished. 1 of 1 conditions differs significantly from the baseline."
 
 
 def test_nothing_to_compare():
     one = analyze(simulated({"a": [0.1, 0.2]}))
     assert headline(one) == "All 2 runs finished. There is one condition, so there is nothing to compare."
     none = analyze(simulated({"a": [None, None], "b": [0.2, 0.3]}))
-    assert [sentence(one) for one in none.primary] == ["b against a: cannot tell; no seed finished in both."]
-    assert as_json(none)["comparisons"][0]["verdict"] == "cannot tell; no seed finished in both"
+    assert [sentence(one) for one in none.primary] == ["b against a: inconclusive; no seed finished in both."]
+    assert as_json(none)["comparisons"][0]["verdict"] == "inconclusive; no seed finished in both"
     assert headline(none).startswith("2 of 4 runs finished. 0 of 1 conditions")
     assert math.isnan(none.summaries[0].mean.value)
     assert as_json(none)["conditions"][0]["mean"] == {"value": None, "low": None, "high": None}
@@ -187,3 +208,36 @@ def test_simulated_tables_without_a_difference_give_false_verdicts_in_at_most_5_
         table = {label: list(share + rng.normal(0, 0.02, 8)) for label in "abc"}
         wrong += any(one.significant for one in compare(simulated(table), [("b", "a"), ("c", "b")], "ladder"))
     assert wrong / 200 <= 0.05
+
+
+def on_starts(results, starts):
+    cells = {place: replace(cell, start=cell.seed % starts) for place, cell in results.cells.items()}
+    return replace(results, cells=cells)
+
+
+def test_runs_of_one_warm_start_count_as_one():
+    values = {"a": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "b": [0.2, 0.5, 0.4, 0.6, 0.5, 0.9]}
+    (one,) = analyze(on_starts(simulated(values), 3)).primary
+    assert (len(one.seeds), one.starts, one.count) == (6, 3, 3)
+    means = [np.mean([0.1, 0.2]), np.mean([0.3, 0.0]), np.mean([0.1, 0.3])]
+    expected = mean_estimate([*map(float, means)])
+    for end in ("value", "low", "high"):
+        assert getattr(one.difference, end) == pytest.approx(getattr(expected, end))
+    assert one.p == 2 / 2**3
+    assert conclusion(one).endswith("so few warm starts for 1 comparison, at least 6 needed")
+    assert "6 seeds on 3 warm starts" in sentence(one)
+    (own,) = analyze(on_starts(simulated(values), 6)).primary
+    (shared,) = analyze(simulated(values)).primary
+    assert replace(own, starts=1) == shared
+
+
+def test_intervals_cover_warm_starts_and_seeds():
+    """Where warm starts differ in what a method gains, intervals over seeds of one start miss the mean over starts."""
+    rng, covered = np.random.default_rng(0), np.zeros(2)
+    for _ in range(1000):
+        gain = rng.normal(0.05, 0.03, 8)  # of each start
+        for index, own in enumerate((gain, np.full(8, gain[0]))):
+            low, high = statistics.mean_interval(own + rng.normal(0, 0.01, 8))
+            covered[index] += low <= 0.05 <= high
+    assert 0.93 <= covered[0] / 1000 <= 0.97
+    assert covered[1] / 1000 < 0.5

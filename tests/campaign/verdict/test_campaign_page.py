@@ -24,18 +24,21 @@ def test_the_report_is_well_formed_complete_and_stable(campaign, results):
     report = write_report(campaign)
     html = report.files[0].read_text(encoding="utf-8")
     words = checked(html)
-    assert [file.name for file in report.files[:3]] == ["report.html", "report.md", "results.csv"]
+    assert [file.name for file in report.files[:4]] == ["report.html", "report.md", "report.tex", "results.csv"]
+    drawn = {file.name: file for file in report.files if file.suffix == ".svg"}
+    assert {"differences.svg", "learning-curves-all-conditions.svg", "result-and-tokens.svg"} < {*drawn}
+    assert "maxrl - grpo" in drawn["differences.svg"].read_text(encoding="utf-8")
     assert html == write_report(campaign).files[0].read_text(encoding="utf-8")
     for one in report.analysis.primary:
         assert sentence(one) in words
         assert sentence(one) in report.text
     for part in (
-        "48 of 50 runs finished. 3 of 4 changes made a clear difference.",
+        "48 of 50 runs finished. 3 of 4 changes made a significant difference.",
         "maxrl seed 3 failed: the loss was not finite in 5 steps (exit 4)",
         "missing",
         "P(improvement)",
         "Learning curves",
-        "Cost and accuracy",
+        "Cost and result",
         "Where the credit goes",
         "algorithm.transform_mode",
         "packages.torch",
@@ -129,7 +132,7 @@ def test_a_campaign_that_has_just_begun_has_a_report(tmp_path):
     report = write_report(directory)
     words = checked(report.files[0].read_text())
     assert "0 of 15 runs finished" in words
-    assert "cannot tell; no seed finished in both" in words
+    assert "inconclusive; no seed finished in both" in words
     assert "grpo seed 0 unfinished: it has not finished" in words
     assert "Where the credit goes" not in words
     assert "Learning curves" not in words

@@ -59,16 +59,21 @@ def directory(tmp_path_factory):
 
 def test_the_card_says_in_words_where_a_method_helps(directory):
     text, files = card_page.write(directory)
-    first, overall, *premises = text.splitlines()
+    pooled, first, overall, *premises = text.splitlines()
+    assert pooled.startswith("new against grpo in the mean over tasks: +0.01")
+    assert "], p = .0039, 9 seeds: better. Detectable with 80% power: ±0.00" in pooled
     assert first.startswith("new against grpo: helps on rare, where success comes in 1 % of samples (+0.0")
     assert "; harms on decoy, where phrases change nothing (-0.0" in first
-    assert first.endswith("; makes no difference that 9 seeds could tell on 1 other task.")
-    assert overall.startswith("Over all tasks: +0.0")
+    assert first.endswith("; is inconclusive with 9 seeds on 1 other task.")
+    assert overall.startswith("Interquartile mean over all tasks: +0.0")
     assert premises == [
         "The premise of decoy does not hold: explained 0.300 (-0.02 to 0.02).",
         "The premise of chain was not measured: gap (0 to 0.1).",
     ]
-    assert [file.name for file in files[:3]] == ["report.html", "report.md", "results.csv"]
+    assert [file.name for file in files[:4]] == ["report.html", "report.md", "report.tex", "results.csv"]
+    drawn = {file.name for file in files if file.suffix == ".svg"}
+    curves = {f"learning-curves-{task}.svg" for task in TASKS}
+    assert drawn == {"differences-new.svg", "performance-profile.svg", *curves}
     html = files[0].read_text(encoding="utf-8")
     words = checked(html)
     assert first in words
@@ -79,7 +84,7 @@ def test_the_card_says_in_words_where_a_method_helps(directory):
     assert len(links) == len(set(links)) == len(TASKS) * 2 * 9
     assert all((directory / unquote(link)).is_file() for link in links)
     assert html == card_page.write(directory)[1][0].read_text(encoding="utf-8")
-    assert "rare: new" in files[2].read_text()
+    assert "rare: new" in files[3].read_text()
     assert first.replace("<", "&lt;") in files[1].read_text()
 
 
@@ -100,12 +105,43 @@ def test_one_family_over_all_tasks_and_numbers_that_are_those_of_the_tables(dire
     assert (np.diff(share) <= 0).all()
 
 
+def test_a_declared_claim_is_tested_alone_and_with_its_time(directory, tmp_path):
+    shutil.copytree(directory, tmp_path / "claim")
+    plan = json.loads((tmp_path / "claim" / "plan.json").read_text())
+    declared = {"at": "2026-11-25T02:00:00+00:00", "after": 0, "sha256": "ab" * 32}
+    more = {"primary": "new", "claim": "rare", "declared": declared}
+    (tmp_path / "claim" / "plan.json").write_text(json.dumps(plan | more))
+    card = report_card(tmp_path / "claim")
+    assert {place: (one.family, one.size) for place, one in card.comparisons.items()} == {
+        ("rare", "new"): ("primary", 1),
+        ("decoy", "new"): ("tasks", 2),
+        ("chain", "new"): ("tasks", 2),
+    }
+    assert card.comparisons["rare", "new"].holm == card.comparisons["rare", "new"].p
+    first = card_page.words(card)[0]
+    assert first.startswith("As declared, new against grpo on rare: +0.0")
+    assert "better. The primary comparison, new on rare against the baseline, was declared at 2026-11-25T02" in first
+    assert "before any run had ended" in first
+
+
+def test_the_mean_over_tasks_needs_every_task_of_a_seed(tmp_path):
+    card = report_card(write_tasks(tmp_path, range(6), missing=[("rare", "new", 1)]))
+    one = card.pooled["new"]
+    assert (one.seeds, one.left_out, one.size) == ((0, 2, 3, 4, 5), (1,), 1)
+    by_task = [dict(zip(range(6), [0] * 6, strict=True)) for _ in TASKS]
+    for found, (task, _) in zip(by_task, TASKS.items(), strict=True):
+        for new, old in card.tables[task].pairs("new", "grpo"):
+            found[new.seed] = (new.accuracy or 0.0) - (old.accuracy or 0.0)
+    expected = np.mean([[found[seed] for seed in one.seeds] for found in by_task])
+    assert one.difference.value == pytest.approx(expected)
+
+
 def test_three_seeds_can_tell_nothing_and_a_lost_run_is_named(tmp_path):
     text, _ = card_page.write(write_tasks(tmp_path, range(3), missing=[("rare", "new", 1)]))
-    first = text.splitlines()[0]
+    first = text.splitlines()[1]
     assert first.startswith("new against grpo: may harm on decoy, where phrases change nothing (-0.0")
-    assert first.endswith("; makes no difference that 3 seeds could tell on 2 other tasks.")
-    assert "No outcome of 3 seeds could be significant on 3 tasks; 7 are the least." in text
+    assert first.endswith("; is inconclusive with 3 seeds on 2 other tasks.")
+    assert "With 3 seeds no result can be significant on 3 tasks; at least 7 needed." in text
     assert "No result: rare, new seed 1 missing: it was never started." in text
 
 
@@ -115,10 +151,10 @@ def test_a_method_that_changes_nothing_on_a_task_is_said_to(directory, tmp_path)
         shutil.rmtree(run)
         shutil.copytree(tmp_path / "same" / "cells" / "chain-grpo" / run.name, run)
     text, files = card_page.write(tmp_path / "same")
-    first = text.splitlines()[0]
-    assert "; changes nothing on chain, where its runs are those of grpo" in first
-    assert "could tell" not in first
-    assert "| chain | +0.000 [+0.000, +0.000] | changed nothing |" in files[1].read_text(encoding="utf-8")
+    first = text.splitlines()[1]
+    assert "; makes no difference on chain, where its runs equal those of grpo" in first
+    assert "inconclusive" not in first
+    assert "| chain | +0.000 [+0.000, +0.000] | no difference |" in files[1].read_text(encoding="utf-8")
 
 
 def test_a_table_of_all_tasks_names_them(directory):
@@ -150,6 +186,21 @@ def test_intervals_over_tasks_cover_and_few_false_claims_are_made(tasks, seeds, 
     assert 0.93 <= covered <= 0.97
     assert 0.93 <= beaten <= 0.97
     assert claims <= 0.05
+
+
+@pytest.mark.parametrize(("tasks", "seeds"), [(10, 9), (4, 6)])
+def test_the_mean_over_tasks_errs_as_often_as_it_says_and_tells_more(tasks, seeds):
+    """Coverage and false claims of the pooled test, and its power beside that of any task, at half a sd."""
+    rng, tables = np.random.default_rng(seeds), 4000
+    noise = rng.normal(size=(tables, tasks, seeds)) * 0.02 * np.sqrt(2)
+    pooled = noise.mean(axis=1)
+    low, high = statistics.mean_interval(pooled)
+    assert 0.93 <= float(((low <= 0) & (high >= 0)).mean()) <= 0.97
+    assert float((statistics.sign_flip(pooled) <= 0.05).mean()) <= 0.055
+    some = statistics.sign_flip(noise[:400] + 0.014)
+    any_task = np.mean([min(statistics.holm(row)) <= 0.05 for row in some.tolist()])
+    together = float((statistics.sign_flip(pooled[:400] + 0.014) <= 0.05).mean())
+    assert together > any_task + 0.2
 
 
 def test_stratified_worked_by_hand():

@@ -127,7 +127,7 @@ def test_the_tables_hold_a_row_per_cell(results, tmp_path):
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no plan\.json"):
+    with pytest.raises(ConfigError, match=r"has no plan\.json"):
         read_campaign(tmp_path)
 
 

@@ -10,6 +10,7 @@ import pytest
 from retrain.campaign.work.campaign_worker import machine_slots
 from retrain.campaign.work.run_process import crashed, gpus
 from retrain.errors import ConfigError
+from retrain.system.lock import identity
 from tests.campaign.jobs import ENVIRONMENT, command, outcomes, ran, retrain, seen, write, write_ranks
 from tests.waiting import alive, descendants, ends, until
 
@@ -60,6 +61,33 @@ def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
     (tmp_path / "codes.json").write_text("{}")  # everything is mended
     assert retrain(tmp_path, "campaign", "sweep.toml", "--plain", "--retry-failed").returncode == 0
     assert len(ran(tmp_path)) == len(before) + 5
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [("metrics", []), ("model", ["best", "model"]), ("all", ["best", "checkpoints", "model"])]
+)
+def test_a_run_that_is_done_keeps_what_is_asked_for_and_a_failed_one_everything(tmp_path, keep, kept):
+    write(tmp_path, {"good": [0], "bad": [4]}, keep=keep)
+    assert retrain(tmp_path, "campaign", "sweep.toml", "--plain").returncode == 1
+    good, bad = (tmp_path / f"runs/sweep/cells/{name}/s0" for name in ("good", "bad"))
+    assert weights(good) == kept
+    assert weights(bad) == ["best", "checkpoints", "model"]
+
+    left = good / "checkpoints/step-000001/weights"  # as by a worker that died after the outcome
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_text("1")
+    (good / "lock").write_text(json.dumps(identity(os.getpid()) | {"group": os.getpgid(0)}))
+    retrain(tmp_path, "campaign", "sweep.toml", "--plain")
+    assert left.exists(), "a process is using the run"
+    (good / "lock").write_text("")
+    retrain(tmp_path, "campaign", "sweep.toml", "--plain")
+    assert weights(good) == kept
+    assert sorted(ran(tmp_path)) == ["bad/s0", "good/s0"]
+
+
+def weights(run):
+    """Folders of a run with weights in them."""
+    return sorted({file.relative_to(run).parts[0] for file in run.glob("*/**/weights")})
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
@@ -133,7 +161,7 @@ def test_a_directory_that_is_no_campaign_is_left_alone(tmp_path):
     assert "exists and is not a campaign" in result.stderr
     missing = retrain(tmp_path, "worker", "runs/nothing")
     assert missing.returncode == 2
-    assert "holds no plan.json" in missing.stderr
+    assert "has no plan.json" in missing.stderr
 
 
 def test_an_outcome_is_written_once(tmp_path):
@@ -164,7 +192,7 @@ def test_a_slot_has_a_gpu_for_every_rank(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in machine_slots("auto", ranks=2)] == ["0,1", "2,3"]
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in machine_slots("auto", ranks=2, most=3)] == ["0,1"]
-    with pytest.raises(ConfigError, match="there are 1 GPUs here for runs of 2 ranks"):
+    with pytest.raises(ConfigError, match="runs of 2 ranks need 2 GPUs each, and this machine has 1"):
         machine_slots("auto", ranks=2, most=1)
 
 

@@ -54,6 +54,13 @@ def test_states_steps_accuracy_and_time_left(sweep):
     assert row(progress, "b/s1")["reason"] == "data"
 
 
+def test_a_finished_run_without_an_outcome_is_done_as_in_the_report(sweep):
+    (sweep / "cells/b/s0").mkdir(parents=True, exist_ok=True)
+    (sweep / "cells/b/s0/status.json").write_text('{"outcome": "finished"}')
+    (sweep / "cells/b/s1/status.json").write_text('{"outcome": "diverged"}')
+    assert Progress(sweep).facts()["done"] == 1
+
+
 def test_rows_are_counted_once_and_a_half_written_one_when_it_is_whole(sweep):
     progress, file = Progress(sweep), sweep / "cells/a/s0/metrics.jsonl"
     append(file, *range(1, 5))

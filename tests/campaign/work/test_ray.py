@@ -41,7 +41,7 @@ def test_a_cancelled_task_lets_its_run_save(campaign, tmp_path):
     code, said = work(str(tmp_path), str(path), "a/s0", 1)
     watch.join()
     assert code == 75, said
-    assert "stopped with 1 runs to do" in said
+    assert "stopped with 1 runs left" in said
     assert work(str(tmp_path), str(path), "a/s0", 1) == (0, "")
     assert outcomes(tmp_path)["a/s0"]["attempts"] == 2
 
@@ -49,7 +49,7 @@ def test_a_cancelled_task_lets_its_run_save(campaign, tmp_path):
 def test_a_node_that_does_not_see_the_campaign_says_so(tmp_path):
     code, said = work(str(tmp_path), str(tmp_path / "elsewhere"), "a/s0", 1)
     assert code == 2
-    assert "holds no plan.json" in said
+    assert "has no plan.json" in said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retrain.engines.vllm import server_process as vllm_process
-from retrain.engines.vllm.vllm_options import engine_options, flags, request_fields
+from retrain.engines.vllm.vllm_options import by_itself, engine_options, flags, request_fields, resolved
 from retrain.errors import EngineError
 from retrain.registry import find
 from retrain.types import Request, Sampling
@@ -98,7 +98,8 @@ def test_a_server_that_does_not_start_is_an_error():
 
 
 def test_the_command_says_what_the_table_says():
-    table = find("engine", "vllm").bind({"max_model_len": 512, "quantization": "fp8"}).params
+    written = {"dtype": "bfloat16", "max_model_len": 512, "quantization": "fp8"}
+    table = find("engine", "vllm").bind(written).params
     said = vllm_process.command(table, "folder", 2**31 + 5, False, {"host": "127.0.0.1", "port": 1, "revision": None})
     assert said[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert {"--dtype=bfloat16", "--max-model-len=512", "--quantization=fp8", "--seed=5", "--port=1"} <= set(said)
@@ -106,13 +107,29 @@ def test_the_command_says_what_the_table_says():
     assert not [flag for flag in said if "None" in flag or "False" in flag or flag.startswith("--enforce-eager")]
 
 
-def test_on_a_cpu_products_are_float32_and_nothing_is_compiled():
+def test_the_type_of_products_is_the_trainers_unless_the_table_says_otherwise():
+    found = [resolved(dtype, trainer) for dtype in ("auto", "float32") for trainer in ("bfloat16", "float32")]
+    assert found == ["bfloat16", "float32", "float32", "float32"]
+
+
+@pytest.mark.parametrize(
+    ("lora", "dtype", "kind", "cpu", "alone"),
+    [
+        (None, "auto", "bfloat16", False, True),
+        (None, "auto", "float32", True, True),
+        (None, "auto", "float32", False, False),  # on a GPU vLLM takes no float32 adapters
+        (None, "float32", "float32", True, False),
+        ("adapter", "float32", "float32", False, True),
+        ("merged", "auto", "bfloat16", False, False),
+    ],
+)
+def test_adapters_go_by_themselves_where_merging_loses_something(lora, dtype, kind, cpu, alone):
+    assert by_itself(lora, dtype, kind, cpu) == alone
+
+
+def test_on_a_cpu_nothing_is_compiled():
     options = engine_options(find("engine", "vllm").bind().params, "folder", 0, cpu=True)
-    assert (options["dtype"], options["enforce_eager"], options["kv_cache_memory_bytes"]) == (
-        "float32",
-        True,
-        256 << 20,
-    )
+    assert (options["enforce_eager"], options["kv_cache_memory_bytes"]) == (True, 256 << 20)
     some = {"max_model_len": -1, "a_b": True, "c": None, "d": False, "enable_e": False}
     assert flags(some) == ["--max-model-len=-1", "--a-b", "--no-enable-e"]
     asked = find("engine", "vllm").bind({"dtype": "bfloat16", "kv_cache_mb": 1}).params

@@ -40,7 +40,7 @@ def model():
 
 def client(servers, model, tmp_path, **options):
     options = {"request_timeout_s": PATIENCE_S, "restart_timeout_s": 0.1} | options
-    return VllmServerEngine(model, tmp_path, urls=[f"{server.url}/" for server in servers], **options)
+    return VllmServerEngine(model, tmp_path, "bfloat16", urls=[f"{server.url}/" for server in servers], **options)
 
 
 def test_every_server_loads_the_weights_and_they_share_the_prompts(servers, model, tmp_path):
@@ -90,7 +90,7 @@ def test_a_server_whose_sync_fails_is_left_out(servers, model, tmp_path, fault):
     sample(engine, PROMPTS, SAMPLING)
     assert [server.asked for server in servers] == [4, 0]
     servers[0].fault = fault
-    with pytest.raises(EngineError, match=r"no vLLM server is left; http.*127\.0\.0\.1"):
+    with pytest.raises(EngineError, match=r"no vLLM server is usable; http.*127\.0\.0\.1"):
         engine.load_weights(model.state_dict(), 8)
     with pytest.raises(EngineError, match="no weights"):
         sample(engine, PROMPTS, SAMPLING)
@@ -131,7 +131,33 @@ def test_what_is_no_usable_server_shows_at_the_start(servers, model, tmp_path):
     with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
         client(servers[:1], model, tmp_path)
     with pytest.raises(EngineError, match="refused; start it with `retrain serve`"):
-        VllmServerEngine(model, tmp_path, urls=["http://127.0.0.1:9"])
+        VllmServerEngine(model, tmp_path, "bfloat16", urls=["http://127.0.0.1:9"], restart_timeout_s=0.1)
+
+
+def test_a_run_waits_for_a_server_that_is_starting(servers, model, tmp_path, caplog):
+    for server in servers:
+        server.kill()
+    threading.Thread(target=lambda: until(lambda: caplog.records) and servers[1].start()).start()
+    engine = client(servers, model, tmp_path, restart_timeout_s=PATIENCE_S)
+    assert f"vLLM servers at {servers[1].url}; without {servers[0].url}" in engine.describe()
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"waiting for a vLLM server to answer at {servers[0].url}, {servers[1].url} (0 of at most")
+    assert "[vllm] restart_timeout_s" in line
+
+
+def test_nothing_is_waited_for_where_a_server_answers_and_cannot_be_used(servers, model, tmp_path):
+    servers[0].version = "0.31.1"
+    with pytest.raises(EngineError, match=r"is vLLM 0\.31\.1"):
+        client(servers[:1], model, tmp_path, restart_timeout_s=PATIENCE_S)
+    assert servers[0].greeted == 1
+
+
+def test_the_key_is_sent_with_every_request(servers, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUR_SERVERS", "key-of-ours")
+    engine = client(servers, model, tmp_path, api_key_env="OUR_SERVERS")
+    engine.load_weights(model.state_dict(), 7)
+    sample(engine, PROMPTS, SAMPLING)
+    assert {key for server in servers for key in server.keys} == {"Bearer key-of-ours"}
 
 
 def test_one_of_two_servers_is_enough_to_start(servers, model, tmp_path):
@@ -151,9 +177,10 @@ def test_one_of_two_servers_is_enough_to_start(servers, model, tmp_path):
 def test_addresses_that_other_machines_reach_are_refused(servers, model, tmp_path):
     for url in ("http://10.0.0.5:8000", "http://sampler:8000"):
         with pytest.raises(EngineError, match=r"other machines.*allow_remote = true"):
-            VllmServerEngine(model, tmp_path, urls=[url])
+            VllmServerEngine(model, tmp_path, "bfloat16", urls=[url])
+    unknown = {"urls": ["http://nowhere.invalid:8000"], "allow_remote": True, "restart_timeout_s": 0.1}
     with pytest.raises(EngineError, match="start it"):
-        VllmServerEngine(model, tmp_path, urls=["http://nowhere.invalid:8000"], allow_remote=True)
+        VllmServerEngine(model, tmp_path, "bfloat16", **unknown)
     assert is_loopback("http://localhost:1")
     assert is_loopback("http://[::1]:1")
 
@@ -222,7 +249,7 @@ def test_many_requests_do_not_wait_one_after_the_other_for_a_server_that_never_r
     engine = client(servers[:1], model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
     servers[0].kill()
-    with pytest.raises(EngineError, match="no vLLM server is left"):
+    with pytest.raises(EngineError, match="no vLLM server is usable"):
         sample(engine, PROMPTS * 16, SAMPLING)
     assert engine._revivals == 1
 
@@ -271,7 +298,7 @@ def test_ctrl_c_ends_the_wait_for_servers_to_come_back(servers, model, tmp_path)
     with interrupted(lambda: engine._revivals == 1):
         sample(engine, PROMPTS, SAMPLING)
     until(lambda: not left_behind())
-    with pytest.raises(EngineError, match="broken off"):
+    with pytest.raises(EngineError, match="sampling was interrupted"):
         sample(engine, PROMPTS, SAMPLING)
 
 
@@ -298,7 +325,9 @@ def test_the_base_is_sent_once_and_then_adapters_alone(servers, model, adapting)
     assert servers[0].seen == asked
     assert [server.loaded for server in servers] == [1, 1]
     assert servers[0].adapter == str(folder)
-    assert VllmServerEngine(model, folder, urls=[servers[0].url]).takes_adapters, "also if nobody asks for it"
+    assert VllmServerEngine(model, folder, "bfloat16", urls=[servers[0].url]).takes_adapters, (
+        "also if nobody asks for it"
+    )
 
 
 def test_a_server_started_anew_gets_base_and_adapter_before_it_samples(servers, model, adapting):
@@ -332,7 +361,7 @@ def test_a_server_that_does_not_take_the_adapter_is_left_out(servers, model, ada
 def test_a_server_started_without_adapters_or_for_smaller_ones_shows_at_the_start(servers, model, tmp_path):
     model.peft_config = {"default": LoraConfig(r=16)}
     servers[1].config["lora_config"] = {"max_lora_rank": 8}
-    with pytest.raises(EngineError, match=r'without room for adapters; .*lora = "merged".*rank 8 at most'):
+    with pytest.raises(EngineError, match=r'without support for adapters; .*lora = "merged".*rank 8 at most'):
         client(servers, model, tmp_path)
     assert not client(servers, model, tmp_path, lora="merged").takes_adapters
     assert not client(servers, model, tmp_path, dtype="float32").takes_adapters
@@ -347,7 +376,7 @@ def test_what_vllm_would_do_otherwise_than_asked_is_refused_before_it_is_asked(s
     for prompts, sampling, message in (
         ([[1, 2, 3, 4]], SAMPLING, r"need 7 positions, but vLLM has 6; .*\[vllm\] max_model_len"),
         ([[1], []], SAMPLING, "a prompt has no tokens"),
-        ([[1]], replace(SAMPLING, temperature=0.005), "temperature 0.01 and above"),
+        ([[1]], replace(SAMPLING, temperature=0.005), "at least 0.01"),
     ):
         with pytest.raises(EngineError, match=message):
             sample(engine, prompts, sampling)
@@ -364,7 +393,7 @@ def test_a_server_of_another_model_says_so(servers, model, tmp_path):
 @pytest.mark.parametrize("moment", ["/reset_prefix_cache", "/resume"])
 def test_weights_that_another_run_loads_meanwhile_are_not_believed(servers, model, tmp_path, moment):
     engine = client(servers, model, tmp_path)
-    other = VllmServerEngine(model, tmp_path / "other", urls=[servers[0].url])
+    other = VllmServerEngine(model, tmp_path / "other", "bfloat16", urls=[servers[0].url])
     engine.load_weights(model.state_dict(), 7)
     loading = threading.Event()
 
@@ -398,7 +427,7 @@ def test_the_work_of_a_server_process_that_is_killed_or_frozen_is_done_by_the_ot
     servers, process, model, tmp_path, how
 ):
     started, url = process
-    engine = VllmServerEngine(model, tmp_path, urls=[url, servers[0].url], request_timeout_s=5.0)
+    engine = VllmServerEngine(model, tmp_path, "bfloat16", urls=[url, servers[0].url], request_timeout_s=5.0)
     engine.load_weights(model.state_dict(), 7)
     assert len(sample(engine, PROMPTS, SAMPLING)) == 4
     # The other answers once this one is gone: both have requests when that happens.

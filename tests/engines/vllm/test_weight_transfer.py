@@ -141,7 +141,7 @@ def test_a_server_that_comes_back_is_met_anew_and_given_the_weights_of_the_last_
 def test_a_peer_that_never_joins_costs_the_time_limit_and_the_server(library, servers, model, tmp_path, stuck):
     engine = client(servers[:1], model, tmp_path, request_timeout_s=2.0)
     library.stuck = stuck
-    with pytest.raises(EngineError, match=r"no vLLM server is left; .*not done within 2 seconds"):
+    with pytest.raises(EngineError, match=r"no vLLM server is usable; .*not done within 2 seconds"):
         engine.load_weights(model.state_dict(), 7)
     library.stuck = ""
     engine.load_weights(model.state_dict(), 8)
@@ -193,7 +193,7 @@ def test_errors_of_the_library_are_those_of_a_server(library, servers, model, tm
         raise RuntimeError("NCCL error: unhandled system error")
 
     library.send = send
-    with pytest.raises(EngineError, match=r"no vLLM server is left; .*RuntimeError: NCCL error"):
+    with pytest.raises(EngineError, match=r"no vLLM server is usable; .*RuntimeError: NCCL error"):
         engine.load_weights(model.state_dict(), 7)
 
 
@@ -279,4 +279,4 @@ def test_a_full_disk_leaves_the_last_file_whole_and_nothing_beside_it(tmp_path):
 def test_a_configuration_that_cannot_be_written_is_a_storage_error(servers, model, tmp_path):
     (tmp_path / "vllm").write_text("")
     with pytest.raises(StorageError, match="vllm cannot be written: File exists"):
-        VllmServerEngine(model, tmp_path, urls=[server.url for server in servers])
+        VllmServerEngine(model, tmp_path, "bfloat16", urls=[server.url for server in servers])

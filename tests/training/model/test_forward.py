@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from retrain.training.model.forward import Forward, longest_packed_row
 from retrain.training.settings import PolicySettings
@@ -41,6 +42,23 @@ def test_what_is_packed_and_what_is_not(kind):
     forward = Forward(make_model(kind), PolicySettings())
     assert forward.packed_limit == (float("inf") if kind in PACKED else 6.0 if kind == "windowed" else 0.0)
     assert forward.splits == (kind != "capped")
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_the_same_is_packed_where_a_frozen_base_is_held_in_bfloat16(kind):
+    forward = Forward(make_model(kind).bfloat16(), PolicySettings(dtype="bfloat16"))
+    assert forward.packed_limit == (float("inf") if kind in PACKED else 6.0 if kind == "windowed" else 0.0)
+    assert forward.splits == (kind != "capped")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_in_many_layers_is_no_reason_not_to_pack(seed):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=40, num_attention_heads=4
+    )
+    forward = Forward(LlamaForCausalLM(config).eval().bfloat16(), PolicySettings(dtype="bfloat16"))
+    assert forward.packed_limit == float("inf")
 
 
 @pytest.mark.parametrize("kind", PACKED)

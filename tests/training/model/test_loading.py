@@ -9,6 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from retrain.engines.capability import choose_engine_at
 from retrain.errors import ComponentError, StorageError
 from retrain.training.model.loading import load_model, save_model
 from retrain.training.policy import TorchPolicy
@@ -124,6 +125,39 @@ def test_pickled_weights_execute_nothing(llama, tmp_path, dump):
     ):
         load_model(str(llama))
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"_attn_implementation": "kernels-community/flash-attn"},
+        {"attn_implementation": "paged|me/kernel"},
+        {"text_config": {"_attn_implementation": "me/kernel@main:forward"}},
+        {"experts_implementation": {"text_config": "me/experts"}},
+    ],
+    ids=lambda named: next(iter(named)),
+)
+def test_code_of_the_hub_that_a_configuration_names_is_refused(llama, named):
+    file = llama / "config.json"
+    plain = json.loads(file.read_text())
+    file.write_text(json.dumps(plain | named))
+    with pytest.raises(ComponentError, match="which is code from the hub"):
+        load_model(str(llama))
+    file.write_text(json.dumps(plain | {"_attn_implementation": "eager"}))
+    assert load_model(str(llama)).model.config._attn_implementation == "eager"
+
+
+def test_choosing_an_engine_loads_no_code_of_the_hub(llama):
+    file = llama / "config.json"
+    plain = choose_engine_at(str(llama))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"_attn_implementation": "kernels-community/flash-attn"}))
+    assert choose_engine_at(str(llama)) == plain is not None
+
+
+def test_an_adapter_that_names_another_model_is_refused(llama):
+    (llama / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "somebody/else"}))
+    with pytest.raises(ComponentError, match="holds an adapter"):
+        load_model(str(llama))
 
 
 def test_a_directory_in_the_home_directory(llama, monkeypatch):

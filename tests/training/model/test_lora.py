@@ -158,5 +158,5 @@ def test_merged_weights_keep_the_update_whatever_the_base_is_held_in(kind, lr, d
 def test_only_linear_layers_and_embeddings_get_adapters():
     model = make_model("llama")
     model.model.layers[0].mlp.extra = torch.nn.Conv1d(3, 3, 1)
-    with pytest.raises(ComponentError, match=r"target_modules: model.layers.0.mlp.extra is no linear layer"):
+    with pytest.raises(ComponentError, match=r"target_modules: model.layers.0.mlp.extra is not a linear layer"):
         TorchPolicy(model, PolicySettings(lora=LoraSettings(target_modules=("extra",))))

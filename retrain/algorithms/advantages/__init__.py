@@ -1,0 +1,1 @@
+"""Episode advantages: one number per completion."""

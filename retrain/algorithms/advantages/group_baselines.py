@@ -1,0 +1,143 @@
+"""Episode advantages: one number per completion, from its reward and its group's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import Finding, advantage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@advantage("grpo")
+def grpo(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Mean-centered group advantage, without a standard deviation.
+
+    A_i = r_i - mean_{j in group(i)} r_j
+
+    Args:
+        rewards: [N] float, any unit; one per completion.
+        group_ids: [N] int; rows of one prompt share an id.
+    Returns:
+        [N] in the unit of the reward; sums to 0 over every group; 0 in a group of one.
+    References: Shao et al., DeepSeekMath, arXiv:2402.03300 (with std); Liu et al., Dr. GRPO,
+        arXiv:2503.20783 (why without).
+    """
+    return rewards - F.groups.group_mean(rewards, group_ids)
+
+
+@advantage("grpo_std", unit_variance=True)
+@advantage("vanilla", table="grpo_std", unit_variance=True)
+def grpo_std(
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    ddof: Annotated[int, Field(ge=0, le=1)] = 0,
+    eps: Annotated[float, Field(gt=0)] = 1e-8,
+) -> Tensor:
+    """Group advantage in units of the group's standard deviation.
+
+    A_i = (r_i - mean r) / (sd(r) + eps); 0 where sd < eps
+
+    Args:
+        rewards: [N] float; group_ids: [N] int.
+        ddof: 0 for the population's standard deviation, 1 for the sample's.
+        eps: added to sd. Other trainers use ddof 1 with eps 1e-6 or 1e-4.
+    Returns:
+        [N] without unit; 0 in a group of equal rewards.
+    References: Shao et al., DeepSeekMath, arXiv:2402.03300.
+    """
+    spread = F.groups.group_std(rewards, group_ids, ddof=ddof)
+    return (grpo(rewards, group_ids) / (spread + eps)).where(spread >= eps, 0.0)
+
+
+@advantage("maxrl", success_rate=True)
+def maxrl(rewards: Tensor, group_ids: Tensor, *, eps: Annotated[float, Field(gt=0)] = 1e-6) -> Tensor:
+    """Group advantage over the group's success rate: rare successes count more.
+
+    A_i = (r_i - mean r) / (mean r + eps); 0 where mean r <= eps
+
+    Args:
+        rewards: [N] float, meant to be non-negative; group_ids: [N] int.
+        eps: below this mean (negative means too) a group holds no success to learn from.
+    Returns:
+        [N] without unit, in [-1, G - 1] for rewards in {0, 1}.
+    References: Tajwar et al., Maximum Likelihood Reinforcement Learning, arXiv:2602.02710.
+    """
+    mean = F.groups.group_mean(rewards, group_ids)
+    return ((rewards - mean) / (mean + eps)).where(mean > eps, 0.0)
+
+
+@advantage("rloo")
+def rloo(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Reward against the mean of the other completions of the prompt.
+
+    A_i = r_i - mean_{j != i} r_j
+
+    Args:
+        rewards: [N] float; group_ids: [N] int.
+    Returns:
+        [N] in the unit of the reward, n/(n-1) times `grpo`; 0 in a group of one.
+    References: Ahmadian et al., Back to Basics, arXiv:2402.14740.
+    """
+    return F.groups.leave_one_out(rewards, group_ids)
+
+
+@advantage("reinforce_pp")
+def reinforce_pp(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """REINFORCE++ with the group as baseline; the batch normalization is the transform `whiten`.
+
+    A_i = r_i - mean_{j in group(i)} r_j, then (A - mean A) / sd(A) over all tokens of the batch by `whiten`
+
+    Args:
+        rewards: [N] float; group_ids: [N] int.
+    Returns:
+        [N] in the unit of the reward; put `whiten` into `transform_mode` to normalize it.
+    References: Hu et al., REINFORCE++, arXiv:2501.03262.
+    """
+    return grpo(rewards, group_ids)
+
+
+def _check_penalty(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    gamma, most = params["gamma"], config.training.max_tokens
+    if gamma * most > 1:
+        problem = f"{gamma:g} x max_tokens = {gamma * most:g}: a long correct answer scores below a wrong one"
+        yield Finding(("gamma",), problem, f"use at most {1 / most:.2g}", fatal=False)
+
+
+@advantage("grpo_lp", check=_check_penalty, unit_variance=True)
+def grpo_lp(
+    rewards: Tensor,
+    correct: Tensor,
+    lengths: Tensor,
+    group_ids: Tensor,
+    max_tokens: int,
+    *,
+    gamma: Annotated[float, Field(ge=0)] = 1e-3,
+) -> Tensor:
+    """GRPO with a length penalty inside the reward: the coupled baseline that DCA is compared with.
+
+    r'_i = r_i * (1 - gamma * l_i) if correct else 0, then A_i = (r'_i - mean r') / (sd(r') + 1e-8)
+
+    Args:
+        rewards: [N] float, 1 for a correct answer; correct: [N] bool; lengths: [N] tokens; group_ids: [N] int.
+        max_tokens: response budget; a warning says when gamma lets a correct answer score below a wrong one.
+        gamma: reward lost per token.
+    Returns:
+        [N] without unit. In an all-correct group it does not depend on gamma.
+    References: Arora and Zanette, Training Language Models to Reason Efficiently, arXiv:2502.04463.
+    """
+    if gamma * max_tokens > 1:
+        warnings.warn(
+            f"[grpo_lp] gamma {gamma} * max_tokens {max_tokens} > 1: a long correct answer scores below a wrong one; "
+            f"use gamma <= {1 / max_tokens:.2g}",
+            stacklevel=2,
+        )
+    penalized = (rewards * (1 - gamma * lengths.to(rewards.dtype))).where(correct, 0.0)
+    return grpo_std(penalized, group_ids)

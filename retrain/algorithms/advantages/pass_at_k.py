@@ -1,0 +1,109 @@
+"""Advantages that optimise the best of k completions instead of the mean of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import comb, sqrt
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain.algorithms.advantages.group_baselines import rloo
+from retrain.registry import Finding, advantage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SubsetSize = Annotated[int, Field(ge=1)]
+
+
+def _check_subset(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Compare k with the size of a group."""
+    k, size = params["k"], config.training.group_size
+    if k > size:
+        yield Finding(("k",), f"k = {k} is larger than group_size = {size}", f"set k <= {size}")
+    elif k == size > 1:
+        problem = f"k = group_size = {size}: only the best completion of a group gets credit"
+        yield Finding(("k",), problem, f"set k <= {size // 2}", fatal=False)
+
+
+@advantage("pkpo", check=_check_subset, mean_matters=True)
+def pkpo(
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    k: SubsetSize = 4,
+    baseline: Literal["loo_minus_one", "none"] = "loo_minus_one",
+) -> Tensor:
+    """Credit for the expected maximum reward of k completions.
+
+    loo_minus_one:  A_i = n / C(n,k) * sum_{j<p} C(j-1,k-2) (g_p - g_j);  k = 1 is `rloo`
+    none:           A_i = n / C(n,k) * (C(p-1,k-1) g_p + sum_{j>p} C(j-2,k-2) g_j);  k = 1: g_p
+
+    g_1 <= ... <= g_n are the n rewards of a group in ascending order, and p is the rank of row i.
+    The mean over the rows is an unbiased estimate of the gradient of E[max of k]. All advantages
+    are >= 0 (for rewards >= 0 with "none") and at most k times the spread: learning rates tuned
+    for `grpo` are too large, and `whiten` moves the zero.
+
+    Args:
+        rewards: [N] float, any unit; group_ids: [N] int.
+        k: completions of which the best counts. A group with fewer than k rows uses its own size.
+        baseline: "loo_minus_one" leaves the row out of a baseline of k - 1 rows; "none" has more
+            variance, and gives a group of one its reward.
+    Returns:
+        [N] in the unit of the reward; 0 in a group of equal rewards with "loo_minus_one".
+    References: Walder and Karkhanis, Pass@K Policy Optimization, arXiv:2505.15201 (n times its
+        s^(loo-1) and s).
+    """
+    advantages = rloo(rewards, group_ids) if baseline == "loo_minus_one" else rewards.clone()
+    for group in group_ids.unique():
+        rows = (group_ids == group).nonzero().squeeze(-1)
+        n = len(rows)
+        subset = min(k, n)
+        if subset == 1:
+            continue
+        ordered, order = rewards[rows].sort(stable=True)
+        if baseline == "loo_minus_one":
+            below = [n * comb(j, subset - 2) / comb(n, subset) for j in range(n)]
+            gaps = (ordered[:, None] - ordered).tril()
+            credit = (gaps * ordered.new_tensor(below)).sum(-1)
+        else:
+            own = [n * comb(p, subset - 1) / comb(n, subset) for p in range(n)]
+            above = [n * comb(j - 1, subset - 2) / comb(n, subset) if j else 0.0 for j in range(n)]
+            weighted = ordered * ordered.new_tensor(above)
+            credit = ordered * ordered.new_tensor(own) + weighted.sum() - weighted.cumsum(0)
+        advantages[rows[order]] = credit
+    return advantages
+
+
+@advantage("pass_at_k", check=_check_subset, unit_variance=True)
+def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tensor:
+    """Normalised reward of the subsets of k completions that a completion takes part in.
+
+    A = (1 - R) / sd on correct rows,  A = (1 - R - C(w-1,k-1) / C(n-1,k-1)) / sd on wrong rows,
+    R = 1 - C(w,k) / C(n,k),  sd = sqrt(R (1 - R)),  w wrong rows of n; 0 where sd = 0
+
+    A is the mean over all subsets of k rows that contain the row of (subset's best - R) / sd.
+
+    Args:
+        correct: [N] bool; partial rewards are not read. group_ids: [N] int.
+        k: size of a subset; k = 1 is `grpo_std` for 0/1 rewards. A group with fewer than k rows
+            uses its own size.
+    Returns:
+        [N] float32 without unit; 0 where more than n - k rows are correct, since every subset
+        then succeeds.
+    References: Chen et al., Pass@k Training, arXiv:2508.10751 (its analytical form).
+    """
+    advantages = correct.float()
+    for group in group_ids.unique():
+        rows = group_ids == group
+        n = int(rows.sum())
+        wrong, subset = n - int(correct[rows].sum()), min(k, n)
+        failing = comb(wrong, subset) / comb(n, subset)
+        spread = sqrt(failing * (1 - failing))
+        right = failing / spread if spread else 0.0
+        others = comb(wrong - 1, subset - 1) / comb(n - 1, subset - 1) if wrong else 0.0
+        lost = (failing - others) / spread if spread else 0.0
+        advantages[rows & correct] = right
+        advantages[rows & ~correct] = lost
+    return advantages

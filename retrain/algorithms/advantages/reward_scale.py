@@ -1,0 +1,124 @@
+"""Advantages that scale or weigh rewards differently from the group's own deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.algorithms.advantages.group_baselines import grpo
+from retrain.registry import Finding, advantage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DegreesLost = Annotated[int, Field(ge=0, le=1)]
+Epsilon = Annotated[float, Field(gt=0)]
+
+
+def _check_updates(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Compare the assumption of an optimal baseline with the number of updates per batch."""
+    updates = config.training.epochs * config.training.minibatches
+    if updates > 1:
+        problem = f"the baseline of opo is optimal on policy, and a batch has {updates} updates"
+        yield Finding((), problem, "set [training] epochs = 1 and minibatches = 1", fatal=False)
+
+
+@advantage("opo", check=_check_updates)
+def opo(rewards: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
+    """Reward against the group's mean weighted by length.
+
+    A_i = r_i - (sum_j l_j r_j) / (sum_j l_j) over the group; the plain mean if all l_j are 0
+
+    The weighted mean is the baseline of least variance if the squared gradient of a completion
+    grows with its length. The paper trains with one update per batch, without a KL term and
+    without an entropy bonus.
+
+    Args:
+        rewards: [N] float, any unit; lengths: [N] int, response tokens; group_ids: [N] int.
+    Returns:
+        [N] in the unit of the reward; 0 in a group of one, and of equal rewards.
+    References: Hao et al., On-Policy RL with Optimal Reward Baseline, arXiv:2505.23585.
+    """
+    weights = lengths.to(rewards.dtype)
+    total = F.groups.group_sum(weights, group_ids)
+    # Relative to the plain mean, which is exact in a group of equal rewards.
+    centred = grpo(rewards, group_ids)
+    shift = F.groups.group_sum(weights * centred, group_ids) / total.clamp(min=1)
+    return centred - shift
+
+
+@advantage("lite_ppo", unit_variance=True, batch_statistics=True)
+def lite_ppo(rewards: Tensor, group_ids: Tensor, *, ddof: DegreesLost = 1, eps: Epsilon = 1e-4) -> Tensor:
+    """Group mean as the baseline, deviation of the whole batch as the scale.
+
+    A_i = (r_i - mean_g r) / (sd_batch r + eps)
+
+    Use it instead of `grpo_std` when reward scales differ between tasks but not within a batch.
+    The deviation is that of the raw rewards of all rows that are trained on: resampling changes it.
+
+    Args:
+        rewards: [N] float, any unit; group_ids: [N] int.
+        ddof: 0 for the population's deviation, 1 for the sample's.
+        eps: added to the deviation.
+    Returns:
+        [N] without unit; 0 in groups of equal rewards and where the batch has no deviation.
+    References: Liu et al., Tricks or Traps (Lite PPO), arXiv:2508.08221.
+    """
+    spread = F.groups.group_std(rewards, group_ids * 0, ddof=ddof)
+    return (grpo(rewards, group_ids) / (spread + eps)).where(spread > 0, 0.0)
+
+
+def _check_rewards(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Refuse a single reward: there is nothing to decouple."""
+    count = len(config.rewards)
+    if count < 2:
+        problem = f"gdpo normalises each reward on its own, and the run has {count}"
+        yield Finding((), problem, 'list two [[rewards]] at least, or use advantage_mode = "grpo_std"')
+    elif config.environment.name is not None:
+        problem = "gdpo reads [[rewards]] alone, not what the environment itself returns"
+        yield Finding((), problem, "score episodes by [[rewards]], or use grpo_std", fatal=False)
+
+
+@advantage("gdpo", check=_check_rewards, unit_variance="batch_norm", batch_statistics=True)
+def gdpo(
+    reward_parts: Tensor,
+    reward_weights: Sequence[float],
+    group_ids: Tensor,
+    *,
+    ddof: DegreesLost = 1,
+    eps: Epsilon = 1e-4,
+    batch_norm: bool = True,
+) -> Tensor:
+    """Normalise each reward within its group, then add them up.
+
+    a_ik = (r_ik - mean_g r_k) / (sd_g r_k + eps);  S_i = sum_k w_k a_ik;  A_i = S_i / (sd S + eps)
+
+    a_ik is 0 where the group's rewards are equal, where fewer than two rows of the group have
+    reward k, and where row i has none. The batch mean of S is 0 by construction and is not
+    subtracted: rounding would give groups without information an advantage.
+
+    Args:
+        reward_parts: [N, R] float, one column per `[[rewards]]` entry before its weight, NaN where
+            a reward does not apply; reward_weights: R floats; group_ids: [N] int.
+        ddof: of both deviations: 0 for the population's, 1 for the sample's.
+        eps: added to both deviations.
+        batch_norm: divide by the deviation of S over the rows that have a reward.
+    Returns:
+        [N] without unit.
+    References: Liu et al., GDPO, arXiv:2601.05242.
+    """
+    known = ~reward_parts.isnan()
+    total = reward_parts.new_zeros(len(reward_parts))
+    for part, has, weight in zip(reward_parts.T, known.T, reward_weights, strict=True):
+        values = part.where(has, 0.0)
+        spread = F.groups.group_std(values, group_ids, has, ddof=ddof)
+        centred = values - F.groups.group_mean(values, group_ids, has)
+        compared = has & (F.groups.group_size(group_ids, has) > 1) & (spread > 0)
+        total = total + weight * (centred / (spread + eps)).where(compared, 0.0)
+    if not batch_norm:
+        return total
+    spread = F.groups.group_std(total, group_ids * 0, known.any(-1), ddof=ddof)
+    return (total / (spread + eps)).where(spread > 0, 0.0)

@@ -1,0 +1,1 @@
+"""Loss terms: one number per token. The reduction and the weight are applied outside."""

@@ -1,0 +1,182 @@
+"""Policy losses with their trust region around the sampler, which correct for it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import log
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.algorithms.losses.surrogates import ratio_metrics
+from retrain.registry import Finding, loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WeightedLoss = tuple["Tensor", dict[str, "Tensor"]]
+ProbabilityBound = Annotated[float, Field(gt=0, le=1)]
+
+
+@loss("ipo", vanishes=True)
+def ipo(
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    eps: ProbabilityBound = 0.3,
+) -> WeightedLoss:
+    """Importance-weighted policy gradient on tokens whose probability the update has hardly moved.
+
+    -1[|p - mu| <= eps] * rho * A,  p = exp(lp), mu = exp(sampler_lp), rho = p / mu
+
+    The log-ratio is clamped to +-20. The sign of A plays no part in what is dropped. This is the
+    default loss of prime-rl, and not Identity Preference Optimization.
+
+    Args:
+        logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        eps: largest distance of the two probabilities.
+    Returns:
+        [N, T], with policy/clip_fraction (tokens that are dropped) and policy/approx_kl.
+    References: prime-rl's `default_loss_fn`, September 2026; the bound by total variation is that
+        of Qi et al., DPPO, arXiv:2602.04879.
+    """
+    advantages = F.masked.keep(advantages, response_mask)
+    log_ratio = F.ratios.log_ratio(logprobs, sampler_logprobs, response_mask)
+    distance = _probability(logprobs, response_mask) - _probability(sampler_logprobs, response_mask)
+    far = (distance.abs() > eps) & response_mask
+    return (-log_ratio.exp() * advantages).where(~far, 0.0), ratio_metrics(far, log_ratio)
+
+
+@loss("dppo", vanishes=True)
+def dppo(  # noqa: PLR0913 - four columns and four keys, each with its name
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    divergence: Literal["tv", "kl"] = "tv",
+    low: Annotated[float, Field(ge=0)] = 0.2,
+    high: Annotated[float, Field(ge=0)] = 0.2,
+    cap: Annotated[float, Field(gt=0)] | None = 20.0,
+) -> WeightedLoss:
+    """Trust region by the divergence of probabilities instead of their ratio.
+
+    -sg(min(rho, cap)) * A * lp where kept.  Dropped: A > 0, p > mu, D > high; A < 0, p < mu, D > low
+    tv: D = |p - mu|;  kl: D = mu (ln mu - ln p) + (1 - mu) ln((1 - mu + 1e-8) / (1 - p + 1e-8))
+
+    p = exp(lp), mu = exp(sampler_lp), rho = p / mu with log-ratio clamped to +-20, sg = no
+    gradient. D compares the token with all others together, so a rare token may move further than
+    a ratio would allow, and a frequent one less far.
+
+    Args:
+        logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        divergence: total variation or binary KL; use bounds of about 0.05 with "kl".
+        low, high: largest divergence of punished and of rewarded tokens.
+        cap: largest weight; None for none.
+    Returns:
+        [N, T], with policy/clip_fraction (tokens that are dropped) and policy/approx_kl.
+    References: Qi et al., Rethinking the Trust Region in LLM RL, arXiv:2602.04879.
+    """
+    advantages = F.masked.keep(advantages, response_mask)
+    new, old = F.masked.keep(logprobs, response_mask), F.masked.keep(sampler_logprobs, response_mask)
+    log_ratio = F.ratios.log_ratio(new.detach(), old, response_mask)
+    p, mu = new.detach().exp(), old.exp()
+    distance = (p - mu).abs()
+    if divergence == "kl":
+        distance = -mu * log_ratio + (1 - mu) * ((1 - mu + 1e-8) / (1 - p + 1e-8)).log()
+    over = (advantages > 0) & (p > mu) & (distance > high)
+    under = (advantages < 0) & (p < mu) & (distance > low)
+    dropped = (over | under) & response_mask
+    weight = log_ratio.exp()
+    weight = weight if cap is None else weight.clamp(max=cap)
+    return (-weight * advantages * new).where(~dropped, 0.0), ratio_metrics(dropped, log_ratio)
+
+
+_LONG = 1000
+"""Tokens of a row beyond which the product of its ratios is almost always near 0 or above 1."""
+
+
+def _check_level(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn of a sequence ratio of long rows."""
+    if params["level"] == "sequence" and config.training.max_tokens > _LONG:
+        problem = f"the ratio of a row of up to {config.training.max_tokens} tokens is almost always near 0 or above 1"
+        yield Finding(("level",), problem, 'use level = "token" or "geometric"', fatal=False)
+
+
+@loss("topr", vanishes=True, check=_check_level)
+def topr(
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    level: Literal["token", "sequence", "geometric"] = "sequence",
+) -> WeightedLoss:
+    """Tapered importance weights: full weight on rewarded tokens, at most 1 on punished ones.
+
+    -alpha * A * lp,  alpha = 1 where A > 0, else sg(min(rho, 1)),  rho = exp(lp - sampler_lp)
+
+    The log-ratio of a sequence is the sum of its tokens', clamped to +-20: that of a long row is
+    almost always near 0 or above 1. sg = no gradient.
+
+    Args:
+        logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        level: ratio of the token, of its sequence (the paper's), or its geometric mean.
+    Returns:
+        [N, T], with policy/clip_fraction (tokens whose weight is cut to 1) and policy/approx_kl.
+    References: Le Roux et al., Tapered Off-Policy REINFORCE, arXiv:2503.14286.
+    """
+    advantages = F.masked.keep(advantages, response_mask)
+    kept = F.masked.keep(logprobs, response_mask)
+    log_ratio = F.ratios.log_ratio(kept.detach(), sampler_logprobs, response_mask, level)
+    weight = log_ratio.exp().clamp(max=1).masked_fill(advantages > 0, 1.0)
+    return -weight * advantages * kept, ratio_metrics((log_ratio > 0) & (advantages < 0), log_ratio)
+
+
+@loss("vespo", vanishes=True)
+def vespo(  # noqa: PLR0913 - four columns and four keys, each with its name
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    k_pos: Annotated[float, Field(ge=0)] = 2.0,
+    lambda_pos: Annotated[float, Field(ge=0)] = 3.0,
+    k_neg: Annotated[float, Field(ge=0)] = 3.0,
+    lambda_neg: Annotated[float, Field(ge=0)] = 2.0,
+) -> WeightedLoss:
+    """Sequence weights that are largest near the sampler and vanish on both sides.
+
+    -sg(phi) * A * lp,  phi = exp(lambda + k log w - lambda w),  log w = clip(sum_t d_t, ln 1e-8, 20)
+
+    d = lp - sampler_lp, sg = no gradient; k and lambda by the sign of A, 0 counting as positive.
+    phi is 1 at w = 1. For long rows w is far from 1 and phi near 0.
+
+    Args:
+        logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        k_pos, lambda_pos: shape of the weight where A >= 0.
+        k_neg, lambda_neg: shape of the weight where A < 0.
+    Returns:
+        [N, T], with policy/weight (phi), policy/clip_fraction (tokens with phi < 0.01) and
+        policy/approx_kl (-log w).
+    References: Shen et al., VESPO, arXiv:2602.10693.
+    """
+    import torch
+
+    advantages = F.masked.keep(advantages, response_mask)
+    kept = F.masked.keep(logprobs, response_mask)
+    log_weight = F.ratios.log_ratio(kept.detach(), sampler_logprobs, response_mask, "sequence")
+    log_weight = F.masked.keep(log_weight.clamp(min=log(1e-8)), response_mask)
+    negative = advantages < 0
+    k = torch.full_like(log_weight, k_pos).masked_fill(negative, k_neg)
+    rate = torch.full_like(log_weight, lambda_pos).masked_fill(negative, lambda_neg)
+    phi = F.masked.keep((rate + k * log_weight - rate * log_weight.exp()).exp(), response_mask)
+    metrics = ratio_metrics((phi < 0.01) & response_mask, log_weight)
+    return -phi * advantages * kept, metrics | {"policy/weight": phi}
+
+
+def _probability(logprobs: Tensor, mask: Tensor) -> Tensor:
+    return F.masked.keep(logprobs.detach(), mask).exp()

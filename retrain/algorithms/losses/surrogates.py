@@ -1,0 +1,222 @@
+"""Loss terms: one number per token. The reduction and the weight of a term are applied outside.
+
+`logprobs` (and `entropy`) carry the gradient; rows or tokens outside the response give exactly 0, and exactly
+zero gradient, whatever the columns hold there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import Finding, loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_Terms = tuple["Tensor", dict[str, "Tensor"]]
+
+
+@loss("reinforce", vanishes=True)
+def reinforce(logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """Plain policy gradient, for data sampled by the current policy.
+
+    -lp_t * A_t
+
+    Args:
+        logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+    Returns:
+        [N, T] nats times the unit of the advantage.
+    References: Ahmadian et al., Back to Basics, arXiv:2402.14740 (REINFORCE is enough).
+    """
+    return -F.masked.keep(logprobs, response_mask) * F.masked.keep(advantages, response_mask)
+
+
+_USUAL_BOUNDS = ((0.2, 0.2), (0.2, 0.28))
+"""The clips of PPO and of DAPO, which nobody tuned."""
+
+
+def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn of a tuned clip that no update feels; with the usual one `ppo_clip` is the plain policy gradient."""
+    tuned = (params["eps_low"], params["eps_high"]) not in _USUAL_BOUNDS
+    key = "eps_low" if tuned else "dual_clip" if params["dual_clip"] is not None else None
+    if key and config.training.epochs * config.training.minibatches == 1:
+        problem = "a batch has one update, which begins with every ratio at 1: the clip acts on no token"
+        yield Finding((key,), problem, "set [training] epochs or minibatches to at least 2", fatal=False)
+
+
+@loss("ppo_clip", vanishes=True, check=_check_bounds)
+def ppo_clip(  # noqa: PLR0913 - four columns and three keys, each with its name
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2,
+    eps_high: Annotated[float, Field(ge=0)] = 0.28,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
+) -> _Terms:
+    """Clipped surrogate: no gain from moving a token's probability further than the trust region.
+
+    -min(rho * A, clip(rho, 1 - eps_low, 1 + eps_high) * A),  rho = exp(lp - old_lp), log-ratio clamped to +-20
+
+    Args:
+        logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        eps_low, eps_high: the trust region; 0.28 is DAPO's clip-higher, 0.2 the symmetric one of PPO.
+        dual_clip: c, usually 3: where A < 0 the loss is at most -c * A. None switches it off.
+    Returns:
+        [N, T], with policy/clip_fraction (tokens without gradient by the clip) and policy/approx_kl
+        (-log rho, an estimate of KL(old || new)). At rho = 1 the derivative by lp is -A.
+    References: Schulman et al., PPO, arXiv:1707.06347; Yu et al., DAPO, arXiv:2503.14476; Ye et al., dual clip,
+        arXiv:1912.09729.
+    """
+    log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask)
+    return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), dual_clip)
+
+
+@loss("gspo", vanishes=True, trust_region=True)
+def gspo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    eps_low: Annotated[float, Field(ge=0, le=1)] = 3e-4,
+    eps_high: Annotated[float, Field(ge=0)] = 4e-4,
+) -> _Terms:
+    """Clipped surrogate with one ratio per sequence and an advantage per token (GSPO-token).
+
+    -min(s_t * A_t, clip(s_t, 1 - eps_low, 1 + eps_high) * A_t),  s_t = sg(s) * p_t / sg(p_t),
+    s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20, sg = no gradient
+
+    s_t has the value of s at every token. The derivative of the loss by lp_t is -s * A_t, so what a token transform
+    makes of A_t counts. Where A_t is the same along a sequence, the gradient is that of the sequence form under every
+    built-in reduction. Clipping is per token, by the sign of A_t.
+
+    Args:
+        logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        eps_low, eps_high: the trust region of a geometric mean, hence small.
+    Returns:
+        [N, T], with the metrics of `ppo_clip`: policy/clip_fraction counts tokens without gradient by the clip. The
+        paper's objective is this with the reduction `sequence_mean`.
+    References: Zheng et al., GSPO, arXiv:2507.18071, section 4.3.
+    """
+    kept = F.masked.keep(logprobs, response_mask)
+    sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
+    # The bracket is exactly 0 and carries the gradient. Without the bracket, rounding would move the ratio.
+    log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
+    log_ratio = F.masked.keep(log_ratio, response_mask)
+    return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), None)
+
+
+@loss("cispo", vanishes=True)
+def cispo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    eps_max: Annotated[float, Field(gt=0)] = 5.0,
+) -> _Terms:
+    """Policy gradient with a truncated importance weight: every token keeps its gradient.
+
+    -sg(min(rho, eps_max)) * A * lp,  rho = exp(lp - old_lp), log-ratio clamped to +-20, sg = no gradient
+
+    Args:
+        logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
+        eps_max: the largest weight.
+    Returns:
+        [N, T], with policy/clip_fraction (tokens whose weight is cut) and policy/approx_kl (-log rho).
+    References: MiniMax, MiniMax-M1 (CISPO), arXiv:2506.13585.
+    """
+    log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask).detach()
+    ratio = log_ratio.exp()
+    gradient = reinforce(logprobs, advantages, response_mask)
+    return ratio.clamp(max=eps_max) * gradient, ratio_metrics(ratio > eps_max, log_ratio)
+
+
+@loss("kl", weight=0.0)
+def kl(
+    logprobs: Tensor, ref_logprobs: Tensor, response_mask: Tensor, *, estimator: Literal["k1", "k2", "k3"] = "k3"
+) -> Tensor:
+    """Estimate of KL(policy || reference) at the sampled tokens.
+
+    k1 = d,  k2 = d^2 / 2,  k3 = exp(-d) - 1 + d,  d = lp - ref_lp, clamped to +-20
+
+    Args:
+        logprobs, ref_logprobs: [N, T]; response_mask: [N, T] bool.
+        estimator: k1 has no bias as a value but no gradient on average; k2 has the gradient of the KL;
+            k3 is never negative.
+    Returns:
+        [N, T] nats. The default weight is 0, and then no reference model is loaded.
+    References: Shao et al., DeepSeekMath, arXiv:2402.03300 (k3 as a loss).
+    """
+    d = F.ratios.log_ratio(logprobs, ref_logprobs, response_mask)
+    if estimator == "k1":
+        return d
+    return d.square() / 2 if estimator == "k2" else (-d).exp() - 1 + d
+
+
+@loss("entropy", weight=0.0)
+def entropy(entropy: Tensor, response_mask: Tensor) -> Tensor:
+    """Entropy bonus.
+
+    -H_t,  H_t = -sum_v p_v log p_v of the policy at this position
+
+    Args:
+        entropy: [N, T] with gradient; response_mask: [N, T] bool.
+    Returns:
+        [N, T] nats, at most 0. The default weight is 0.
+    References: Mnih et al., Asynchronous Methods for Deep RL, arXiv:1602.01783.
+    """
+    return -F.masked.keep(entropy, response_mask)
+
+
+@loss("sft", source="expert")
+def sft(logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """Imitation of expert rows; rows of the policy do not contribute.
+
+    -lp_t on expert rows
+
+    Args:
+        logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
+    Returns:
+        [N, T] nats; reduced over the expert rows' own tokens. Beside terms of the policy, [mix] mu is its share.
+    References: Pan et al., Trinity-RFT (MIX), arXiv:2505.17826.
+    """
+    return -F.masked.keep(logprobs, response_mask)
+
+
+@loss("sft_phi", source="expert")
+def sft_phi(logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """Imitation that leaves out what the policy knows already, and what is far from anything it would say.
+
+    -phi_t * lp_t on expert rows,  phi_t = sg(p_t * (1 - p_t)), p_t = exp(lp_t), sg = no gradient
+
+    Args:
+        logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
+    Returns:
+        [N, T] nats; phi is at most 1/4, so that this is a gentler term than `sft` at the same weight.
+    References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408.
+    """
+    kept = F.masked.keep(logprobs, response_mask)
+    p = kept.detach().exp()
+    return -p * (1 - p) * kept
+
+
+def _clipped(log_ratio: Tensor, advantages: Tensor, eps: tuple[float, float], dual_clip: float | None) -> _Terms:
+    ratio = log_ratio.exp()
+    free = -ratio * advantages
+    bound = -ratio.clamp(1 - eps[0], 1 + eps[1]) * advantages
+    value = free.maximum(bound)
+    if dual_clip is not None:
+        value = value.minimum(-dual_clip * advantages).where(advantages < 0, value)
+    return value, ratio_metrics(bound > free, log_ratio)
+
+
+def ratio_metrics(clipped: Tensor, log_ratio: Tensor) -> dict[str, Tensor]:
+    """policy/clip_fraction of tokens [N, T] bool, and policy/approx_kl of their log-ratio [N, T]."""
+    return {"policy/clip_fraction": clipped.to(log_ratio.dtype), "policy/approx_kl": -log_ratio.detach()}

@@ -1,1 +1,0 @@
-"""Credit from values that are measured: completions are continued from their middle, and the rewards averaged."""

@@ -1,0 +1,1 @@
+"""Token transforms: spread an episode advantage over the tokens of its completion."""

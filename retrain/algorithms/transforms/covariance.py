@@ -1,0 +1,127 @@
+"""Entropy control by the covariance of log-probability and advantage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import Finding, loss, signal, transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+@transform("clip_cov", wants_unit_variance=True)
+def clip_cov(  # noqa: PLR0913 - four columns and four keys, each with its name
+    advantages: Tensor,
+    old_logprobs: Tensor,
+    response_mask: Tensor,
+    step: int,
+    *,
+    rate: Rate = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+    select: Literal["random", "highest"] = "random",
+) -> Tensor:
+    """Drop a few of the tokens that would lower the entropy most.
+
+    A_t = 0 on max(1, floor(rate * n)) of the tokens with low < cov_t < high, or all if fewer
+    cov_t = (A_t - mean A) * (lp_t - mean lp), means over the n response tokens of the batch
+
+    The bounds assume advantages of unit variance (`grpo_std`, `gdpo`, `lite_ppo` or `whiten`).
+    The covariance is that of the policy before the update, so it does not depend on micro-batches.
+
+    Args:
+        advantages, old_logprobs: [N, T]; response_mask: [N, T] bool; step: seeds the random choice.
+        rate: share of the response tokens that are dropped.
+        low, high: bounds of the covariance, in the unit of the advantage times nats.
+        select: which of the candidates: a "random" choice or the "highest" covariances.
+    Returns:
+        [N, T].
+    References: Cui et al., The Entropy Mechanism of RL for Reasoning LMs, arXiv:2505.22617.
+    """
+    import torch
+
+    cov = _covariance(advantages, old_logprobs, response_mask)
+    candidates = ((cov > low) & (cov < high) & response_mask).flatten().nonzero().squeeze(-1)
+    count = min(_count(rate, response_mask), len(candidates))
+    if select == "random":
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(step))
+        chosen = candidates[order[:count].to(candidates.device)]
+    else:
+        chosen = candidates[cov.flatten()[candidates].argsort(descending=True)[:count]]
+    return advantages.flatten().index_fill(0, chosen, 0.0).view_as(advantages)
+
+
+@signal("high_covariance")
+def high_covariance(advantages: Tensor, old_logprobs: Tensor, response_mask: Tensor, *, rate: Rate = 2e-4) -> Tensor:
+    """Tokens whose log-probability and advantage vary together most: [N, T], 0 or 1.
+
+    1 on the max(1, floor(rate * n)) tokens of largest (A_t - mean A) * (lp_t - mean lp), if positive
+
+    Means are over the n response tokens of the batch; the log-probs are those before the update.
+
+    Args:
+        advantages, old_logprobs: [N, T]; response_mask: [N, T] bool.
+        rate: share of the response tokens that are marked.
+    Returns:
+        [N, T] float.
+    References: Cui et al., The Entropy Mechanism of RL for Reasoning LMs, arXiv:2505.22617.
+    """
+    import torch
+
+    cov = _covariance(advantages, old_logprobs, response_mask).flatten()
+    count = min(_count(rate, response_mask), int(response_mask.sum()))
+    marked = torch.zeros_like(cov)
+    if count:
+        inside = cov.masked_fill(~response_mask.flatten(), -torch.inf)
+        chosen = inside.topk(count).indices
+        marked[chosen] = (inside[chosen] > 0).to(cov.dtype)
+    return marked.view_as(advantages)
+
+
+def _check_clip(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn of the clip that the method removes."""
+    if any(term.name == "ppo_clip" and term.weight != 0 for term in config.loss):
+        problem = "kl_cov takes the place of the clip, and ppo_clip is beside it"
+        yield Finding((), problem, 'use name = "importance_sampling" in the place of ppo_clip', fatal=False)
+
+
+@loss("kl_cov", check=_check_clip, trust_region=True)
+def kl_cov(logprobs: Tensor, old_logprobs: Tensor, high_covariance: Tensor, response_mask: Tensor) -> Tensor:
+    """Penalty on moving the few tokens that would lower the entropy most.
+
+    |lp - old_lp| on the tokens that `high_covariance` marks, log-ratio clamped to +-20
+
+    The coefficient is the term's weight. The gradient is 0 at lp = old_lp: nothing happens in the
+    first update of a batch. The method is this beside `importance_sampling`, which has no clip.
+
+    Args:
+        logprobs, old_logprobs: [N, T]; high_covariance: [N, T], 0 or 1; response_mask: [N, T] bool.
+    Returns:
+        [N, T] nats.
+    References: Cui et al., The Entropy Mechanism of RL for Reasoning LMs, arXiv:2505.22617.
+    """
+    chosen = response_mask & (F.masked.keep(high_covariance, response_mask) != 0)
+    return F.ratios.log_ratio(logprobs, old_logprobs, chosen).abs()
+
+
+def _covariance(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Product of the centred columns, exactly 0 outside the mask and for equal advantages."""
+    import torch
+
+    lowest = advantages.masked_fill(~mask, torch.inf).amin()
+    above = F.masked.keep(advantages - lowest, mask)
+    centred = above - F.masked.masked_mean(above, mask)
+    logprobs = F.masked.keep(logprobs, mask)
+    return F.masked.keep(centred * (logprobs - F.masked.masked_mean(logprobs, mask)), mask)
+
+
+def _count(rate: float, mask: Tensor) -> int:
+    # The hair keeps a product such as 0.3 * 50 from falling just below its whole number.
+    return max(1, int(rate * int(mask.sum()) + 1e-9))

@@ -1,0 +1,47 @@
+"""A teacher's judgement of every sampled token as credit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@transform("opd", mean_matters=True, group_of_one=True, beyond_rewards=True, imitates=True)
+def opd(  # noqa: PLR0913 - four columns and three keys, each with its name
+    advantages: Tensor,
+    teacher_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    coef: Annotated[float, Field(ge=0)] = 1.0,
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    outcome: Annotated[float, Field(ge=0)] = 1.0,
+) -> Tensor:
+    """On-policy distillation: add how much more likely the teacher finds a token than the sampler did.
+
+    A_t = outcome * A_t + sum_{s>=t} gamma^(s-t) * d_s,  d_t = coef * (teacher_lp_t - sampler_lp_t)
+
+    The difference is clamped to +-20. -d is the sampled reverse KL to the teacher. It is taken against the sampler and
+    not the current policy, so the advantage is fixed for the batch. A `whiten` behind it would remove its mean.
+
+    Args:
+        advantages, teacher_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
+        coef: weight of the teacher, in units of advantage per nat.
+        gamma: discount of what later tokens of the row lose to the teacher, per response token; 0: a token's own alone.
+        outcome: weight of the advantages in front; 0 is distillation without rewards.
+    Returns:
+        [N, T]. Where teacher and sampler agree, `outcome` times the advantages.
+    References: Agarwal et al., On-Policy Distillation, arXiv:2306.13649; Hübotter et al., SDPO, arXiv:2601.20802.
+    """
+    gap = coef * F.ratios.log_ratio(teacher_logprobs, sampler_logprobs, response_mask)
+    if gamma:
+        ahead = F.returns.discounted_sum(F.returns.pack(gap, response_mask), gamma)
+        gap = F.returns.unpack(ahead, response_mask)
+    return outcome * advantages + gap

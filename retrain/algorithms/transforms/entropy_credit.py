@@ -1,0 +1,164 @@
+"""Rewards shaped by entropy, as GTPO and GRPO-S were published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import Finding, advantage, transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ShapingStrength = Annotated[float, Field(ge=0)]
+Smallest = Annotated[float, Field(gt=0)]
+
+
+_LATE = 1000
+"""Tokens beyond which few rows of a small group are long enough to be compared at a position."""
+_SMALL_GROUP = 8
+
+
+def _check_positions(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn where late positions compare few rows."""
+    training = config.training
+    if training.max_tokens > _LATE and training.group_size < _SMALL_GROUP:
+        problem = (
+            f"gtpo_paper compares the t-th tokens of a group, and with max_tokens = {training.max_tokens} few of its "
+            f"{training.group_size} rows reach late positions"
+        )
+        yield Finding((), problem, f"set [training] group_size >= {_SMALL_GROUP}", fatal=False)
+
+
+@transform("gtpo_paper", check=_check_positions, unit_variance=True)
+def gtpo_paper(  # noqa: PLR0913 - four columns and six keys, each with its name
+    entropy: Tensor,
+    correct: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    *,
+    alpha1: ShapingStrength = 1.0,
+    alpha2: ShapingStrength = 0.1,
+    norm: Literal["group", "batch"] = "group",
+    eps: Smallest = 1e-8,
+    entropy_min: float | None = None,
+    entropy_max: float | None = None,
+) -> Tensor:
+    """Shaped token rewards: a bonus for uncertain tokens of correct rows, a penalty for certain ones of wrong rows.
+
+    r+ = alpha1 + alpha2 * H_it / (sum_{j in P} H_jt + eps) * |P| on correct rows, 0 on wrong rows
+    r- = -alpha1 - alpha2 * (1/(H_it + eps)) / (sum_{j in Q} 1/(H_jt + eps)) * |Q| on wrong rows, 0 on correct rows
+    A  = (r+ - mean r+) / (sd r+ + eps) on correct rows, the same with r- on wrong rows
+
+    P and Q are the group's correct and wrong rows that have a t-th response token. Means and
+    population deviations are over all response tokens of the group (or batch), the zeros included:
+    without them half of the tokens of correct rows would get a negative advantage. It takes the
+    place of the advantages; rewards are read through `correct` only.
+
+    Args:
+        entropy: [N, T] nats, of the sampling policy, without gradient; correct: [N] bool;
+            response_mask: [N, T] bool; group_ids: [N] int.
+        alpha1: size of the reward; alpha2: size of the bonus.
+        norm: statistics per "group" (a group that is all correct or all wrong gets 0) or over the
+            "batch" (the paper's text).
+        eps: added to every denominator.
+        entropy_min, entropy_max: bounds of the entropy, None for none. The paper's [0.2, 0.28] are
+            the digits of DAPO's clip range.
+    Returns:
+        [N, T] without unit.
+    References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349, equations 3, 5 and 6.
+    """
+    import torch
+
+    entropy = F.masked.keep(entropy, response_mask)
+    entropy = entropy if entropy_min is None else entropy.clamp(min=entropy_min)
+    entropy = entropy if entropy_max is None else entropy.clamp(max=entropy_max)
+    groups = torch.unique(group_ids, return_inverse=True)[1][:, None].expand(response_mask.shape)
+    width = response_mask.shape[1]
+    cells = groups * width + (response_mask.cumsum(-1) - 1).clamp(min=0)
+    right = response_mask & correct[:, None]
+    wrong = response_mask & ~correct[:, None]
+    bonus = alpha2 * _share(entropy, cells, right, eps)
+    penalty = alpha2 * _share(1 / (entropy + eps), cells, wrong, 0.0)
+    tokens = groups if norm == "group" else groups * 0
+    credit = _normalised((alpha1 + bonus).where(right, 0.0), tokens, response_mask, eps)
+    debit = _normalised((-alpha1 - penalty).where(wrong, 0.0), tokens, response_mask, eps)
+    shaped = credit.where(right, debit)
+    if norm == "group":
+        shaped = shaped.where(_mixed(correct, group_ids)[:, None], 0.0)
+    return F.masked.keep(shaped, response_mask)
+
+
+@advantage("grpo_s", unit_variance=True)
+def grpo_s(  # noqa: PLR0913 - four columns and three keys, each with its name
+    entropy: Tensor,
+    correct: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    *,
+    beta1: ShapingStrength = 1.0,
+    beta2: ShapingStrength = 0.1,
+    eps: Smallest = 1e-8,
+) -> Tensor:
+    """Shaped episode rewards: the sequence form of `gtpo_paper`, by the mean entropy h of a row.
+
+    r+ = beta1 + beta2 * h_i / (sum_{j in P} h_j + eps) * |P| on correct rows, 0 on wrong rows
+    r- = -beta1 - beta2 * (1/(h_i + eps)) / (sum_{j in Q} 1/(h_j + eps)) * |Q| on wrong rows, 0 on correct rows
+    A  = (r+ - mean r+) / (sd r+ + eps) on correct rows, the same with r- on wrong rows
+
+    P and Q are the group's correct and wrong rows; means and population deviations are over all
+    rows of the group, the zeros included. Reading `entropy` costs a scoring forward before the
+    filter.
+
+    Args:
+        entropy: [N, T] nats, of the sampling policy, without gradient; correct: [N] bool;
+            response_mask: [N, T] bool; group_ids: [N] int.
+        beta1: size of the reward; beta2: size of the bonus.
+        eps: added to every denominator.
+    Returns:
+        [N] without unit; 0 in a group that is all correct or all wrong.
+    References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349.
+    """
+    import torch
+
+    groups = torch.unique(group_ids, return_inverse=True)[1][:, None]
+    mean = F.masked.row_mean(entropy, response_mask)
+    right, wrong = correct[:, None], ~correct[:, None]
+    everyone = torch.ones_like(right)
+    bonus = beta2 * _share(mean, groups, right, eps)
+    penalty = beta2 * _share(1 / (mean + eps), groups, wrong, 0.0)
+    credit = _normalised((beta1 + bonus).where(right, 0.0), groups, everyone, eps)
+    debit = _normalised((-beta1 - penalty).where(wrong, 0.0), groups, everyone, eps)
+    shaped = credit.where(right, debit)[:, 0]
+    return shaped.where(_mixed(correct, group_ids), 0.0)
+
+
+def _share(values: Tensor, cells: Tensor, members: Tensor, eps: float) -> Tensor:
+    """Value over the mean of the members of its cell: v / (sum + eps) * count; 0 elsewhere."""
+    import torch
+
+    shares = torch.zeros_like(values)
+    chosen, cell = values[members], cells[members]
+    total = F.groups.group_sum(chosen, cell) + eps
+    shares[members] = chosen / total * F.groups.group_size(cell)
+    return shares
+
+
+def _normalised(values: Tensor, cells: Tensor, mask: Tensor, eps: float) -> Tensor:
+    """(v - mean) / (sd + eps) over the masked entries of each cell; 0 elsewhere."""
+    import torch
+
+    result = torch.zeros_like(values)
+    chosen, cell = values[mask], cells[mask]
+    spread = F.groups.group_std(chosen, cell)
+    result[mask] = (chosen - F.groups.group_mean(chosen, cell)) / (spread + eps)
+    return result
+
+
+def _mixed(correct: Tensor, group_ids: Tensor) -> Tensor:
+    """[N] bool: the row's group has correct and wrong rows."""
+    right = F.groups.group_size(group_ids, correct)
+    return (right > 0) & (right < F.groups.group_size(group_ids))

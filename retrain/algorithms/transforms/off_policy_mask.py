@@ -1,0 +1,40 @@
+"""Masks against stale or mismatched samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@transform("opsm", correction=True, drops_only=True)
+def opsm(
+    advantages: Tensor,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    delta: Annotated[float, Field(ge=0)] = 0.5,
+) -> Tensor:
+    """Drop punished tokens of sequences that the policy has moved away from.
+
+    A_t = 0 where A_t < 0 and the row's mean of (sampler_lp - old_lp) > delta
+
+    Masked tokens stay in the denominator of the reduction. It reads one row at a time, so it is
+    made in the update like `tis`, with which it commutes.
+
+    Args:
+        advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
+        delta: largest mean log-ratio, in nats per token.
+    Returns:
+        [N, T].
+    References: DeepSeek-AI, DeepSeek-V3.2 (off-policy sequence mask), arXiv:2512.02556.
+    """
+    gap = F.masked.row_mean(F.masked.keep(sampler_logprobs, response_mask) - old_logprobs, response_mask)
+    return advantages.masked_fill((advantages < 0) & (gap > delta), 0.0)

@@ -1,0 +1,138 @@
+"""Token credit from returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import Finding, transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+_FEW = 4
+"""Rows below which a baseline that includes the row itself takes much of its return away."""
+
+
+def _check_group(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn where the baseline of a position is mostly the row's own return."""
+    size = config.training.group_size
+    if size < _FEW:
+        problem = f"the baseline of otb includes the row itself, and a group has {size}"
+        yield Finding((), problem, f"set [training] group_size >= {_FEW}", fatal=False)
+
+
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
+_SPARSE_TOKENS = 1000
+"""Tokens over which a final reward decays to nothing with any lambda below 1."""
+
+
+def _check_trace(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn where the credit of a final reward decays before it reaches the first tokens."""
+    decays = params["lam"] < 1 and params["length_alpha"] is None
+    if decays and config.training.max_tokens > _SPARSE_TOKENS and config.environment.name is None:
+        problem = f"with lam = {params['lam']:g} a reward at the end of {config.training.max_tokens} tokens decays"
+        yield Finding(("lam",), problem, "set lam = 1, or length_alpha = 0.05", fatal=False)
+
+
+@transform("gae", check=_check_trace, group_of_one=True, beyond_rewards=True, returns=True)
+def gae(
+    turn_rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    *,
+    gamma: UnitInterval = 1.0,
+    lam: UnitInterval = 1.0,
+    length_alpha: Annotated[float, Field(gt=0)] | None = None,
+) -> Tensor:
+    """Generalised advantage estimation with the critic's values; it takes the place of the advantages.
+
+    A_t = delta_t + gamma * lam * A_{t+1},  delta_t = r_t + gamma * V_{t+1} - V_t
+    length_alpha: lam_i = clip(1 - 1 / (length_alpha * l_i), 0, 1) in the place of lam, l_i the row's response tokens
+
+    t + 1 is the row's next response token: what an environment says takes no time. V is 0 after the last one. verl
+    always whitens these advantages: put `whiten` behind it for parity.
+
+    Args:
+        turn_rewards: [N, T], on the last token of each turn; values: [N, T], of the prefix before each token;
+            response_mask: [N, T] bool.
+        gamma: discount, per response token.
+        lam: 1 is the return less the value, without bias; 0 the one-step difference, with the least variance.
+        length_alpha: a lambda for each row, which grows with its length; VAPO has 0.05.
+    Returns:
+        [N, T] in the unit of the reward.
+    References: Schulman et al., High-Dimensional Continuous Control Using GAE, arXiv:1506.02438; Yue et al., VAPO,
+        arXiv:2504.05118 (length_alpha).
+    """
+    import torch
+
+    rewards, value = F.returns.pack(turn_rewards, response_mask), F.returns.pack(values, response_mask)
+    lengths = response_mask.sum(-1).to(rewards.dtype)
+    decay = torch.full_like(lengths, lam)
+    if length_alpha is not None:
+        decay = (1 - 1 / (length_alpha * lengths.clamp(min=1))).clamp(min=0, max=1)
+    ahead = torch.cat([value[:, 1:], value[:, :1] * 0], -1)
+    return F.returns.unpack(F.returns.discounted_sum(rewards + gamma * ahead - value, gamma * decay), response_mask)
+
+
+@transform("otb", check=_check_group, group_of_one=True, beyond_rewards=True)
+def otb(  # noqa: PLR0913 - five columns and two keys, each with its name
+    turn_rewards: Tensor,
+    old_logprobs: Tensor,
+    sum_pi_squared: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    *,
+    zero_tail: bool = True,
+    eps: PositiveFloat = 1e-8,
+) -> Tensor:
+    """Return of every token against the token baseline of least variance.
+
+    A_it = G_it - B_t,  G_it = sum of rewards from position t on
+    B_t = sum_i G_it W_it / (sum_i W_it + eps),  W_it = sum_{s<=t} (1 - 2 p_is + sum_v p_v^2)
+
+    Sums over i are over the group's rows that have a response token at position t, the row itself
+    included: the bias is O(1/n). W is the squared norm of the score by the logits, summed up to t.
+    It takes the place of the advantages.
+
+    Args:
+        turn_rewards: [N, T], on the last token of each turn; old_logprobs: [N, T];
+            sum_pi_squared: [N, T], sum of squared probabilities over the vocabulary at the
+            sampling temperature; response_mask: [N, T] bool; group_ids: [N] int.
+        zero_tail: no baseline for the one longest row beyond the second-longest length, where its
+            own return would be its baseline.
+        eps: added to the sum of weights.
+    Returns:
+        [N, T] in the unit of the reward; G in a group of one; 0 where all returns at a position
+        are equal.
+    References: Li et al., The Optimal Token Baseline, arXiv:2602.07078.
+    """
+    import torch
+
+    pack = F.returns.pack
+    present = pack(response_mask.to(old_logprobs.dtype), response_mask) > 0
+    returns = F.returns.discounted_sum(pack(turn_rewards, response_mask), 1.0)
+    p = pack(old_logprobs, response_mask).exp()
+    weights = (1 - 2 * p + pack(sum_pi_squared, response_mask)).where(present, 0.0).cumsum(-1)
+    credit = torch.zeros_like(returns)
+    for group in group_ids.unique():
+        rows = (group_ids == group) & present.any(-1)
+        if not rows.any():
+            continue
+        here, value = present[rows], returns[rows]
+        weight = weights[rows].where(here, 0.0)
+        baseline = (value * weight).sum(0) / (weight.sum(0) + eps)
+        shared = here.sum(0) > 1
+        highest = value.masked_fill(~here, -torch.inf).amax(0)
+        equal = ((value == highest) | ~here).all(0)
+        own = (value - baseline).where(~(equal & shared), 0.0)
+        if zero_tail or len(value) == 1:
+            own = own.where(shared, value)
+        credit[rows] = own
+    return F.returns.unpack(credit, response_mask)

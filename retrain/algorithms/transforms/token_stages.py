@@ -1,0 +1,205 @@
+"""Token transforms: how an episode's advantage is spread over its tokens. Each stage is one pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.registry import Finding, transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHAINS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "sepa": ("sepa", "gtpo"),
+    "gtpo_sepa": ("sepa", "gtpo"),
+    "gtpo_hicra": ("gtpo", "hicra"),
+}
+"""Values of `transform_mode` that stand for other stages than the one of their name."""
+USUAL_CORRECTION = "tis"
+"""The correction for the sampler where a run needs one and names none."""
+
+Level = Literal["token", "sequence", "geometric"]
+NormScope = Literal["episode", "turn"]
+
+
+def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
+    """Stages of a `transform_mode`: a documented chain, one stage's name or dotted path, or a list of those."""
+    return CHAINS.get(mode, (mode,)) if isinstance(mode, str) else tuple(mode)
+
+
+def span_mean(per: NormScope, values: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
+    """Mean over the masked tokens of each row, [N, 1], or of each of its turns, [N, T]."""
+    return F.masked.row_mean(values, mask) if per == "episode" else F.masked.turn_mean(values, mask, turn_ids)
+
+
+@transform("gtpo")
+def gtpo(
+    advantages: Tensor,
+    uncertainty: Tensor,
+    response_mask: Tensor,
+    turn_ids: Tensor,
+    *,
+    beta: Annotated[float, Field(ge=0)] = 0.1,
+    per: NormScope = "episode",
+) -> Tensor:
+    """More credit where the policy was less certain than on average in its sequence.
+
+    A_t * w_t,  w_t = max(0, 1 + beta * (h_t / (m + 1e-8) - 1)),  m = mean of h over the sequence's tokens
+
+    Args:
+        advantages, uncertainty: [N, T]; response_mask: [N, T] bool; turn_ids: [N, T] int, from 0.
+        beta: strength; 0 leaves the advantages as they are.
+        per: what the sequence is: the sampled tokens of an "episode", or those of each "turn" apart, so that every
+            turn of an episode keeps the credit that it has.
+    Returns:
+        [N, T]; unchanged where m < 1e-7. Weights are not renormalized: their mean is 1 unless one is cut at 0.
+    References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (the idea; this weight is linear in h/m).
+    """
+    mean = span_mean(per, uncertainty, response_mask, turn_ids)
+    weight = (1 + beta * (F.masked.keep(uncertainty, response_mask) / (mean + 1e-8) - 1)).clamp(min=0)
+    return advantages * weight.where(mean >= 1e-7, 1.0)
+
+
+@transform("sepa", writes="uncertainty")
+def sepa(
+    uncertainty: Tensor,
+    planning_mask: Tensor,
+    response_mask: Tensor,
+    turn_ids: Tensor,
+    sepa_lambda: float,
+    *,
+    per: NormScope = "episode",
+) -> Tensor:
+    """Pool the uncertainty of execution tokens, so that planning tokens stand out to the next stage.
+
+    h'_t = lam * mean_exec(h) + (1 - lam) * h_t on execution tokens (mean per sequence); h_t on planning tokens
+
+    Args:
+        uncertainty: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool;
+            turn_ids: [N, T] int, from 0.
+        sepa_lambda: lam, clipped to [0, 1].
+        per: what the sequence is: the sampled tokens of an "episode", or those of each "turn" apart.
+    Returns:
+        [N, T], the new `uncertainty`; the mean of a sequence does not change.
+    References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (token entropies); Wang et al., Emergent Hierarchical
+        Reasoning (HICRA), arXiv:2509.03646 (planning tokens). The pooling is that of the public `retrain`,
+        github.com/teilomillet/retrain, docs/sepa.md; it is in no paper.
+    """
+    lam = min(max(float(sepa_lambda), 0.0), 1.0)
+    execution = response_mask & ~planning_mask.bool()
+    pooled = lam * span_mean(per, uncertainty, execution, turn_ids) + (1 - lam) * uncertainty
+    return pooled.where(execution, uncertainty)
+
+
+def _check_share(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """A stage that is named, and off."""
+    if params["rho"] == 0:
+        yield Finding((), "surprisal_mask changes nothing with rho = 0", "set [surprisal_mask] rho = 0.2", fatal=False)
+
+
+@transform("surprisal_mask", check=_check_share)
+def surprisal_mask(
+    advantages: Tensor,
+    uncertainty: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    *,
+    rho: Annotated[float, Field(ge=0, le=1)] = 0.0,
+) -> Tensor:
+    """Train on the most uncertain tokens of a group only.
+
+    A_t if h_t is among the ceil(rho * n) highest of the n tokens of its group, else 0
+
+    Args:
+        advantages, uncertainty: [N, T]; response_mask: [N, T] bool; group_ids: [N] int.
+        rho: share of tokens kept; 0 switches the stage off. Ties with the last kept token are kept.
+    Returns:
+        [N, T].
+    References: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939.
+    """
+    if rho == 0:
+        return advantages
+    kept = F.masked.top_fraction(uncertainty, response_mask, group_ids, rho)
+    return F.masked.keep(advantages, kept)
+
+
+@transform("whiten", unit_variance=True)
+def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """Advantages of the whole batch to mean 0 and variance 1 over its tokens.
+
+    (A_t - mean A) / sqrt(var A + 1e-8), var unbiased, over all response tokens
+
+    Args:
+        advantages: [N, T]; response_mask: [N, T] bool.
+    Returns:
+        [N, T] without unit; 0 for a batch of one token.
+    References: Hu et al., REINFORCE++, arXiv:2501.03262.
+    """
+    mean = F.masked.masked_mean(advantages, response_mask)
+    variance = F.masked.masked_variance(advantages, response_mask, ddof=1)
+    return F.masked.keep((advantages - mean) / (variance + 1e-8).sqrt(), response_mask)
+
+
+@transform("tis", correction=True)
+def tis(
+    advantages: Tensor,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    cap: Annotated[float, Field(gt=0)] = 2.0,
+    level: Level = "token",
+) -> Tensor:
+    """Truncated importance weight of the trainer's policy against the sampler's.
+
+    A_t * min(rho, cap),  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
+
+    At the end of a chain it is made in the update, from the forward that the loss needs anyway; in front of other
+    stages it costs a scoring forward.
+
+    Args:
+        advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
+        cap: the largest weight.
+        level: ratio of the token, of its sequence (sum of log-ratios), or its geometric mean.
+    Returns:
+        [N, T]; unchanged where sampler and trainer agree.
+    References: Espeholt et al., IMPALA, arXiv:1802.01561 (truncation); Qi et al., Defeating the
+        Training-Inference Mismatch via FP16, arXiv:2510.26788 (between engines).
+    """
+    ratio = F.ratios.log_ratio(old_logprobs, sampler_logprobs, response_mask, level).exp()
+    return advantages * ratio.clamp(max=cap)
+
+
+@transform("mis", correction=True)
+def mis(  # noqa: PLR0913 - four columns and three keys, each with its name
+    advantages: Tensor,
+    old_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    low: Annotated[float, Field(ge=0)] = 0.5,
+    high: Annotated[float, Field(gt=0)] = 5.0,
+    level: Level = "token",
+) -> Tensor:
+    """Importance weight of the trainer's policy against the sampler's, dropped where they disagree too much.
+
+    A_t * rho if low <= rho <= high else 0,  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
+
+    Made in the update at the end of a chain, as `tis` is.
+
+    Args:
+        advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
+        low, high: the ratios that are trusted.
+        level: ratio of the token, of its sequence (sum of log-ratios), or its geometric mean.
+    Returns:
+        [N, T]; unchanged where sampler and trainer agree.
+    References: Ling Team, Every Step Evolves (IcePop), arXiv:2510.18855; Qi et al., Defeating the
+        Training-Inference Mismatch via FP16, arXiv:2510.26788.
+    """
+    ratio = F.ratios.log_ratio(old_logprobs, sampler_logprobs, response_mask, level).exp()
+    return (advantages * ratio).where((ratio >= low) & (ratio <= high), 0.0)

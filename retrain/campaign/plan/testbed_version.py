@@ -1,0 +1,85 @@
+"""The frozen tasks of the testbed: cards with one version compare methods on the same tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from retrain import registry
+
+if TYPE_CHECKING:
+    from retrain.config.load import LoadedConfig
+    from retrain.types import Problem
+
+VERSION = "testbed-v1"
+"""Version of the definitions below. Change it when a definition has to change."""
+
+FROZEN: Mapping[str, str] = {
+    "calculator": "b2a68010c8152f777f38a6fa80463ef90ecfecb7db56d29b40ad96b1e2f0e10a",
+    "guess": "3d6f922d68bc0c810c5b15fc5cd2c21dcb3abcd7dcf4c21abd512763b08a1d83",
+    "strategy": "8ef99187af65205119b0599a118ff07484ac08357cf873a6f84b8215887b0eed",
+    "rare": "a14885878ba0fb0e993ac80d7f0e359a674e7fbcacc6eafe5cf9c7aef8ce8862",
+    "brevity": "af9cc4fcf2b1999958d7f442809f04c8d78bbcf2fc910cb0c47ea39d8f2113be",
+    "chain": "9d45467154d69e8c4eb21a905c6931cdde407ea99dc2adc50619979583e4d54d",
+    "decoy": "75bdd0b414a0951c15a9808a41afa8d2d31f51d63a971521832dbc586a11ed73",
+    "noisy": "5f91ef1e7cd13d4997c88cbd959edd8740c0b6a66f0532e9d04d863dd50a8884",
+    "planning": "26f777ba8e1a3d6560f375089f84643cdc4dbab04280ac952a94324d0d8c8c31",
+    "precision": "b088bedae07cbdf6f3bced93c8e226e1e0babece5bc9049c423f61577443defa",
+}
+"""Task -> sha256 of its definition."""
+
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "model": ("path",),
+    "training": ("batch_size", "group_size", "max_steps", "max_tokens", "temperature"),
+    "warmup": ("steps", "batch_size", "lr", "warmup_steps", "problems"),
+    "eval": ("problems", "samples", "temperature", "top_p", "top_k", "greedy", "pass_at", "seed"),
+    "environment": ("name", "max_turns", "turn_tokens"),
+}
+"""Keys of a run that the testbed decides and a method does not."""
+_TRAINING, _HELDOUT = 256, 64
+"""Problems that are part of a definition."""
+
+
+def sha256(config: LoadedConfig) -> str:
+    """Return the sha256 of the definition of a run's task; "" for a task without a premise.
+
+    The definition is the premise, the parameters, the keys of a run that the testbed decides, 256 training problems of
+    seed 0 with their demonstrations, and 64 held-out problems. The Python code is not part of it, nor are the replies
+    of an environment.
+    """
+    bound = config.components.one("task")
+    traits = registry.task.traits_of(bound.component)
+    if not traits.premise:
+        return ""
+    sections, task = config.config.model_dump(mode="json"), config.task(0)
+    stated = {
+        "task": bound.name,
+        "premise": {name: [*bounds] for name, bounds in traits.premise.items()},
+        "parameters": bound.arguments,
+        "rewards": traits.settings.get("rewards", []),
+        "keys": {section: {key: sections[section][key] for key in keys} for section, keys in _KEYS.items()},
+        "training": [_stated(task.problem(index)) for index in range(_TRAINING)],
+        "heldout": [_stated(one) for one in task.heldout(_HELDOUT)],
+    }
+    return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def version(hashes: Mapping[str, str]) -> str:
+    """Return the version of these tasks as a sentence for a report, with a digest of all definitions; "" without any.
+
+    Args:
+        hashes: sha256 of the definition by task.
+    """
+    if not hashes or not all(hashes.values()):
+        return ""
+    digest = hashlib.sha256("".join(f"{name} {hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
+    changed = [name for name, found in hashes.items() if FROZEN.get(name) != found]
+    which = f"{VERSION}, but for {', '.join(changed)}, which {'is' if len(changed) == 1 else 'are'} set otherwise"
+    return f"tasks of {which if changed else VERSION} (sha256 {digest[:16]})"
+
+
+def _stated(problem: Problem) -> list[Any]:
+    """Return the content of a problem: prompt, answer, demonstration and further fields."""
+    return [problem.id, problem.prompt, problem.answer, problem.solution, [*problem.replies], dict(problem.extra)]

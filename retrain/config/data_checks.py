@@ -1,0 +1,166 @@
+"""Checks of the data before a model is loaded: problems, reference answers, demonstrations and expert rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path as FilePath
+from types import MappingProxyType
+
+from retrain import registry
+from retrain.config.document import Document
+from retrain.config.positions import Path
+from retrain.config.resolve import LoadedConfig, labels
+from retrain.config.schema import Config
+from retrain.errors import DataError
+from retrain.protocols import Task
+from retrain.rewards.signatures import form_of
+from retrain.system.model_paths import RANDOM_MODEL, model_location
+from retrain.types import Problem
+
+_SHOWN = 10
+"""Largest number of rows that an error lists."""
+_HELDOUT, _DEMONSTRATIONS = 64, 1000
+"""Largest numbers of problems that are checked before training. Later problems are checked when training uses them."""
+_SAMPLE_S = 1.0
+"""Processor time for generating held-out problems, in seconds."""
+
+
+def check_data(loaded: LoadedConfig, built: Mapping[str, Task] = MappingProxyType({})) -> None:
+    """Report errors in the data that training would otherwise meet only after it has loaded the model.
+
+    Args:
+        loaded: the configuration.
+        built: tasks of the run (under the name "") and of its `[[eval.sets]]`. If empty, tasks are built here, except
+            for data sets that may have to be downloaded (trait `remote`), and the demonstrations of the warm start are
+            checked as well.
+
+    Raises:
+        ConfigError: all errors with their places.
+        UserCodeError: a task raised an exception.
+    """
+    document = Document(loaded.file, loaded.text, places=dict(loaded.places))
+    sets = {entry.name: index for index, entry in enumerate(loaded.config.eval.sets)}
+    for name, one in {"": loaded, **loaded.sets}.items():
+        at = ("eval", "sets", sets[name], "name") if name else ("task", "name")
+        if not built and any(registry.task.traits_of(task.component).remote for task in one.components.all("task")):
+            continue
+        try:
+            # The warm start imitates the problems of its own seed; held-out problems are the same for all seeds.
+            task = built[name] if built else one.task(loaded.config.warmup.seed)
+            _check_task(one, task, document, () if not name else at)
+            if not name and not built and loaded.config.warmup.steps:
+                _check_demonstrations(loaded.config, task, document)
+        except DataError as error:
+            document.refuse(at, str(error), "", DataError.exit_code)
+    if not built:
+        _check_sources(loaded, document)
+    document.stop()
+
+
+def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measured: Path) -> None:
+    """Check that a task's problems have what evaluation, rewards and chat template need; record errors.
+
+    Args:
+        only_measured: path of the key that names an evaluation set, whose task is not trained on; () for the run.
+    Raises:
+        DataError: the task has no problem to train on.
+    """
+    config = loaded.config
+    most = _HELDOUT if only_measured else min(_HELDOUT, _affordable(task))
+    heldout = task.heldout(min(config.eval.problems, most)) if config.eval.problems else []
+    if config.eval.problems and not heldout:
+        problem = f"{config.eval.problems} held-out problems were asked for, and the task has none"
+        fix = "let the task hold out more of its data, or set [eval] problems = 0 to train without evaluation"
+        document.refuse(only_measured or ("eval", "problems"), problem, fix, DataError.exit_code)
+    _check_answers(loaded, lambda: chain(heldout, task.finite()), document, only_measured)
+    for problem in [*heldout[:1], *([] if only_measured else [task.problem(0)])]:
+        _check_columns(loaded, problem, document)
+        is_chat = config.model.chat == "on" or not isinstance(problem.prompt, str)
+        if is_chat and _has_chat_template(config) is False:
+            text = f"the prompts are chats, and {config.model.path} has no chat template to render them"
+            fix = 'use an instruct model, or text prompts without a system_prompt, and chat = "auto"'
+            document.refuse(("model", "path"), text, fix, DataError.exit_code)
+
+
+def _affordable(task: Task) -> int:
+    """Estimate the number of held-out problems that can be generated in `_SAMPLE_S`, if one in eight is held out."""
+    task.problem(0)  # the first one may load the data
+    began = time.process_time()
+    task.problem(1)
+    return max(1, int(_SAMPLE_S / (8 * (time.process_time() - began) + 1e-9)))
+
+
+def _check_answers(
+    loaded: LoadedConfig, problems: Callable[[], Iterable[Problem]], document: Document, at: Path
+) -> None:
+    """Record reference answers that a reward cannot compare with, by its trait `answers`.
+
+    With an environment nothing is checked: which episodes the rewards score is known only during training.
+    """
+    if labels(loaded.config):
+        return
+    for index, reward in enumerate(loaded.components.all("reward")):
+        check = registry.reward.traits_of(reward.component).answers
+        wrong = {one.id: text for one in problems() if (text := check(one.answer))} if check else {}
+        if wrong:
+            listed = "; ".join(f"{name}: {text}" for name, text in [*wrong.items()][:_SHOWN])
+            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            fix = f'correct these rows, or use another reward than "{reward.name}"'
+            document.refuse(at or ("rewards", index, "name"), f"{listed}{more}", fix, DataError.exit_code)
+
+
+def _check_demonstrations(config: Config, task: Task, document: Document) -> None:
+    """Record an error if a problem of the warm start has no demonstration."""
+    what = "replies" if labels(config) else "solution"
+    count = min(config.warmup.problems, config.warmup.steps * config.warmup.batch_size, _DEMONSTRATIONS)
+    lacking = next((one for one in map(task.problem, range(count)) if getattr(one, what) in (None, ())), None)
+    if lacking is not None:
+        text = f"the warm start imitates worked solutions, and problem {lacking.id!r} has no {what}"
+        fix = "set [warmup] steps = 0, or give the task solutions"
+        document.refuse(("warmup", "steps"), text, fix, DataError.exit_code)
+
+
+def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -> None:
+    """Record an error if a reward in the form of another trainer reads a column that the data do not have."""
+    known = {"completion": "", "answer": problem.answer, "problem": problem.facts, "completion_ids": ()}
+    for index, reward in enumerate(loaded.components.all("reward")):
+        form = form_of(reward.component)
+        try:
+            if form.name != "retrain":
+                form.arguments([{name: known[name] for name in form.reads}])
+        except ValueError as error:
+            fix = "rename the column, or the parameter"
+            document.refuse(("rewards", index, "name"), f'reward "{reward.name}": {error}', fix, DataError.exit_code)
+
+
+def _has_chat_template(config: Config) -> bool | None:
+    """Return whether the model has a chat template; None if that is known only after downloading the model."""
+    if config.model.path == RANDOM_MODEL or config.model.chat == "off":
+        return False
+    folder = FilePath(model_location(config.model.path))
+    if not folder.is_dir():
+        return None
+    known = "chat_template" in _text(folder / "tokenizer_config.json")
+    return known or any(folder.glob("*chat_template*"))
+
+
+def _text(file: FilePath) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _check_sources(loaded: LoadedConfig, document: Document) -> None:
+    for path, error in unreadable_sources(loaded):
+        document.refuse(path, str(error), "", DataError.exit_code)
+
+
+def unreadable_sources(loaded: LoadedConfig) -> Iterator[tuple[Path, DataError]]:
+    """Read the files of the sources in use; yield errors with the keys that name the files."""
+    for slot, one in loaded.components.in_use.items():
+        read = registry.source.traits_of(one.component).read if slot.kind == "source" else None
+        if read is not None and (path := one.params[read[0]]) is not None:
+            try:
+                read[1](path)
+            except DataError as error:
+                yield (*slot.params_path, read[0]), error

@@ -1,0 +1,48 @@
+"""Rules of a configuration whose keys are valid. A new rule is a function in the list of its section."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from retrain.config.resolve import Resolved
+from retrain.config.rules import credit_rules as credit
+from retrain.config.rules import environment_rules as environments
+from retrain.config.rules import method_rules as methods
+from retrain.config.rules import section_rules as sections
+from retrain.config.schema import Config
+from retrain.registry import Finding
+
+Rule = Callable[[Config, Resolved], Iterable[Finding]]
+"""Yields errors, or warnings with `fatal=False`, each at the path of a key. All rules run, whatever others find."""
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "model": (sections.model_path, sections.rounding, sections.positions, sections.quantization, sections.extras),
+    "task": (environments.mixture,),
+    "environment": (
+        environments.unread_settings,
+        environments.fields,
+        environments.workers,
+        environments.interpreter,
+    ),
+    "rewards": (credit.answers, credit.idle_rewards, credit.success_rate),
+    "reward_pool": (sections.sandbox,),
+    "rollout": (sections.truncation, credit.resampling, credit.overlap, methods.resampled_statistics),
+    "algorithm": (
+        sections.replaced,
+        credit.corrections,
+        credit.continuations,
+        methods.replaced_advantage,
+        methods.normalized_twice,
+        methods.removed_mean,
+        methods.bounds_in_deviations,
+        methods.equal_rewards,
+        methods.unscaled_returns,
+        methods.one_discount,
+        methods.nothing_to_correct,
+    ),
+    "loss": (credit.blind_terms, credit.stale_terms, methods.trust_regions, methods.two_references),
+    "source": (credit.expert_rows, credit.own_rows, credit.stored_rollouts),
+    "optimizer": (sections.learning_rate, sections.schedule),
+    "training": (sections.minibatches, sections.group_size, sections.micro_batch, sections.stop_when),
+    "distributed": (sections.blocks,),
+    "warmup": (sections.warm_start,),
+    "eval": (sections.eval_sets, sections.pass_at, sections.measured),
+}

@@ -1,0 +1,222 @@
+"""Rules about components: requirements of rewards, credit, loss terms and sampling on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from retrain import registry
+from retrain.algorithms.graph.objective import source_of
+from retrain.config.resolve import Resolved, brings, division, is_correction, ratio_of
+from retrain.config.schema import Config
+from retrain.errors import ComponentError
+from retrain.registry import Bound, Component, Finding
+from retrain.rewards.signatures import form_of
+from retrain.types import POLICY_COLUMNS
+
+_OVERLAP = ("rollout", "overlap")
+_TRANSFORMS = ("algorithm", "transform_mode")
+
+
+def answers(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that each reward has a known form, and that the task has answers if the reward reads them."""
+    for index, reward in enumerate(resolved.all("reward")):
+        path = ("rewards", index, "name")
+        try:
+            required = form_of(reward.component).required
+        except ComponentError as error:
+            yield Finding(path, error.problem, error.fix)
+            continue
+        for task in resolved.all("task"):
+            if "answer" in required and task.params.get("answer_field") == "":
+                problem = (
+                    f'reward "{reward.name}" reads the answer, but with [{task.name}] answer_field = "" rows have none'
+                )
+                yield Finding(path, problem, "set answer_field to the column, or choose a reward without an answer")
+
+
+def idle_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about rewards with a weight that do not affect any advantage."""
+    for index, why in idle(resolved).items():
+        fix = "set weight = 0 to record it only, or choose an advantage_mode that reads rewards"
+        yield Finding(("rewards", index, "name"), why, fix, fatal=False)
+
+
+def idle(resolved: Resolved) -> dict[int, str]:
+    """Find rewards that do not affect any advantage, because nothing reads the sum of rewards.
+
+    Returns:
+        Index of the reward -> reason.
+    """
+    rewards, used = resolved.all("reward"), resolved.contributing
+    reads = {*resolved.objective(exact=False).reads, *(name for stage in used for name in stage.reads)}
+    if {"rewards", "reward_parts", "turn_rewards"} & reads:
+        return {}
+    credit = next((one.name for one in used if one.kind in ("advantage", "algorithm", "transform")), "the loss")
+    reason = f'"{credit}" does not read the sum of rewards, so this one does not affect training'
+    judges = [index for index, one in enumerate(rewards) if registry.reward.traits_of(one.component).correctness]
+    return {
+        index: reason + (" unless the rewards before it return None" if index in judges else "")
+        for index, one in enumerate(rewards)
+        if one.params["weight"] != 0 and index not in judges[:1]
+    }
+
+
+def success_rate(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about partial rewards with an advantage that divides by the success rate."""
+    parts = [index for index, one in enumerate(resolved.all("reward")) if one.params["weight"] != 0]
+    for advantage in resolved.all("advantage"):
+        if registry.advantage.traits_of(advantage.component).success_rate and len(parts) > 1:
+            problem = (
+                f'"{advantage.name}" divides by the group\'s mean reward as its success rate: in a group without a '
+                "correct completion, the small mean of a partial reward makes the advantages large"
+            )
+            fix = 'set weight = 0 to record it only, or use advantage_mode = "grpo"'
+            yield Finding(("rewards", parts[1], "name"), problem, fix, fatal=False)
+
+
+def continuations(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Refuse credit that continues completions from a prefix in runs that cannot: environments and overlap."""
+    path = ("algorithm", "algorithm_mode")
+    for stage in (one for one in resolved.pipeline.graph if "continue_from" in one.bound.component.needs):
+        if config.environment.name is not None:
+            problem = f'"{stage.name}" continues completions from a prefix, and an environment cannot be reset to one'
+            yield Finding(path, problem, "use other credit, such as turn_returns")
+        if config.rollout.overlap:
+            problem = f'"{stage.name}" needs the sampler, which is busy with later steps'
+            yield Finding(path, problem, "set [rollout] overlap = 0")
+
+
+def corrections(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require at most one correction for the sampler, by the loss or by a transform that the update can compute."""
+    found = [stage for stage in resolved.all("transform") if is_correction(stage)]
+    for stage in found:
+        if why := _no_correction(stage):
+            problem = f'"{stage.name}" declares correction=True but {why}'
+            yield Finding(_TRANSFORMS, problem, "remove correction=True, or fix the transform")
+    weights = [stage.name for stage in found if not registry.transform.traits_of(stage.component).drops_only]
+    anchored = [one.name for one in resolved.objective(exact=False).terms if "sampler_logprobs" in one.reads]
+    if weights and anchored:
+        problem = f'"{weights[0]}" corrects twice: "{anchored[0]}" compares with the sampler\'s log-probs itself'
+        yield Finding(_TRANSFORMS, problem, f"remove {weights[0]}, or use a loss that reads old_logprobs")
+    if len(weights) > 1:
+        names = " and ".join(weights)
+        problem = f"{names} correct for the sampler, and only one correction is needed"
+        yield Finding(_TRANSFORMS, problem, "keep one")
+
+
+def _no_correction(stage: Bound) -> str:
+    """Return why the update cannot compute a transform; "" if it can."""
+    component = stage.component
+    if component.stateful or component.contract != "columns":
+        return "is not a function of columns"
+    if (writes := registry.transform.traits_of(component).writes) != "advantages":
+        return f"changes {writes}, not advantages"
+    return "reads logprobs, so gradients would flow through it: read old_logprobs" if "logprobs" in stage.reads else ""
+
+
+def resampling(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about resampling with a filter that drops no groups."""
+    bound = resolved.one("filter")
+    if config.rollout.resamples and not registry.filter.traits_of(bound.component).drops:
+        problem = f'has no effect: filter = "{bound.name}" keeps every group'
+        yield Finding(("rollout", "resample"), problem, "choose a filter that drops groups", fatal=False)
+
+
+def blind_terms(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn if no term of the loss depends on the rewards."""
+    objective = resolved.objective(exact=False)
+    signals = [one for name in objective.signals if (one := resolved.signal(name))]
+    blind = {one.name for one in signals if not registry.signal.traits_of(one.component).judges}
+    blind |= {"logprobs", "response_mask", *POLICY_COLUMNS}
+    if "expert" not in objective.sources and all(set(term.reads) <= blind for term in objective.terms):
+        problem = "no term reads the advantages, so rewards do not affect training"
+        yield Finding(("loss",), problem, 'add "ppo_clip"', fatal=False)
+
+
+def stale_terms(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about terms without an importance ratio if a step has several updates."""
+    updates = config.training.epochs * config.training.minibatches
+    for term in resolved.objective(exact=False).terms if updates > 1 else ():
+        on_policy = not {"old_logprobs", "sampler_logprobs"} & {*term.reads}
+        if on_policy and source_of(term) == "policy" and "advantages" in term.reads:
+            problem = (
+                f'"{term.name}" has no importance ratio, and only the first of {updates} updates per step is on-policy'
+            )
+            yield Finding(("loss",), problem, "use ppo_clip or cispo, or one epoch and one minibatch", fatal=False)
+
+
+def expert_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require a source of expert rows for terms that train on them; warn about a source without such a term."""
+    terms = {source_of(one): place for place, one in enumerate(resolved.all("loss")) if one.params["weight"] != 0}
+    found = {slot: one for slot, one in resolved.slots.items() if slot.kind == "source"}
+    if "expert" not in terms:
+        for slot, one in found.items():
+            if not brings(one, "rollouts"):
+                fix = 'add [[loss]] name = "sft", or remove the table'
+                yield Finding(slot.params_path or slot.path, "no loss term trains on expert rows", fix, fatal=False)
+        return
+    if not any(brings(one, "expert") for one in found.values()):
+        place = terms["expert"]
+        problem = f'"{resolved.all("loss")[place].name}" trains on expert rows, and no file of them is set'
+        fix = 'add [expert] path = "FILE.jsonl"; `retrain task export` writes one for a task with worked solutions'
+        yield Finding(("loss", place, "name"), problem, fix)
+
+
+def own_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that a step has at least one prompt besides the rows of sources."""
+    batch, group = config.training.batch_size, config.training.group_size
+    used = [one for one in resolved.sources.values() if ratio_of(one)]
+    prompts, rows = division(config, [*map(ratio_of, used)])
+    if prompts < 1:
+        whose = "expert rows" if not any(brings(one, "rollouts") for one in used) else "rows of sources"
+        problem = f"{sum(rows)} of {batch * group} rows are {whose}: no room for a prompt with {group} completions"
+        most = int((1 - 1 / batch) * 1000) / 1000
+        together = "" if len(used) == 1 else " together"
+        fix = f"use a ratio of at most {most:g}{together}" if batch > 1 else "raise [training] batch_size"
+        slot = next(slot for slot, one in resolved.slots.items() if one is used[0])
+        yield Finding((*slot.params_path, registry.source.traits_of(used[0].component).ratio), problem, fix)
+
+
+def stored_rollouts(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Credit can be computed for rollouts that were not sampled in the step."""
+    brought = [one for one in resolved.all("source") if brings(one, "rollouts")]
+    for stage in resolved.pipeline.graph if brought else ():
+        if "continue_from" in stage.bound.component.needs or "problems" in stage.reads:
+            problem = f'"{stage.name}" needs the problems of the step, and "{brought[0].name}" brings other rollouts'
+            yield Finding(("algorithm", "algorithm_mode"), problem, "use other credit, or leave out the source")
+
+
+def overlap(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require components that can sample and score while the policy is updated, if `overlap` is set."""
+    if not config.rollout.overlap:
+        return
+    engine, judge = resolved.optional("engine"), resolved.one("filter")
+    by_outcomes = resolved.pipeline.judges_rollouts
+    if engine is not None:
+        try:
+            check_engine(engine.component)
+        except ComponentError as error:
+            yield Finding(_OVERLAP, error.problem, error.fix)
+    if config.reward_pool.workers == 0:
+        problem = (
+            "with [reward_pool] workers = 0 rewards run in the trainer's process and share its random generators and "
+            "signal handlers"
+        )
+        yield Finding(_OVERLAP, problem, "set overlap = 0, or workers >= 1")
+    if config.rollout.resamples and not by_outcomes:
+        problem = f'resampling needs "{judge.name}", which reads scores of the policy, and updates change these'
+        fix = 'set overlap = 0, resample = "none", or a filter that reads only outcomes, such as "accuracy_band"'
+        yield Finding(_OVERLAP, problem, fix)
+    elif by_outcomes and judge.component.stateful:
+        problem = f'the filter "{judge.name}" is a class: its state would depend on timing'
+        yield Finding(_OVERLAP, problem, "set overlap = 0, or use a function as filter")
+
+
+def check_engine(engine: Component) -> None:
+    """Raise ComponentError if an engine cannot sample while the trainer updates the policy."""
+    if not registry.engine.traits_of(engine).concurrent:
+        raise ComponentError(
+            f'engine "{engine.name}" does not declare that it can sample while the policy is updated: it may share '
+            "random generators or settings of the process with the trainer",
+            'set [rollout] overlap = 0, or engine = "torch" or "vllm-server"; declare `concurrent=True` in your own',
+        )

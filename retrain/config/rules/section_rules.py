@@ -1,0 +1,280 @@
+"""Rules about sections alone: model, optimizer, batch sizes, evaluation."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from retrain import registry
+from retrain.config.resolve import Resolved, mixed_labels
+from retrain.config.schema import LORA_DEFAULTS, Config
+from retrain.config.sections.heldout import Eval
+from retrain.errors import StorageError, did_you_mean, install
+from retrain.registry import Finding
+from retrain.system.model_paths import RANDOM_MODEL, model_location, problem_with
+from retrain.system.records import read_json
+from retrain.system.sandbox import missing
+
+_LARGE_LR = 5e-5
+"""Training all weights of a pretrained model at this rate or above usually destroys it."""
+_HIDDEN_LR = 1e-5
+"""Below this rate rounding to bfloat16 hides most updates of a weight (docs/log.md, "What bfloat16 hides")."""
+_SMALL_LORA_LR = 1e-5
+"""Below this rate adapters of a pretrained model learn almost nothing (docs/log.md, "LoRA's learning rate")."""
+
+
+def model_path(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that the model is a directory, a name on the hub or a built-in model."""
+    if problem := problem_with(config.model.path):
+        yield Finding(("model", "path"), *problem)
+
+
+def quantization(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require adapters if the weights are quantized."""
+    if config.model.quantization and config.model.lora is None:
+        problem = "4-bit weights cannot be trained"
+        yield Finding(("model", "quantization"), problem, "add [model.lora], or remove quantization")
+
+
+def positions(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that completions leave room for a prompt in the model's context, if its config.json is local."""
+    known = _positions(config.model.path)
+    budgets = {("training", "max_tokens"): config.training.max_tokens, ("eval", "max_tokens"): config.eval.max_tokens}
+    for path, most in budgets.items():
+        if known and most and most >= known:
+            problem = f"{most} tokens of completion leave no room for a prompt in the model's {known} positions"
+            yield Finding(path, problem, f"use at most {known} minus the tokens of the longest prompt")
+
+
+def _positions(path: str) -> int | None:
+    """Return the model's context length in tokens; None if its config.json is not local or does not contain it."""
+    stored = _stored(path)
+    for config in (stored, stored.get("text_config")):  # multimodal models nest the text model's
+        if isinstance(config, dict) and isinstance(found := config.get("max_position_embeddings"), int):
+            return found
+    return None
+
+
+def _stored(path: str) -> dict[str, Any]:
+    """Return the config.json of a local model; empty if it is missing or unreadable, which loading reports."""
+    try:
+        return read_json(Path(model_location(path)) / "config.json")
+    except StorageError:
+        return {}
+
+
+def rounding(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Check that `[model] rounding` fits the data type, and warn if rounding hides the updates."""
+    model, path = config.model, ("model", "rounding")
+    if model.rounding == "stochastic":
+        if model.lora is not None:
+            problem = "with [model.lora] only float32 adapters are trained, and rounding loses none of their updates"
+            yield Finding(path, problem, 'use rounding = "nearest"')
+        elif model.dtype == "float32":
+            problem = 'with dtype = "float32" no weight is rounded'
+            yield Finding(path, problem, 'use dtype = "auto", or rounding = "nearest"')
+    elif model.lora is None and config.optimizer.lr < _HIDDEN_LR and _rounds(config):
+        problem = (
+            f"at a learning rate of {config.optimizer.lr:g} most updates are smaller than the spacing of bfloat16 "
+            "numbers, and the weights are multiplied in bfloat16: for tens of steps the sampled, trained and "
+            "evaluated policy hardly changes, while the stored float32 weights do"
+        )
+        fix = 'set rounding = "stochastic", dtype = "float32" or [model.lora]'
+        yield Finding(("model", "dtype"), problem, fix, fatal=False)
+
+
+def _rounds(config: Config) -> bool:
+    """Return True if the model is local, stored in bfloat16, and multiplied in bfloat16 on this machine."""
+    model = config.model
+    stored = _stored(model.path)
+    if model.dtype == "float32" or (stored.get("dtype") or stored.get("torch_dtype")) != "bfloat16":
+        return False
+    return model.dtype == "bfloat16" or _multiplies_bfloat16(config.training.device)
+
+
+def _multiplies_bfloat16(device: str) -> bool:
+    """Return True if `[model] dtype = "auto"` means bfloat16 on this machine, without importing torch."""
+    flags = Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").is_file() else ""
+    return (device != "cpu" and Path("/dev/nvidiactl").exists()) or "avx512_bf16" in flags
+
+
+def extras(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that the libraries that keys of [model] and [optimizer] need are installed."""
+    for path, used, package, extra in (
+        (("model", "lora"), config.model.lora, "peft", "lora"),
+        (("optimizer", "name"), config.optimizer.name == "adamw8bit", "bitsandbytes", "8bit"),
+        (("model", "quantization"), config.model.quantization, "bitsandbytes", "8bit"),
+    ):
+        if used and importlib.util.find_spec(package) is None:
+            yield Finding(path, f"{package} is not installed", install(extra))
+
+
+def learning_rate(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about a learning rate that is large for full training or small for adapters."""
+    lr, model = config.optimizer.lr, config.model
+    if model.path == RANDOM_MODEL or problem_with(model.path):
+        return
+    if model.lora is None and lr >= _LARGE_LR:
+        problem = f"{lr:g} is large for training all weights of a pretrained model"
+        yield Finding(("optimizer", "lr"), problem, "try 1e-6", fatal=False)
+    elif model.lora is not None and lr < _SMALL_LORA_LR:
+        problem = f"{lr:g} is small for adapters, which start at zero: they learn almost nothing"
+        fix = f"remove it, which sets {LORA_DEFAULTS['optimizer']['lr']:g}, or raise it"
+        yield Finding(("optimizer", "lr"), problem, fix, fatal=False)
+
+
+def schedule(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn if the run ends before the learning rate reaches its peak."""
+    warmup, training = config.optimizer.warmup_steps, config.training
+    updates = training.max_steps * training.epochs * training.minibatches
+    if 0 < updates <= warmup:
+        problem = f"the learning rate rises for {warmup} optimizer steps, and the run has {updates}"
+        yield Finding(("optimizer", "warmup_steps"), problem, f"use fewer than {updates}", fatal=False)
+
+
+def blocks(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Refuse to shard tensors that are quantized in blocks."""
+    four, eight = config.model.quantization is not None, config.optimizer.name == "adamw8bit"
+    if config.distributed.shard == "full" and (four or (eight and config.model.lora is None)):
+        what, size = ("[model] quantization keeps weights", 64) if four else ("adamw8bit keeps its moments", 256)
+        fix = "remove quantization" if four else '[optimizer] name = "adamw"'
+        problem = f"{what} in blocks of {size} weights, which cannot be sharded"
+        yield Finding(("distributed", "shard"), problem, f'use shard = "none", or {fix}')
+
+
+def minibatches(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that a step divides into equal minibatches."""
+    training = config.training
+    rows = training.batch_size * training.group_size
+    if rows % training.minibatches:
+        yield Finding(
+            ("training", "minibatches"),
+            f"{rows} completions per step (batch_size {training.batch_size} x group_size {training.group_size}) "
+            f"do not divide into {training.minibatches} equal parts",
+            f"use a divisor of {rows}",
+        )
+
+
+def group_size(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about a group size of 1 with group-relative advantages."""
+    if config.training.group_size == 1 and not _is_credited_alone(resolved):
+        problem = "a group of one completion has no baseline: every group-relative advantage is 0"
+        yield Finding(("training", "group_size"), problem, "use 4 to 16", fatal=False)
+
+
+def _is_credited_alone(resolved: Resolved) -> bool:
+    """Return True if a stage of the run gives credit to a completion that is alone in its group."""
+    kinds = {"advantage": registry.advantage, "transform": registry.transform}
+    used = [stage for stage in resolved.contributing if stage.kind in kinds]
+    return any(kinds[stage.kind].traits_of(stage.bound.component).group_of_one for stage in used)
+
+
+def micro_batch(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that a micro-batch has room for one completion."""
+    room, most = config.training.micro_batch_tokens, config.training.max_tokens
+    if room < most:
+        problem = f"{room} tokens are fewer than one completion of max_tokens = {most}"
+        fix = f"use at least {2 * most}, so that the prompt fits as well"
+        yield Finding(("training", "micro_batch_tokens"), problem, fix)
+
+
+def stop_when(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require exactly one condition in `stop_when`."""
+    stop, path = config.training.stop_when, ("training", "stop_when")
+    if stop is None:
+        return
+    if [stop.above, stop.below, stop.patience].count(None) != 2:
+        fix = 'write { metric = "eval/accuracy", above = 0.95 }'
+        yield Finding(path, "needs exactly one of above, below and patience", fix)
+    elif stop.patience and "rows" in stop.model_fields_set:
+        yield Finding((*path, "rows"), "has no effect with patience, which counts values itself", "remove rows")
+
+
+def warm_start(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn if the warm start ends before its learning rate reaches its peak."""
+    warmup = config.warmup
+    if warmup.steps and warmup.warmup_steps >= warmup.steps:
+        problem = f"the learning rate rises for {warmup.warmup_steps} of {warmup.steps} steps"
+        yield Finding(("warmup", "warmup_steps"), problem, "use about a tenth of steps", fatal=False)
+
+
+def truncation(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require that completions are sampled from the distribution that is trained, without truncation."""
+    for key, value, off in (("top_p", config.rollout.top_p, 1), ("top_k", config.rollout.top_k, 0)):
+        if value != off:
+            problem = f"{value} truncates the distribution of the sampler, and the trainer computes the full one"
+            yield Finding(("rollout", key), problem, f"use {key} = {off}; [eval] {key} may have any value")
+
+
+def sandbox(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require a sandbox if `[reward_pool] sandbox` does."""
+    pool = config.reward_pool
+    reason = "workers = 0 runs rewards in the trainer" if pool.workers == 0 else missing()
+    if pool.sandbox == "require" and reason:
+        problem = f"no sandbox is available for rewards: {reason}"
+        yield Finding(("reward_pool", "sandbox"), problem, 'use "auto" to train without one')
+
+
+def eval_sets(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require distinct names of evaluation sets, and no sets beside `[[environments]]`."""
+    names = [one.name for one in config.eval.sets]
+    for index, name in enumerate(names):
+        at = ("eval", "sets", index, "name")
+        if name in names[:index]:
+            yield Finding(at, f'two sets are called "{name}"', "rename one of them")
+        if name in ("task", "time"):
+            yield Finding(at, f'"{name}" is reserved for other metrics of an evaluation', "choose another name")
+    if names and config.environments:
+        fix = "remove [[eval.sets]], or train in one [environment]"
+        yield Finding(("eval", "sets"), "with [[environments]] only their own tasks are evaluated", fix)
+
+
+def pass_at(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require at least k completions per problem for pass@k."""
+    largest, samples = max(config.eval.pass_at, default=0), config.eval.samples
+    if largest > samples:
+        problem = f"pass@{largest} needs {largest} completions per problem, and samples = {samples}"
+        yield Finding(("eval", "pass_at"), problem, f"use samples = {largest}")
+
+
+def measured(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Call `unmeasured` for a run without `[[eval.sets]]`; with them it is called after the sets are validated."""
+    if not config.eval.sets:
+        yield from unmeasured(config, {})
+
+
+def unmeasured(config: Config, sets: Mapping[str, Eval]) -> Iterator[Finding]:
+    """Refuse metrics in `[checkpoint] best` or `[training] stop_when` that no evaluation measures.
+
+    Args:
+        config: the sections.
+        sets: name of each evaluation set -> its settings.
+    """
+    known = [f"eval/{name}" for name in config.eval.shares()] if config.eval.problems or sets else []
+    known += [f"eval/{label}/{name}" for label, settings in sets.items() for name in settings.shares()]
+    known += [f"eval/{label}/{name}" for label in mixed_labels(config) for name in config.eval.shares()]
+    asked: list[tuple[tuple[str, ...], str | None]] = [(("checkpoint", "best"), config.checkpoint.best)]
+    if (stop := config.training.stop_when) is not None and stop.event == "eval":
+        asked.append((("training", "stop_when", "metric"), stop.metric))
+    for path, name in asked:
+        if name is not None and name not in known:
+            fix = did_you_mean(name, known, f"one of: {', '.join(known)}" if known else "set [eval] problems")
+            yield Finding(path, f'no evaluation measures "{name}"', fix)
+
+
+def replaced(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Warn about `advantage_mode` or `transform_mode` in the file if `algorithm_mode` replaces them."""
+    if config.algorithm.algorithm_mode and resolved.optional("algorithm"):
+        for path in (("algorithm", "advantage_mode"), ("algorithm", "transform_mode")):
+            if path in resolved.written:
+                yield Finding(path, "algorithm_mode replaces it", "remove one of the two", fatal=False)
+
+
+def search_paths(config: Config) -> Iterator[Finding]:
+    """Require that plug-in directories exist; called before anything is imported from them."""
+    for index, place in enumerate(config.plugins.search_paths):
+        if not Path(place).expanduser().is_dir():
+            problem, fix = f'there is no directory "{place}"', "create it, or remove it here"
+            yield Finding(("plugins", "search_paths", index), problem, fix)

@@ -1,0 +1,139 @@
+"""Find component keys that nothing in the run reads, because the user expects an effect that they do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from retrain import registry
+from retrain.algorithms.graph.plain_functions import CONTEXT_PARAMETERS, CONTEXT_READS
+from retrain.config.positions import Path
+from retrain.config.resolve import Resolved, Slot
+from retrain.config.schema import Config
+from retrain.errors import ConfigProblem
+from retrain.registry import Bound, Component, Finding, is_dotted
+
+Reason = tuple[str, str]
+"""(problem, fix)."""
+
+_NOTHING = "nothing in this run reads it"
+
+
+def unread_keys(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Yield every parameter that no component in use reads, in its own table or next to its name.
+
+    A component reads the keys of its schema, except those that its trait `when` switches off.
+    """
+    algorithm = resolved.optional("algorithm") is not None  # it replaces advantage and transforms
+    used = {
+        slot: one for slot, one in resolved.slots.items() if not (algorithm and slot.kind in ("advantage", "transform"))
+    }
+    readers = [*_readers(config, resolved, used)]
+    for name, table in resolved.tables.items():
+        for key in table if isinstance(table, dict) else ():
+            if why := _unread(name, key, readers):
+                yield Finding((name, key), *why)
+    for slot, one in used.items():
+        for key in slot.params if slot.inline else ():
+            if why := _switched_off(one, key):
+                yield Finding((*slot.params_path, key), *why)
+    for name in ("advantage_params", "transform_params", "params"):
+        yield from _unread_params(name, getattr(config.algorithm, name), used)
+
+
+def judged(
+    unread: Iterable[tuple[Path, ConfigProblem]], overridden: bool
+) -> tuple[list[ConfigProblem], list[ConfigProblem]]:
+    """Split unread keys into (errors, warnings).
+
+    A key that a plug-in could see through its `ctx` argument is a warning. With overrides on the command line, keys of
+    the file are ignored: after `--set rollout.engine=torch` nothing reads [vllm], and the file is still correct.
+
+    Args:
+        unread: unread keys with their problems.
+        overridden: True if the command line overrides keys.
+    """
+    ordered = sorted(unread, key=lambda row: (row[1].line, row[1].column))
+    asked = [(path, one) for path, one in ordered if not (overridden and one.line)]
+    odd = [one for path, one in asked if one.problem == _NOTHING and _is_shown(path)]
+    return [one for _, one in asked if one not in odd], odd
+
+
+def _is_shown(path: Path) -> bool:
+    """Return True if a plug-in's `ctx` shows the key, or a column that depends on its table.
+
+    Such columns are planning tokens and SEPA's pooling weight.
+    """
+    signals = [one.table for one in registry.components("signal") if one.name in CONTEXT_READS]
+    shown = [(registry.find("transform", name).table, key) for name, key in CONTEXT_PARAMETERS.values()]
+    return path[0] in signals or path in shown
+
+
+def _unread_params(name: str, params: Mapping[str, Any], used: Mapping[Slot, Bound]) -> Iterator[Finding]:
+    """Yield the unread keys of [algorithm.NAME], a table that only components given as dotted paths read."""
+    named = {slot: one for slot, one in used.items() if slot.params_path == ("algorithm", name)}
+    dotted = {slot.name: one for slot, one in named.items() if is_dotted(slot.name)}
+    tables = " or ".join(f"[{one.component.table}]" for slot, one in named.items() if not is_dotted(slot.name))
+    why = "only a dotted path reads this table", f"set it in {tables}" if tables else "name one, or remove the key"
+    if dotted:
+        why = f"{' and '.join(dotted)} do not take it", "remove it"
+    for key in params:
+        if not any(key in one.params for one in dotted.values()):
+            yield Finding(("algorithm", name, key), *why)
+
+
+def _readers(config: Config, resolved: Resolved, used: Mapping[Slot, Bound]) -> Iterator[tuple[Bound, Collection[str]]]:
+    """Yield each component in use, with the keys of its table that are also set inline, where it is named."""
+    for slot, one in used.items():
+        yield one, {*(slot.params if slot.inline else ()), *(() if slot.weight is None else ("weight",))}
+    engines = resolved.engines(config.model.path)
+    exact = all(registry.engine.traits_of(one.component).exact for one in engines) and not config.rollout.overlap
+    others = [*engines, *resolved.objective(exact).corrections]
+    others += [stage.bound for stage in resolved.pipeline.graph if stage.kind == "signal"]
+    if any(one.component.contract == "context" for one in used.values()):
+        others += [one for name, _ in CONTEXT_PARAMETERS.values() if (one := resolved.named("transform", name))]
+    yield from ((one, ()) for one in others)
+
+
+def _unread(name: str, key: str, readers: Sequence[tuple[Bound, Collection[str]]]) -> Reason | None:
+    """Return why nothing reads `[name] key`; None if a component reads it."""
+    why: list[Reason] = []
+    for one, entry in readers:
+        if one.component.table == name and (one.component.takes({key: None}) or key in _served(one.component)):
+            reason = _switched_off(one, key)
+            if key in entry:
+                reason = f'the entry that names "{one.name}" sets it as well', "keep one of the two"
+            if reason is None:
+                return None
+            why.append(reason)
+    return why[0] if why else (_NOTHING, _fix(name, key))
+
+
+def _served(component: Component) -> tuple[str, ...]:
+    return registry.engine.traits_of(component).serve_keys if component.kind == "engine" else ()
+
+
+def _switched_off(one: Bound, key: str) -> Reason | None:
+    """Return why a component ignores one of its keys, by its trait `when`; None if it reads the key."""
+    other, values = one.component.traits.when.get(key, ("", ()))
+    if not other or one.params[other] in values:
+        return None
+    value = one.params[other]
+    shown = "unset" if value is None else f'"{value}"' if isinstance(value, str) else str(value).lower()
+    return f"{other} = {shown} does not read it", "remove one of the two"
+
+
+def _fix(name: str, key: str) -> str:
+    """Return a fix that names the components that read the key."""
+    from retrain.config.sections.synonyms import UNREAD
+
+    if (name, key) in UNREAD:
+        return UNREAD[name, key]
+    named: dict[str, list[str]] = {}
+    for one in registry.components(tables=[name]):
+        if key in one.schema.model_fields:
+            named.setdefault(one.kind, []).append(one.name)
+    quoted = {kind: " or ".join(f'"{one}"' for one in names) for kind, names in named.items() if kind != "signal"}
+    texts = [f"{kind} {names}" for kind, names in quoted.items()]
+    texts = texts or [f"a component that reads {name}, or [logging] observe" for name in named.get("signal", ())]
+    return f"use {' or '.join(texts)}, or remove the key" if texts else "remove it"

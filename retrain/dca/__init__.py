@@ -1,0 +1,214 @@
+"""DCA as functions on plain arrays, under the names of its reference implementation.
+
+    from retrain.dca import advantage_dca_grpo, aes_score
+    advantage_dca_grpo([True, True, False, True], [100, 200, 150, 400], beta=0.2)
+
+The same mathematics as `[algorithm] advantage_mode = "dca"`: Peng et al., Think Dense, Not Long,
+arXiv:2602.02099. Arrays are lists, numpy arrays or tensors; results are tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from retrain.adapters.core import compute_advantage as compute_advantage
+from retrain.functional.evaluation import aes as _aes
+from retrain.functional.evaluation import pass_at_k as pass_at_k
+from retrain.rewards.boxed_math import simple_equal as is_equivalent_math
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "advantage_dca_grpo",
+    "advantage_dca_rloo",
+    "aes_score",
+    "compute_accuracy",
+    "compute_advantage",
+    "compute_advantage_for_slime",
+    "compute_avg_tokens",
+    "is_equivalent_math",
+    "length_score_z_sigmoid",
+    "pass_at_k",
+    "reward_for_slime",
+    "reward_for_verl",
+    "rewards_coupled_lp",
+]
+
+
+def advantage_dca_grpo(
+    correct_mask: Sequence[bool] | Tensor,
+    lengths: Sequence[int] | Tensor,
+    beta: float = 0.2,
+    *,
+    use_dynamic: bool = False,
+) -> Tensor:
+    """DCA with normalised accuracy, for the completions of one prompt.
+
+    A = A_acc + beta * A_len; see the advantage `dca` for both parts
+
+    Args:
+        correct_mask: [G] booleans; lengths: [G] response tokens.
+        beta: weight of brevity; use_dynamic: scale it by the share of correct completions.
+    Returns:
+        [G] float32, without unit.
+    Raises:
+        ValueError: arrays of different lengths, not flat, or with values that are not finite.
+    """
+    return _advantage("dca", correct_mask, lengths, beta=beta, dynamic=use_dynamic)
+
+
+def advantage_dca_rloo(
+    correct_mask: Sequence[bool] | Tensor,
+    lengths: Sequence[int] | Tensor,
+    beta: float = 0.2,
+    *,
+    use_dynamic: bool = False,
+) -> Tensor:
+    """DCA with leave-one-out baselines, for the completions of one prompt.
+
+    Args and returns are those of `advantage_dca_grpo`; a group of one gets 0.
+    """
+    return _advantage("dca_rloo", correct_mask, lengths, beta=beta, dynamic=use_dynamic)
+
+
+def length_score_z_sigmoid(correct_mask: Sequence[bool] | Tensor, lengths: Sequence[int] | Tensor) -> Tensor:
+    """Length score of the correct completions of one prompt, larger for longer ones.
+
+    s_i = sigmoid(clip((l_i - mean_S l) / (sd_S(l) + 1e-8), -20, 20)),  S = correct completions
+
+    Args:
+        correct_mask: [G] booleans; lengths: [G] response tokens.
+    Returns:
+        [G] float64 in (0, 1); 0 for wrong completions, 0.5 where S has no spread.
+    """
+    import torch
+
+    from retrain.algorithms.dca import length_scores
+
+    correct, tokens = torch.as_tensor(correct_mask).bool(), torch.as_tensor(lengths)
+    group = torch.zeros(len(correct), dtype=torch.long, device=correct.device)
+    return length_scores(correct, tokens, group).where(correct, 0.0)
+
+
+def rewards_coupled_lp(
+    correct_mask: Sequence[bool] | Tensor, lengths: Sequence[int] | Tensor, gamma: float = 1e-3
+) -> Tensor:
+    """Reward with a length penalty, the coupled baseline that DCA is compared with.
+
+    r_i = 1 - gamma * l_i if correct, else 0
+
+    Args:
+        correct_mask: [N] booleans; lengths: [N] response tokens; gamma: reward lost per token.
+    Returns:
+        [N] float64.
+    References: Arora and Zanette, arXiv:2502.04463.
+    """
+    import torch
+
+    correct, tokens = torch.as_tensor(correct_mask).bool(), torch.as_tensor(lengths).double()
+    return (1 - gamma * tokens).where(correct, 0.0)
+
+
+def compute_advantage_for_slime(  # noqa: PLR0913 - the documented call, every option by name
+    batch: Mapping[str, Any],
+    *,
+    adv_mode: str = "vanilla",
+    beta: float = 0.2,
+    gamma: float = 1e-3,
+    use_rloo: bool = False,
+    use_dynamic: bool = True,
+    reward_key: str = "rewards",
+    length_key: str = "response_lengths",
+    correct_key: str | None = None,
+    group_size: int | None = None,
+) -> Tensor:
+    """Advantages of a batch of whole groups that stand one after the other.
+
+    slime's own hook is `retrain.adapters.slime.compute_advantage_for_slime`.
+
+    Args:
+        batch: arrays [N] by name.
+        adv_mode: "vanilla", "grpo_lp", "dca" or any advantage of the registry.
+        beta, use_dynamic: of DCA; gamma: of "grpo_lp".
+        use_rloo: leave-one-out baselines for "dca".
+        reward_key, length_key: names of the arrays of rewards and of response tokens.
+        correct_key: name of an array of booleans; None: a reward above 0.5 is correct.
+        group_size: completions per prompt; None: the batch is one group.
+    Returns:
+        [N] in the precision of the rewards (float32 for lists).
+    Raises:
+        KeyError: the batch has no array of that name. ValueError: N is not a multiple of group_size.
+    """
+    rewards = batch[reward_key]
+    count = len(rewards)
+    size = group_size or count
+    if count % max(size, 1):
+        raise ValueError(f"{count} completions are not whole groups of {size}; set group_size")
+    mode, params = _settings(adv_mode, beta, gamma, use_rloo=use_rloo, use_dynamic=use_dynamic)
+    return compute_advantage(
+        rewards,
+        batch[length_key],
+        [index // size for index in range(count)],
+        mode,
+        correct=batch[correct_key] if correct_key else None,
+        **params,
+    )
+
+
+def reward_for_verl(
+    correct: Sequence[bool] | Tensor,
+    lengths: Sequence[int] | Tensor,
+    mode: str = "vanilla",
+    gamma: float = 1e-3,
+) -> Tensor:
+    """Reward of each completion: 1 or 0, or with a length penalty in mode "grpo_lp".
+
+    verl's own hook is `retrain.adapters.verl.reward_for_verl`.
+
+    Args:
+        correct: [N] booleans; lengths: [N] response tokens; gamma: reward lost per token.
+        mode: "grpo_lp" penalises length; "vanilla" and "dca" leave it to the advantage.
+    Returns:
+        [N] float64.
+    """
+    return rewards_coupled_lp(correct, lengths, gamma if mode == "grpo_lp" else 0.0)
+
+
+reward_for_slime = reward_for_verl
+"""The reward is the same function in both trainers."""
+
+
+def compute_accuracy(correct: Sequence[Sequence[bool]]) -> float:
+    """pass@1: share of problems whose first completion is correct; 0 without problems."""
+    return sum(bool(row[0]) for row in correct) / len(correct) if correct else 0.0
+
+
+def compute_avg_tokens(lengths: Sequence[Sequence[int] | int]) -> float:
+    """Mean tokens over all completions of all problems; 0 without completions."""
+    flat = [n for row in lengths for n in ([row] if isinstance(row, int) else row)]
+    return sum(flat) / len(flat) if flat else 0.0
+
+
+def aes_score(accuracy: float, base_accuracy: float, avg_tokens: float, base_avg_tokens: float) -> float:
+    """Accuracy-efficiency score of a run against its base.
+
+    (Lb - L) / Lb + 3 (p - pb) / pb, or - 5 (pb - p) / pb where p < pb; a term whose base is 0 is 0
+
+    Args:
+        accuracy, base_accuracy: p and pb, pass@1 in [0, 1].
+        avg_tokens, base_avg_tokens: L and Lb, tokens per completion.
+    """
+    return _aes(accuracy, base_accuracy, avg_tokens, base_avg_tokens)[0]
+
+
+def _settings(mode: str, beta: float, gamma: float, *, use_rloo: bool, use_dynamic: bool) -> tuple[str, dict[str, Any]]:
+    if mode in {"dca", "dca_grpo", "dca_rloo"}:
+        name = "dca_rloo" if use_rloo or mode == "dca_rloo" else "dca"
+        return name, {"beta": beta, "dynamic": use_dynamic}
+    return mode, {"gamma": gamma} if mode == "grpo_lp" else {}
+
+
+def _advantage(mode: str, correct: Sequence[bool] | Tensor, lengths: Sequence[int] | Tensor, **params: Any) -> Tensor:
+    return compute_advantage(correct, lengths, mode=mode, **params)

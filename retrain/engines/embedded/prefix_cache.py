@@ -1,0 +1,178 @@
+"""Reuse of keys and values between requests of one call and between the turns of an episode."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+
+from retrain.engines.embedded.decoder import Decoder, SlotRows, Slots, Start, prefilled
+from retrain.types import Completion, Request, Sampling
+
+
+class CachedPrefix(NamedTuple):
+    """A cached context: its token ids, and the row of `part` that has its keys and values.
+
+    `row` is an index into the tensors of `part`, not a number of `part.rows`.
+    """
+
+    ids: tuple[int, ...]
+    part: SlotRows
+    row: int
+
+
+class PrefixCache:
+    """Cache of keys and values for requests that extend contexts of earlier calls.
+
+    All calls use the same weights and sampling. After a call, its contexts replace those of the
+    calls that it extended, so the cache keeps one call for each worker's share of the episodes. A
+    lookup of one share does not depend on the calls of other shares or on their timing.
+
+    Args:
+        budget: largest size of one call's cached keys and values, in bytes.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._sampling: Sampling | None = None
+        self._calls: list[list[CachedPrefix]] = []
+        self._coming: list[CachedPrefix] = []
+        self._spent = 0
+
+    def begin(self, sampling: Sampling) -> None:
+        """Start a call with this sampling; drop the cache of any other sampling."""
+        if self._sampling != sampling:
+            self._sampling, self._calls = sampling, []
+        self._coming, self._spent = [], 0
+
+    def find(self, request: Request) -> tuple[CachedPrefix, int] | None:
+        """Find the cached context with the longest common prefix.
+
+        Only requests with count 1, as the turns of episodes are, are looked up. In a sorted list,
+        one of the two neighbours of a context has the longest common prefix.
+
+        Returns:
+            The context and the length of the prefix in tokens; None if that is less than half of
+            the request.
+        """
+        found: list[tuple[int, CachedPrefix]] = []
+        for call in self._calls if request.count == 1 else ():
+            place = bisect(call, request.ids, key=attrgetter("ids"))
+            found += [(_shared(one.ids, request.ids), one) for one in call[max(0, place - 1) : place + 1]]
+        shared, known = max(found, key=lambda pair: pair[0], default=(0, None))
+        return None if known is None or 2 * shared < len(request.ids) else (known, shared)
+
+    def known(self, requests: Sequence[Request]) -> dict[int, tuple[CachedPrefix, int]]:
+        """Return the result of `find` for the requests that have one, by index."""
+        return {index: one for index, request in enumerate(requests) if (one := self.find(request)) is not None}
+
+    def add(
+        self,
+        parts: Iterable[SlotRows],
+        requests: Sequence[Request],
+        completions: Sequence[Sequence[Completion]],
+    ) -> None:
+        """Cache the keys and values of completions, as far as the budget allows.
+
+        The last token of a completion has no keys and values yet: it was drawn and not computed.
+
+        Args:
+            parts: rows of the sampled chunk, numbered by completion.
+        """
+        rows = [(*r.ids, *one.ids[:-1]) for r, group in zip(requests, completions, strict=True) for one in group]
+        for part in parts:
+            self._spent += sum(tensor.nbytes for tensor in (*part.keys, *part.values))
+            if self._spent <= self._budget:
+                self._coming += [CachedPrefix(rows[row], part, place) for place, row in enumerate(part.rows)]
+
+    def end(self, extended: Iterable[CachedPrefix]) -> None:
+        """End a call: its contexts replace the calls that contain the contexts `extended`."""
+        gone = {id(one) for one in extended}
+        self._calls = [call for call in self._calls if gone.isdisjoint(map(id, call))]
+        if self._coming:
+            self._calls.append(sorted(self._coming, key=attrgetter("ids")))
+        self._coming = []
+
+
+def start_from(found: Sequence[tuple[CachedPrefix, int]], requests: Sequence[Request]) -> Start:
+    """Return a function that copies cached keys and values into new slots.
+
+    It fills the columns that are cached for all requests, at most up to the last token of each: the
+    last token must be computed to get logits.
+
+    Args:
+        found: for each request a cached context, and the number of tokens that both share.
+    """
+    lengths = [len(request.ids) for request in requests]
+    rest = max(length - min(shared, length - 1) for length, (_, shared) in zip(lengths, found, strict=True))
+    known = [one for (one, _), request in zip(found, requests, strict=True) for _ in range(request.count)]
+    return partial(_fill, known, max(lengths) - rest)
+
+
+def longest_contexts(requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
+    """Map the indices of requests to the longest context of the call that starts with their context.
+
+    The prefixes of one completion all map to the longest of them. Requests that share their context
+    with no other are left out.
+    """
+    longest: tuple[int, ...] = ()
+    found: dict[int, tuple[int, ...]] = {}
+    # In sorted order, a context comes directly before the contexts that start with it.
+    for index in sorted(range(len(requests)), key=lambda index: requests[index].ids, reverse=True):
+        ids = requests[index].ids
+        longest = longest if longest[: len(ids)] == ids else ids
+        found[index] = longest
+    sharing = Counter(found.values())
+    return {index: ids for index, ids in found.items() if sharing[ids] > 1}
+
+
+def computed(decoder: Decoder, contexts: Sequence[tuple[int, ...]], device: torch.device) -> list[CachedPrefix]:
+    """Compute the keys and values of contexts without sampling."""
+    part = prefilled(decoder, contexts, device)
+    return [CachedPrefix(ids, part, row) for row, ids in enumerate(contexts)]
+
+
+def sharing(
+    contexts: Mapping[int, tuple[int, ...]], known: Sequence[CachedPrefix], requests: Sequence[Request]
+) -> dict[int, tuple[CachedPrefix, int]]:
+    """Match requests with computed contexts.
+
+    Args:
+        contexts: the result of `longest_contexts`.
+        known: computed contexts, possibly not all of them.
+    Returns:
+        For each request whose longest context is in `known`: that context, and the length of the
+        request's own context in tokens.
+    """
+    by_ids = {one.ids: one for one in known}
+    return {index: (by_ids[ids], len(requests[index].ids)) for index, ids in contexts.items() if ids in by_ids}
+
+
+def _fill(known: Sequence[CachedPrefix], used: int, slots: Slots) -> None:
+    """Copy the first `used` columns of every row of `slots` from the row's cached context."""
+    if used <= 0:
+        return
+    device = slots.pad.device
+    for layer in zip(known[0].part.keys, known[0].part.values, strict=True):
+        slots.add_layer(layer[0].transpose(-1, -2), layer[1])
+    for part in {id(one.part): one.part for one in known}.values():
+        mine = [index for index, one in enumerate(known) if one.part is part]
+        rows, sources = (torch.tensor(some, device=device) for some in (mine, [known[index].row for index in mine]))
+        shift = torch.tensor(part.pad, device=device)[sources] - slots.pad[rows]
+        # Padding columns get copies of the outermost column: they are masked, but must not be NaN.
+        columns = (torch.arange(used, device=device) + shift[:, None]).clamp(0, part.values[0].shape[2] - 1)
+        for layer, (keys, values) in enumerate(zip(part.keys, part.values, strict=True)):
+            slots.keys[layer][rows, ..., :used] = keys[sources[:, None], :, :, columns].permute(0, 2, 3, 1)
+            slots.values[layer][rows, :, :used] = values[sources[:, None], :, columns].transpose(1, 2)
+    slots.used = used
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the longest common prefix."""
+    both = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in both if a != b), min(len(one), len(other)))

@@ -1,0 +1,227 @@
+"""Main module of an environment worker, which runs live episodes as generators.
+
+It uses only the standard library, so that the interpreter of `[environment] python` can run it with
+the environment's own dependencies.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from random import Random
+from typing import Any, NamedTuple
+
+import retrain
+from retrain.environments.contract import Action, Answer, Limits, fields_read, returned, said
+from retrain.errors import ComponentError
+from retrain.system.worker_process import limit, serve
+
+_LONGEST = 1 << 16
+"""Largest number of characters of a message: an answer is sent as one line of bounded length."""
+
+_TRAITS = "__retrain_environment__"
+
+
+class Hello(NamedTuple):
+    """Settings of one environment, sent to a worker when it starts.
+
+    Attributes:
+        name: of the environment.
+        target: its import path, `module:object` or `module.object`.
+        params: its keyword-only parameters.
+        search_paths: directories that are searched for modules first.
+        timeout_s: timeout of a step in seconds.
+        limits: fields of `Limits`.
+        traits: traits that the parent process knows; they override the worker's.
+    """
+
+    name: str
+    target: str
+    params: Mapping[str, Any]
+    search_paths: tuple[str, ...]
+    timeout_s: float
+    limits: tuple[int, int, int, int]
+    traits: Mapping[str, bool] = {}
+
+
+class LiveEpisodes:
+    """Runs episodes as generators, by number.
+
+    Args:
+        hellos: settings of the environments, by the labels of `[[environments]]`.
+
+    Attributes:
+        traits: `replay` and `rewards` of each environment, by label; True by default.
+        reads: fields that each environment reads, by label (see `FIELDS`).
+    """
+
+    def __init__(self, hellos: Mapping[str, Hello]) -> None:
+        self._games: dict[str, Callable[[Mapping[str, Any]], Generator[Any, Any, Any]]] = {}
+        self._live: dict[int, Generator[Any, Any, Any]] = {}
+        self.traits: dict[str, dict[str, bool]] = {}
+        self.reads: dict[str, tuple[str, ...]] = {}
+        for label, hello in hellos.items():
+            target = load(hello)
+            self._games[label], self.reads[label] = _game(hello, target)
+            self.traits[label] = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
+
+    def call(self, body: tuple[Any, ...]) -> Answer:
+        """Execute ("open", key, problem, seed), ("reply", key, *arguments of `Action`) or ("close", key)."""
+        match body:
+            case ("open", int(key), problem, int(seed)):
+                return self._step(key, lambda: next(self._open(key, problem, seed)), first=True)
+            case ("reply", int(key), *arguments):
+                return self._step(key, lambda: self._live[key].send(Action(*arguments)), first=False)
+            case _:
+                if (game := self._live.pop(body[1], None)) is not None:
+                    _close(game)
+                return Answer("end")
+
+    def _open(self, key: int, problem: Mapping[str, Any], seed: int) -> Generator[Any, Any, Any]:
+        problem = copy.deepcopy(problem)  # an episode may modify it
+        known = {"problem": problem, "rng": Random(seed), "seed": seed}
+        known |= {name: problem[name] for name in ("answer", "prompt", "extra") if name in problem}
+        self._live[key] = self._games[problem.get("environment", "")](known)
+        return self._live[key]
+
+    def _step(self, key: int, step: Callable[[], Any], first: bool) -> Answer:
+        """Advance an episode and return the result; forget the episode if it ends or fails."""
+        try:
+            try:
+                answer = said(step(), first)
+                texts = [(_cut(role), _cut(text)) for role, text in answer.messages]
+                return answer._replace(messages=texts, tools_text=_cut(answer.tools_text))
+            except StopIteration as stop:
+                del self._live[key]
+                if first:
+                    raise ValueError("returned before the model said anything; yield None first") from None
+                return returned(stop.value)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if (game := self._live.pop(key, None)) is not None:
+                _close(game)
+            return _failure(error)
+
+
+def load(hello: Hello) -> Any:
+    """Import an environment.
+
+    Raises:
+        ComponentError: it is not a generator, or its parameters do not fit.
+    """
+    before, places = list(sys.path), [os.getcwd(), *hello.search_paths] if _is_users(hello) else []
+    sys.path[:0] = places
+    path, _, name = hello.target.replace(":", ".").rpartition(".")
+    target: Any = attrgetter(name)(importlib.import_module(path))
+    sys.path[:] = before + [place for place in places if place not in before]
+    _check_table(hello, target)
+    return target
+
+
+def _is_users(hello: Hello) -> bool:
+    """Return True if the environment, or one of its parameters, names code outside this package.
+
+    Only then is the current directory searched, because it may be another user's run.
+    """
+    values = (value if isinstance(value, list | tuple) else [value] for value in hello.params.values())
+    names = [hello.target, *(one for several in values for one in several if isinstance(one, str))]
+    return any(("." in name or ":" in name) and not name.startswith("retrain.") for name in names)
+
+
+def shown(problem: Mapping[str, Any], reads: Sequence[str]) -> dict[str, Any]:
+    """Return only those fields of a problem that the environment reads, so that it cannot leak others."""
+    named = (*reads, "environment")
+    return {name: value for name, value in problem.items() if "problem" in reads or name in named}
+
+
+def _game(hello: Hello, target: Any) -> tuple[Callable[[Mapping[str, Any]], Generator[Any, Any, Any]], tuple[str, ...]]:
+    """Return a function that starts an episode from its fields, and the names of the fields it reads."""
+    built: Any = target(**hello.params) if inspect.isclass(target) else target
+    params = {} if built is not target else hello.params
+    reads, limits = fields_read(hello.name, built), Limits(*hello.limits)
+    return lambda known: built(**{name: {**known, "limits": limits}[name] for name in reads}, **params), reads
+
+
+def _stand_in(name: str, **traits: Any) -> Callable[[Any], Any]:
+    def mark(target: Any) -> Any:
+        setattr(target, _TRAITS, {key: bool(traits[key]) for key in ("replay", "rewards") if key in traits})
+        return target
+
+    return mark
+
+
+def _check_table(hello: Hello, target: Callable[..., Any]) -> None:
+    """Check the parameters, because another interpreter's environment has no schema in the run."""
+    table = {p.name: p.default for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    lacking = [name for name, default in table.items() if default is inspect.Parameter.empty]
+    wrong = [name for name in lacking if name not in hello.params] + [
+        name for name in hello.params if name not in table
+    ]
+    if wrong:
+        takes = ", ".join(table) or "no parameters"
+        raise ComponentError(f'environment "{hello.name}": {", ".join(wrong)}: missing or unknown', f"it takes {takes}")
+    if not inspect.isgeneratorfunction(vars(target)["__call__"] if inspect.isclass(target) else target):
+        raise ComponentError(
+            f'environment "{hello.name}" is not a generator', "use `reply = yield text` to query the model"
+        )
+
+
+def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Load the environments.
+
+    Returns:
+        The first message to the parent, and the function that answers its calls (see
+        `LiveEpisodes.call`); None if loading failed.
+    """
+    known = {label: Hello(*hello) for label, hello in hellos.items()}
+    timeout_s = max(hello.timeout_s for hello in known.values())
+    # Replace the decorator: the registry needs libraries that this interpreter may not have.
+    setattr(retrain, "environment", _stand_in)  # noqa: B010
+    try:
+        episodes = LiveEpisodes(known)
+    except BaseException as error:
+        if isinstance(error, ComponentError):
+            return ["refused", error.problem, error.fix, error.trace], None
+        return ["raised", f"{type(error).__name__}: {error}"[:500], "", traceback.format_exc()[-4000:]], None
+
+    def call(body: tuple[Any, ...]) -> Answer:
+        # If the parent cannot kill the worker, the limit on CPU time does.
+        limit(resource.RLIMIT_CPU, int(time.process_time() + 2 * timeout_s) + 10)
+        return episodes.call(body)
+
+    return ["ready", episodes.traits, episodes.reads], call
+
+
+def _close(game: Generator[Any, Any, Any]) -> None:
+    with suppress(BaseException):
+        game.close()
+
+
+def _cut(text: str) -> str:
+    """Remove the middle of a long text and replace lone surrogates with U+FFFD.
+
+    Tokenizers and files reject lone surrogates. The trainer applies the limit in tokens later.
+    """
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n[...]\n{text[-_LONGEST // 2 :]}"
+
+
+def _failure(error: BaseException) -> Answer:
+    with suppress(Exception):
+        detail = " ".join(_cut(f"{type(error).__name__}: {error}").split())[:300]
+        return Answer("error", detail=detail, trace=_cut(traceback.format_exc()[-4000:]))
+    return Answer("error", detail=type(error).__name__)
+
+
+if __name__ == "__main__":
+    serve(start)

@@ -1,0 +1,104 @@
+"""Audits as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.lab.audit.credit_audit import LOST, Audit, Figure, Shown, Verdict
+from retrain.lab.audit.methods import ORACLE
+from retrain.report.charts import dot, line, number
+from retrain.report.exported_figures import Drawing, stacked
+from retrain.report.page import Table, fill
+
+HEADINGS = ("effective batch", "of the oracle's", "bias", "signal to noise", "correlation")
+_STRONGEST = 0.95
+"""Quantile of a strip's credit that has the strongest color."""
+_WIDEST = 4.0
+"""Effective batch at the end of the axis."""
+
+
+def cells(verdict: Verdict) -> list[str]:
+    """The figures of a method as texts with their intervals, in the order of HEADINGS."""
+    return [
+        _with_interval(one, form)
+        for one, form in zip(verdict.figures.values(), (".2f", ".2f", ".3f", ".3f", ".3f"), strict=True)
+    ]
+
+
+def _with_interval(figure: Figure, form: str) -> str:
+    value, low, high = figure
+    if value is None:
+        return "too noisy to tell"
+    return f"{value:{form}}" if low == high else f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def page(audits: Sequence[Audit]) -> str:
+    """The document: what each method is worth at every checkpoint, where it puts its credit, and completions."""
+    names = list(dict.fromkeys(name for one in audits for name in one.methods))
+    path = [[name, *(_with_interval(one.methods[name].effective_batch, ".2f") for one in audits)] for name in names]
+    return fill(
+        Path(__file__).with_name("audit.html"),
+        title=f"Credit audit of {audits[-1].run}",
+        path=Table(["", *(f"step {one.step}" for one in audits)], path) if len(audits) > 1 else None,
+        audits=[_section(one) for one in audits],
+        lost=LOST,
+    )
+
+
+def exported(audits: Sequence[Audit]) -> dict[str, Drawing]:
+    """Return the figure of every checkpoint by its name: effective batches with their intervals."""
+    found: dict[str, Drawing] = {}
+    for one in audits:
+        rows = [(name, drawing, texts[0]) for name, drawing, texts in _section(one)["figures"]]
+        found[f"effective batch step {one.step}"] = Drawing(stacked(rows, "", ("", "effective batch")))
+    return found
+
+
+def _section(audit: Audit) -> dict[str, Any]:
+    methods = dict(sorted(audit.methods.items(), key=lambda item: -(item[1].effective_batch.value or 0.0)))
+    most = max([one.effective_batch.high or 0.0 for one in methods.values()] + [1.0])
+    kinds = [kind for kind, size in audit.where.items() if math.isfinite(size)]
+    sizes = {"true advantage": audit.where, **{name: one.where for name, one in methods.items() if name != ORACLE}}
+    return {
+        "audit": audit,
+        "figures": [
+            (name, _whisker(one.effective_batch, min(most, _WIDEST)), cells(one)) for name, one in methods.items()
+        ],
+        "where": Table(
+            ["", *kinds], [[name, *(f"{size[kind]:.2f}" for kind in kinds)] for name, size in sizes.items()]
+        ),
+        "shown": [_strips(one, list(methods)) for one in audit.shown],
+    }
+
+
+def _whisker(figure: Figure, most: float) -> str:
+    """A dot with its interval on an axis from 0 to `most`, and the line of grpo's 1."""
+
+    def across(value: float | None) -> float:
+        return 12 + 316 * min(value or 0.0, most) / most
+
+    low, middle, high = (across(figure.low), 13.0), (across(figure.value), 13.0), (across(figure.high), 13.0)
+    better, worse = (figure.low or 0.0) > 1.005, figure.high is not None and figure.high < 0.995  # to two digits
+    kind = "better" if better else "worse" if worse else "unclear"
+    marks = line(f"{kind} whisker", low, high) + dot(kind, middle, 5) if figure.value is not None else ""
+    zero = line("zero", (across(1.0), 0.0), (across(1.0), 26.0))
+    return f'<svg class="forest" viewBox="0 0 340 26" role="img">{zero}{marks}</svg>'
+
+
+def _strips(shown: Shown, names: Sequence[str]) -> dict[str, Any]:
+    lines = {"true advantage": shown.truth, **{name: shown.credit[name] for name in names if name in shown.credit}}
+    rows: list[tuple[str, float, str, Sequence[float]]] = []
+    for name, values in lines.items():
+        sizes = sorted(abs(value) for value in values if value) or [1.0]
+        scale = sizes[int(_STRONGEST * (len(sizes) - 1))]
+        rows.append((name, scale, number(round(scale, 3)), values))
+    verdict = "right" if shown.rollout.correct else "wrong"
+    return {
+        "head": f"{verdict}, {len(shown.tokens)} tokens",
+        "prompt": shown.rollout.prompt,
+        "tokens": shown.tokens,
+        "rows": rows,
+    }

@@ -1,0 +1,1 @@
+"""Commands of the lab, registered as entry points."""

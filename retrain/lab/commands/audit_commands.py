@@ -1,0 +1,95 @@
+"""The command that audits credit assignment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retrain.cli.arguments import Json, Overrides, Trust
+from retrain.cli.trained_commands import Run, only_warnings
+from retrain.errors import ConfigError, ConfigProblem
+from retrain.system.files import write_text, writing
+from retrain.system.terminal import say
+
+if TYPE_CHECKING:
+    from retrain.lab.audit.credit_audit import Audit
+
+
+def audit(  # noqa: PLR0913 - the options of the command
+    run: Run,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="What to audit, with commas: advantages, transforms, ADVANTAGE+TRANSFORM, dotted paths."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="The checkpoint; 0 is before the first step.")] = None,
+    every: Annotated[bool, typer.Option("--all-checkpoints", help="The start, every checkpoint, the end.")] = False,
+    batches: Annotated[int, typer.Option(min=4, help="Batches of the run's size.")] = 16,
+    continuations: Annotated[int, typer.Option(min=2, help="Of every beginning of a completion.")] = 8,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the credit of tokens.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Write its figures to this folder, as SVG and, with resvg-py, PNG.")
+    ] = None,
+    overrides: Overrides = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Judge credit assignment by the true advantages, before anyone trains with it.
+
+    Completions are continued from every token. The effective batch says how many times larger grpo's batch would have
+    to be for as good a gradient. With --json one line for every checkpoint.
+    """
+    from retrain.run.reopen import reopen
+
+    found: list[Audit] = []
+    for place, trained in _places(run, step, every):
+        context = reopen(place, overrides or (), only_warnings, trust=trust, trained=trained, credit=True)
+        from retrain.lab.audit.credit_audit import audit as judge
+
+        try:
+            wanted = methods.split(",") if methods else ()
+            found.append(judge(context, run, wanted, batches, continuations, lambda line: say(line, error=True)))
+        finally:
+            context.close()
+        say(json.dumps(found[-1].facts()) if as_json else _text(found[-1]))
+    if html is not None:
+        from retrain.lab.audit.audit_page import page
+
+        with writing(html):
+            write_text(html, page(found))
+        say(f"{html}: written", error=as_json)
+    if figures is not None:
+        from retrain.lab.audit.audit_page import exported
+        from retrain.report.exported_figures import write_figures
+
+        with writing(figures):
+            write_figures(figures, exported(found))
+
+
+def _places(run: Path, step: int | None, every: bool) -> Iterator[tuple[Path, bool]]:
+    """Yield the directories to open, each with whether its trained weights are used."""
+    from retrain.storage.checkpoint import is_one, step_of
+
+    there = (one for one in (run / "checkpoints").glob("step-*") if is_one(one) and not one.suffix)
+    known = dict(sorted((step_of(one), one) for one in there))
+    if step is not None and step not in (0, *known):
+        has = ", ".join(map(str, known)) or "none"
+        raise ConfigError([ConfigProblem(str(run), 0, 0, "--step", f"no checkpoint of step {step}", f"0, or of {has}")])
+    if step == 0 or every:
+        yield run, False
+    yield from ((known[one], True) for one in known if every or one == step)
+    if step is None and not (every and known):
+        yield run, True
+
+
+def _text(audit: Audit) -> str:
+    from retrain.lab.audit.audit_page import HEADINGS, cells
+
+    lines = [["", *HEADINGS], *([name, *cells(one)] for name, one in audit.methods.items())]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    table = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    head = f"{audit.run}, step {audit.step}: reliability of the measured advantages {audit.reliability:.2f}"
+    return "\n".join([head, *table])

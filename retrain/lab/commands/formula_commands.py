@@ -1,0 +1,138 @@
+"""Commands about formulas: verify tries their properties, credit compares what they give."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from retrain.cli.arguments import Json
+from retrain.system.files import writing
+from retrain.system.terminal import say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from retrain.lab.credit.credit_comparison import ComparedCompletion, Credit
+
+_ROWS = 40
+"""Completions that a table shows."""
+
+
+def verify(
+    trials: Annotated[int, typer.Option(min=1, help="Random inputs per check.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Try the formulas' properties on random inputs: one line each, exit code 1 if one fails."""
+    from retrain.lab.formula_checks import verify as checks
+
+    rows = list[dict[str, object]]()
+    for check in checks(trials, seed):
+        rows.append({**asdict(check), "ok": check.ok})
+        if not as_json:
+            bound = f"above {check.limit:g}" if check.above else f"at most {check.limit:g}"
+            say(f"{'ok' if check.ok else 'FAILED':<7} {check.name:<74} {check.figure:9.2e}  ({bound})")
+    if as_json:
+        say(json.dumps(rows, indent=2))
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(1)
+
+
+def credit(  # noqa: PLR0913 - one option each
+    file: Annotated[
+        Path,
+        typer.Argument(help=".jsonl, .jsonl.gz or .parquet: group, reward or correct, length.", show_default=False),
+    ],
+    modes: Annotated[list[str] | None, typer.Option("--mode", help="An advantage. Repeatable.")] = None,
+    transforms: Annotated[
+        list[str] | None, typer.Option("--transform", help="Token transforms, by name or A,B. Repeatable.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter: grpo_lp.gamma=1e-3. Repeatable.")
+    ] = None,
+    sepa_lambda: Annotated[float, typer.Option(min=0.0, max=1.0, help="Pooling weight of sepa.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option(help="Also write an HTML page with figures.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare what advantages and token transforms give the completions of a file, without a model."""
+    from retrain.lab.credit.credit_comparison import compare, read_completions
+    from retrain.lab.credit.credit_page import page
+
+    completions = read_completions(str(file))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        wanted = modes or ["dca", "grpo_lp", "grpo_std"]
+        found = compare(completions, wanted, transforms or (), overrides or (), sepa_lambda)
+    for text in dict.fromkeys(str(one.message) for one in told):
+        say(f"warning: {text}", error=True)
+    if plot is not None:
+        with writing(plot):
+            plot.write_text(page(file.name, completions, found), encoding="utf-8")
+    if as_json:
+        rows = [{name: value for name, value in asdict(one).items() if name != "place"} for one in completions]
+        say(json.dumps({"completions": rows, "credit": [asdict(one) for one in found]}, indent=2))
+        return
+    _tables(completions, found)
+    if plot is not None:
+        say(f"{plot}: written")
+
+
+def _tables(completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from retrain.lab.credit.credit_comparison import SUMMARY, figures
+
+    console = Console(highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("group", "reward", "right", "tokens", *(one.name for one in found)):
+        table.add_column(name, justify="right")
+    for row, one in enumerate(completions[:_ROWS]):
+        facts = (one.group, f"{one.reward:g}", "yes" if one.correct else "no", str(one.length))
+        table.add_row(*facts, *(f"{credit.advantages[row]:+.4f}" for credit in found))
+    summary = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("", *SUMMARY.values()):
+        summary.add_column(name, justify="right" if name else "left")
+    for credit in found:
+        summary.add_row(credit.name, *figures(credit))
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+    if len(completions) > _ROWS:
+        console.print(f"... and {len(completions) - _ROWS} more completions; --json has them all")
+    console.print()
+    console.print(summary)
+    _heat(console, completions, found)
+
+
+def _heat(console: Console, completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:
+    """Tokens of the first group on a background that shows their credit; numbers where there is no color."""
+    from rich.text import Text
+
+    for credit in found:
+        if credit.tokens is None:
+            continue
+        console.print(f"\n{credit.name}, tokens of group {completions[0].group}")
+        rows = [i for i, one in enumerate(completions) if one.group == completions[0].group]
+        scale = max((abs(value) for i in rows for value in credit.tokens[i]), default=0.0) or 1.0
+        for i in rows:
+            line, texts = Text(), completions[i].tokens or ("  ",) * len(credit.tokens[i])
+            for text, value in zip(texts, credit.tokens[i], strict=True):
+                line.append(text.replace("\n", "↵") if console.is_terminal else f"{value:+.2f} ", _color(value / scale))
+            console.print(line)
+
+
+def _color(share: float) -> str:
+    """Blue for more, orange for less, on which black is read at every strength."""
+    faint = round(255 - 150 * abs(share))
+    return (
+        f"black on rgb({faint},{(255 + faint) // 2},255)"
+        if share >= 0
+        else f"black on rgb(255,{faint},{faint // 2 + 40})"
+    )

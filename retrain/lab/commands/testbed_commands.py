@@ -1,0 +1,64 @@
+"""The command that runs a method on the testbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retrain.cli.arguments import File
+from retrain.cli.campaign_commands import run_reported
+from retrain.system.files import writing
+from retrain.system.terminal import say
+
+
+def judge(  # noqa: PLR0913 - one per option
+    file: File,
+    against: Annotated[Path | None, typer.Option(help="A run with the baseline; unset: GRPO.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Names with commas between them; unset: all.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Four tasks and three seeds: a first look.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=2, help="How many; unset: 9.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: one per core or GPU.")] = None,
+    claim: Annotated[str | None, typer.Option(help="The task on which the method is said to differ.")] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Add the true credit, other seeds, random and reversed credit.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier testbed of this file first.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign, and run nothing.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
+) -> None:
+    """Say where a method helps, harms, or makes no difference: it and a baseline on tasks with one premise each.
+
+    The method is what the file says of credit, losses and optimization. It becomes a campaign, runs/testbed-NAME.toml;
+    the same command resumes it. Exit codes are those of `retrain campaign`.
+    """
+    from retrain.campaign.plan.load_campaign import load_campaign
+    from retrain.config.load import load
+    from retrain.lab import testbed as plan
+    from retrain.system.files import write_text
+
+    chosen = (
+        [name.strip() for name in tasks.split(",")]
+        if tasks
+        else plan.QUICK
+        if quick
+        else plan.tasks_with_premise(controls)
+    )
+    text = plan.card_toml(
+        file,
+        against,
+        chosen,
+        seeds or (plan.QUICK_SEEDS if quick else plan.SEEDS),
+        slots,
+        claim=claim,
+        controls=controls,
+    )
+    written = Path(load(file).config.logging.dir).expanduser() / f"testbed-{file.stem}.toml"
+    with writing(written):
+        written.parent.mkdir(parents=True, exist_ok=True)
+        write_text(written, text)
+    loaded = load_campaign(written)
+    say(f"{written}: {len(loaded.conditions) * len(loaded.settings.seed_list)} runs")
+    if not dry_run:
+        run_reported(loaded, fresh, False, plain)

@@ -1,0 +1,1 @@
+"""Comparison of advantages and token transforms on stored completions."""

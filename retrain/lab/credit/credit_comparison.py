@@ -1,0 +1,311 @@
+"""Compare the advantages that each mode would assign to the completions of a file, without a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from retrain.algorithms.graph.pipeline import Pipeline, Stages
+from retrain.algorithms.graph.plain_functions import hyper_of
+from retrain.algorithms.graph.responses import padded, response_batch
+from retrain.algorithms.transforms.token_stages import transform_chain
+from retrain.errors import ComponentError, DataError
+from retrain.functional.groups import group_mean
+from retrain.registry import Bound, find, names
+from retrain.system.records import OBJECT, BadRow, Listed, checked, read_records
+from retrain.tools.parameters import Parameters
+from retrain.types import Batch
+
+_LISTS = {"rewards": "reward", "corrects": "correct", "lengths": "length", "logprobs": "logprobs", "tokens": "tokens"}
+_ROUNDING = 1e-4
+"""Largest log-prob above 0 that is accepted, because samplers round."""
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _TurnSpan(TypedDict):
+    """Start and end of a turn of an episode, in tokens."""
+
+    start: Annotated[int, Field(ge=0)]
+    end: int
+
+
+class _ComparedRow(TypedDict, total=False):
+    """Fields of a completion's row."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+    reward: _Finite
+    correct: bool | Literal[0, 1]
+    length: Annotated[int, Field(ge=0)]
+    logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
+    sampler_logprobs: Annotated[list[Annotated[_Finite, Field(le=_ROUNDING)]], Listed]
+    tokens: Annotated[list[str], Listed]
+    turns: list[_TurnSpan]
+
+
+T = TypeVar("T")
+_ROW: TypeAdapter[_ComparedRow] = TypeAdapter(_ComparedRow)
+
+SUMMARY = {
+    "correct_above_0": "correct above 0 in mixed groups",
+    "below_wrong": "correct below a wrong one",
+    "length_correlation": "correlation with length",
+    "zero": "without credit",
+    "least": "least",
+    "greatest": "greatest",
+}
+"""Columns of a summary with their headings."""
+
+
+@dataclass(frozen=True)
+class ComparedCompletion:
+    """One completion of the file.
+
+    Attributes:
+        place: `file:line`, with the position in the row's lists.
+        group: name of its prompt.
+        reward: any number.
+        correct: by default reward > 0.5.
+        length: number of response tokens.
+        logprobs: one per sampled token, or None.
+        tokens: text of every sampled token, or None.
+    """
+
+    place: str
+    group: str
+    reward: float
+    correct: bool
+    length: int
+    logprobs: tuple[float, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Credit:
+    """The result of one way to assign credit.
+
+    Attributes:
+        name: the mode, with its transforms.
+        advantages: one per completion: the mean over its tokens.
+        tokens: one list per completion, one number per token; None without transforms.
+        planning: whether each token is planning, like `tokens`.
+        summary: see `summarize`.
+    """
+
+    name: str
+    advantages: list[float]
+    tokens: list[list[float]] | None
+    planning: list[list[bool]] | None
+    summary: dict[str, float | None]
+
+
+def read_completions(path: str) -> list[ComparedCompletion]:
+    """Read completions from a file whose rows are one completion each, or one group each with lists.
+
+    A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` (or `sampler_logprobs`, as the rollouts
+    of a run have) and `tokens`. A group's row has lists instead: `rewards` or `correct`, `lengths`, `logprobs`,
+    `tokens`; its group is by default its line.
+
+    Raises:
+        DataError: rows that cannot be used, all of them together; log-probs in some rows and not in others.
+    """
+    found = [one for part in read_records(path, _parse) for one in part]
+    without = [one.place for one in found if one.logprobs is None]
+    if without and len(without) < len(found):
+        raise DataError(f"{without[0]}: no logprobs, and other rows have them; give them in all rows or in none")
+    return found
+
+
+def compare(
+    completions: Sequence[ComparedCompletion],
+    modes: Sequence[str],
+    transforms: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    sepa_lambda: float = 1.0,
+) -> list[Credit]:
+    """Compute the credit of every mode, alone and with each transform, by the pipeline that training uses.
+
+    Args:
+        modes: names or dotted paths of advantages.
+        transforms: each a documented chain, a stage, or stages with commas between them.
+        overrides: parameters, `table.key=value`.
+        sepa_lambda: SEPA's pooling weight.
+    Raises:
+        ConfigError, ComponentError: names or parameters that do not fit. DataError: transforms and no log-probs.
+    """
+    if transforms and completions[0].logprobs is None:
+        raise DataError(f"{completions[0].place}: no logprobs; --transform divides credit among tokens and needs them")
+    parameters = Parameters(overrides)
+    batch, pieces = _batch(completions)
+    batch = batch.replace(sepa_lambda=sepa_lambda)
+    chains = [(), *(transform_chain(name.split(",") if "," in name else name) for name in transforms)]
+    plans = [(mode, chain, _pipeline(parameters, mode, chain)) for mode in modes for chain in chains]
+    parameters.refuse_unread()
+    found: list[Credit] = []
+    for mode, chain, pipeline in plans:
+        pipeline.build({"tokenizer": pieces, "search_paths": ()})
+        credited, _ = pipeline.credit(batch)
+        found.append(_credit(" + ".join((mode, *chain)), credited, completions, bool(chain)))
+    return found
+
+
+def summarize(advantages: Sequence[float], completions: Sequence[ComparedCompletion]) -> dict[str, float | None]:
+    """Summarize how advantages treat correct and wrong, long and short completions.
+
+    Returns:
+        correct_above_0: among correct completions of groups that also hold wrong ones, the share with a positive
+        advantage; below_wrong: of those, the share with less than a wrong one of their group; length_correlation: of
+        advantage with length among all correct completions, within groups; zero: share of completions without
+        credit; least, greatest. None where undefined.
+    """
+    rows = list(zip(advantages, completions, strict=True))
+    right = [(a, c) for a, c in rows if c.correct]
+    best_wrong: dict[str, float] = {}
+    for a, c in rows:
+        if not c.correct:
+            best_wrong[c.group] = max(a, best_wrong.get(c.group, -math.inf))
+    mixed = [(a, best_wrong[c.group]) for a, c in right if c.group in best_wrong]
+    return {
+        "correct_above_0": _share([a > 0 for a, _ in mixed]),
+        "below_wrong": _share([a < wrong for a, wrong in mixed]),
+        "length_correlation": _within_groups(right),
+        "zero": _share([a == 0 for a in advantages]),
+        "least": min(advantages),
+        "greatest": max(advantages),
+    }
+
+
+def figures(credit: Credit) -> list[str]:
+    """Format a summary, in the order of SUMMARY."""
+    forms = [".0%" if key in ("correct_above_0", "below_wrong", "zero") else "+.2f" for key in SUMMARY]
+    values = [credit.summary[key] for key in SUMMARY]
+    return ["-" if value is None else f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
+
+
+def _parse(place: str, read: Any) -> list[ComparedCompletion]:
+    row = checked(OBJECT, read)
+    lists = isinstance(row.get("rewards", row.get("correct")), list)
+    if not lists:
+        return [_completion(place, str(row["group"]) if "group" in row else "", row)]
+    columns = {_LISTS.get(name, name): row[name] for name in row if name in (*_LISTS, "correct")}
+    sizes = {name: len(column) if isinstance(column, list) else -1 for name, column in columns.items()}
+    if len(set(sizes.values())) > 1:
+        raise BadRow(f"lists of different lengths: {', '.join(f'{n} {size}' for n, size in sizes.items())}")
+    count = next(iter(sizes.values()))
+    if not count:
+        raise BadRow(f"empty: no completion in {', '.join(sizes)}")
+    group = str(row.get("group", place))
+    return [
+        _completion(f"{place}[{i}]", group, {name: column[i] for name, column in columns.items()}) for i in range(count)
+    ]
+
+
+def _completion(place: str, group: str, row: Mapping[str, Any]) -> ComparedCompletion:
+    has = ", ".join(row) or "none"
+    if not group:
+        raise BadRow(f'no field "group"; it has {has}')
+    if "reward" not in row and "correct" not in row:
+        raise BadRow(f'no field "reward" or "correct"; it has {has}')
+    found = checked(_ROW, row)
+    reward = found.get("reward", float(found.get("correct", 0)))
+    turns = found.get("turns", [])
+    logprobs = _sampled(found.get("sampler_logprobs", found.get("logprobs")), turns)
+    tokens = _sampled(found.get("tokens"), turns)
+    if "length" not in found and logprobs is None:
+        raise BadRow(f'no field "length"; it has {has}')
+    length = found.get("length", len(logprobs or ()))
+    for name, values in (("logprobs", logprobs), ("tokens", tokens)):
+        if values is not None and len(values) != length:
+            raise BadRow(f"{len(values)} {name} for a length of {length}")
+    return ComparedCompletion(
+        *(place, group, reward, bool(found.get("correct", reward > 0.5)), length),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        tokens=None if tokens is None else tuple(tokens),
+    )
+
+
+def _sampled(values: list[T] | None, turns: Sequence[_TurnSpan]) -> list[T] | None:
+    """Select the values inside turns; tokens of observations are not part of the response."""
+    if values is None or len(turns) < 2:
+        return values
+    return [one for turn in turns for one in values[turn["start"] : turn["end"]]]
+
+
+class _Pieces(list[str]):
+    """The token texts of the file as a vocabulary, with the part of a tokenizer that the planning detector uses."""
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(self[index] for index in ids)
+
+
+def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
+    """The completions as responses without prompts, in float64; without log-probs each is one token wide."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(one.group for one in completions))}
+    rewards, correct = [one.reward for one in completions], [one.correct for one in completions]
+    logprobs = [(0.0,) if one.logprobs is None else one.logprobs for one in completions]
+    batch = response_batch(logprobs, rewards, correct, [numbers[one.group] for one in completions], torch.float64)
+    pieces = _Pieces(dict.fromkeys(["a", *(text for one in completions for text in one.tokens or ())]))  # 0 pads
+    ids = {text: number for number, text in enumerate(pieces)}
+    if completions[0].logprobs is not None:
+        tokens = [[ids[text] for text in one.tokens or ()] for one in completions]
+        batch = batch.replace(input_ids=padded(tokens, batch.response_mask, torch.long))
+    return batch.replace(
+        lengths=torch.tensor([one.length for one in completions]),
+        max_tokens=max(one.length for one in completions),
+        old_logprobs=batch.sampler_logprobs,
+    ), pieces
+
+
+def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeline:
+    def signal(name: str) -> Bound | None:
+        return parameters.bind("signal", name) if name in names("signal") else None
+
+    stages = Stages(
+        advantage=parameters.bind("advantage", mode),
+        transforms=tuple(parameters.bind("transform", name) for name in chain),
+        algorithm=None,
+        uncertainty=find("uncertainty", "surprisal").bind(),
+        filter=find("filter", "none").bind(),
+        observed=("planning_mask",) if chain else (),
+        hyper=hyper_of(lambda name: parameters.bind("transform", name)),
+    )
+    pipeline = Pipeline.resolve(stages, signal, frozenset({"sepa_lambda", "old_logprobs"}))
+    if pipeline.policy_columns:
+        raise ComponentError(
+            f"{chain} read {', '.join(sorted(pipeline.policy_columns))}, which cannot be computed from log-probs",
+            "see it at work in the report of a run, where the policy is asked",
+        )
+    return pipeline
+
+
+def _credit(name: str, credited: Batch, completions: Sequence[ComparedCompletion], tokens: bool) -> Credit:
+    sizes = credited.response_mask.sum(-1).tolist()
+    rows = [row[:size].tolist() for row, size in zip(credited.advantages, sizes, strict=True)]
+    advantages = [sum(row) / max(len(row), 1) for row in rows] if tokens else [row[0] if row else 0.0 for row in rows]
+    summary = summarize(advantages, completions)
+    if not tokens:
+        return Credit(name, advantages, None, None, summary)
+    planning = [row[:size].tolist() for row, size in zip(credited.column("planning_mask"), sizes, strict=True)]
+    return Credit(name, advantages, rows, planning, summary)
+
+
+def _share(flags: Sequence[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
+
+
+def _within_groups(rows: Sequence[tuple[float, ComparedCompletion]]) -> float | None:
+    """Correlation of advantage and length, both centered by group; None if either is constant."""
+    if not rows:
+        return None
+    numbers = {name: number for number, name in enumerate({one.group for _, one in rows})}
+    groups = torch.tensor([numbers[one.group] for _, one in rows])
+    columns = ([advantage for advantage, _ in rows], [float(one.length) for _, one in rows])
+    values = (torch.tensor(column, dtype=torch.float64) for column in columns)
+    advantages, lengths = (column - group_mean(column, groups) for column in values)
+    spread = float(advantages.norm() * lengths.norm())
+    return float(advantages @ lengths) / spread if spread > 1e-12 else None

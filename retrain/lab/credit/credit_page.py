@@ -1,0 +1,75 @@
+"""A comparison of advantages as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.lab.credit.credit_comparison import SUMMARY, ComparedCompletion, Credit, figures
+from retrain.report.charts import Axes, Point, dot, line, number, padded, polyline, roomy, span, svg
+from retrain.report.page import Table, fill, plural
+
+_SHOWN = 12
+"""Completions whose tokens are drawn."""
+_STRONGEST = 0.95
+"""Quantile of the tokens' credit that has the strongest color, so that one token does not fade the others."""
+
+
+def page(title: str, completions: Sequence[ComparedCompletion], credits_: Sequence[Credit]) -> str:
+    """Render the page: a summary, advantage against length for every mode, and credit per token if there is any."""
+    groups = len({one.group for one in completions})
+    right = sum(one.correct for one in completions)
+    return fill(
+        Path(__file__).with_name("credit.html"),
+        title=title,
+        scope=f"{plural(len(completions), 'completion')} of {plural(groups, 'prompt')}, {right:,} of them correct",
+        summary=Table(["", *SUMMARY.values()], [[one.name, *figures(one)] for one in credits_]),
+        scatters=[(one.name, _scatter(one, completions)) for one in credits_ if one.tokens is None],
+        strips=[_strips(one, completions) for one in credits_ if one.tokens is not None],
+    )
+
+
+def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
+    low, high = roomy(credit.advantages, percent=False)
+    lengths = span([float(one.length) for one in completions])
+    axes = Axes(padded(lengths, 0.05), padded((min(low, 0.0), max(high, 0.0)), 0.05), label="tokens")
+    zero = line("zero", axes.place(axes.x[0], 0), axes.place(axes.x[1], 0))
+    marks = "".join(
+        _mark(*axes.place(one.length, value), one.correct)
+        for value, one in zip(credit.advantages, completions, strict=True)
+    )
+    return svg(axes.draw() + zero + _lines(axes, credit, completions) + marks)
+
+
+def _lines(axes: Axes, credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
+    """A line through the correct completions of each prompt, from the shortest to the longest."""
+    groups: dict[str, list[Point]] = {}
+    for value, one in zip(credit.advantages, completions, strict=True):
+        if one.correct:
+            groups.setdefault(one.group, []).append((float(one.length), value))
+    return "".join(polyline(axes, sorted(points), "raw") for points in groups.values() if len(points) > 1)
+
+
+def _mark(x: float, y: float, correct: bool) -> str:
+    if correct:
+        return dot("right-dot", (x, y), 4)
+    return f'<path class="wrong-dot" d="M{x - 3.5:.1f},{y - 3.5:.1f} l7,7 m0,-7 l-7,7"/>'
+
+
+def _strips(credit: Credit, completions: Sequence[ComparedCompletion]) -> dict[str, Any]:
+    """The first completions with the credit of their tokens."""
+    rows = list(zip(completions, credit.tokens or (), credit.planning or (), strict=True))[:_SHOWN]
+    sizes = sorted(abs(value) for _, values, _ in rows for value in values if value) or [1.0]
+    scale = sizes[int(_STRONGEST * (len(sizes) - 1))]
+    return {
+        "name": credit.name,
+        "scale": scale,
+        "scale_text": number(round(scale, 3)),
+        "more": len(completions) - len(rows),
+        "rows": [
+            (f"group {one.group}, {verdict}, {one.length} tokens", verdict, one.tokens, values, planning)
+            for one, values, planning in rows
+            for verdict in ["right" if one.correct else "wrong"]
+        ],
+    }

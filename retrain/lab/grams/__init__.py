@@ -1,0 +1,1 @@
+"""Extraction of strategic grams by clusters of embeddings."""

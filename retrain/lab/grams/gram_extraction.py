@@ -1,0 +1,227 @@
+"""Extract strategic grams from solutions: short phrases that many solutions share, clustered by meaning."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from retrain.algorithms.planning.embedding import EXTRA, embedder
+from retrain.algorithms.planning.phrases import phrases
+from retrain.errors import DataError
+from retrain.system.extras import library
+
+Runs = list[list[str]]
+"""Words of one solution, in runs that no n-gram crosses."""
+
+_REDUNDANT = 0.9
+"""A gram is dropped if this share of its solutions have a longer gram that contains it."""
+_MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of the extraction.
+
+    Attributes:
+        n_min, n_max: smallest and largest number of words of an n-gram.
+        min_df: share of the solutions that an n-gram must occur in.
+        max_per_doc_rate: largest mean count of an n-gram in the solutions that contain it; more frequent phrases are
+            not strategic.
+        max_grams: largest number of grams; those in most solutions are kept.
+        lowercase: treat "Let me check" and "let me check" as the same.
+        clusters: number of clusters of k-means; fewer if there are fewer n-grams.
+        top_percentile: share of the clusters that are kept.
+        seed: seed of k-means.
+        embedder: directory or hub name of a sentence-transformer; None is TF-IDF fitted on the n-grams.
+        literal: the six steps of HICRA's documentation and nothing else: n-grams of words as white space divides
+            them, and no floor, rate, limit or pruning.
+    """
+
+    n_min: int = 3
+    n_max: int = 5
+    min_df: float = 0.01
+    max_per_doc_rate: float = 3.0
+    max_grams: int = 200
+    lowercase: bool = True
+    clusters: int = 100
+    top_percentile: float = 0.2
+    seed: int = 0
+    embedder: str | None = None
+    literal: bool = False
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """N-grams of similar meaning.
+
+    Attributes:
+        frequency: Cluster Document Frequency: number of solutions that contain at least one of them.
+        grams: sorted.
+        center: the gram nearest to the cluster's mean.
+        selected: the cluster is among the most frequent.
+    """
+
+    frequency: int
+    grams: tuple[str, ...]
+    center: str
+    selected: bool
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Strategic grams and how they were selected.
+
+    Attributes:
+        grams: sorted.
+        frequencies: document frequency of every n-gram that was clustered.
+        clusters: most frequent first.
+        counts: n-grams left after each step, in order.
+        solutions: number of solutions read.
+    """
+
+    grams: tuple[str, ...]
+    frequencies: dict[str, int]
+    clusters: tuple[Cluster, ...]
+    counts: dict[str, int]
+    solutions: int
+
+    @property
+    def execution(self) -> tuple[str, ...]:
+        """Centers of the clusters that were not selected; the detector "semantic" uses them as execution phrases."""
+        return tuple(sorted(cluster.center for cluster in self.clusters if not cluster.selected))
+
+
+def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
+    """Extract strategic grams from successful solutions.
+
+    All n-grams of plain words (no digits, no LaTeX, none across a line or sentence) -> those in at least
+    min_df of the solutions, at most max_per_doc_rate times in each on average -> without n-grams that hardly
+    occur outside a longer one -> k-means of their embeddings -> the clusters in the top share by Cluster Document
+    Frequency -> their n-grams, without those that only extend another. With `literal` the clusters of all n-grams, in
+    any text, and every n-gram of the selected ones. The same solutions and recipe give the same grams.
+
+    Raises:
+        DataError: no n-gram is left.
+        MissingExtraError: the extra `grams` is not installed.
+    References: Wang et al., HICRA, arXiv:2509.03646. The floor, the rate and the pruning are additions: without
+        them two fifths of all n-grams are strategic.
+    """
+    documents = [_runs(solution, recipe) for solution in solutions]
+    holders, candidates, counts = _candidates(documents, recipe)
+    if not candidates:
+        raise DataError(
+            f"no n-gram of {recipe.n_min} to {recipe.n_max} words is left of {len(documents)} solutions "
+            f"({', '.join(f'{name}: {count}' for name, count in counts.items())}); "
+            "lower --min-df or --n-min, raise --max-per-doc-rate, or give more solutions"
+        )
+    clusters = _clusters(candidates, holders, recipe)
+    kept = [gram for cluster in clusters if cluster.selected for gram in cluster.grams]
+    counts["in top clusters"] = len(kept)
+    if not recipe.literal:
+        shortest = _without_extensions(kept)
+        kept = sorted(shortest, key=lambda gram: (-len(holders[gram]), gram))[: recipe.max_grams]
+        counts |= {"not extending another": len(shortest), "kept": len(kept)}
+    frequencies = {gram: len(holders[gram]) for gram in candidates}
+    return Extraction(tuple(sorted(kept)), frequencies, clusters, counts, len(documents))
+
+
+Holders = dict[str, frozenset[int]]
+"""N-gram -> indices of the solutions that hold it."""
+
+
+def _runs(solution: str, recipe: Recipe) -> Runs:
+    if recipe.literal:
+        return [(solution.lower() if recipe.lowercase else solution).split()]
+    texts = [[(word.text, solution[word.start : word.end]) for word in run] for run in phrases(solution)]
+    return [[folded if recipe.lowercase else written for folded, written in run] for run in texts]
+
+
+def _candidates(documents: Sequence[Runs], recipe: Recipe) -> tuple[Holders, list[str], dict[str, int]]:
+    """The n-grams to cluster, sorted, with the solutions that hold each and the counts left after every step."""
+    floor = 1 if recipe.literal else max(1, ceil(recipe.min_df * len(documents) - 1e-9))
+    frequent = _frequent(documents, recipe.n_max, floor)
+    long_enough = {gram: found for gram, found in sorted(frequent.items()) if gram.count(" ") + 1 >= recipe.n_min}
+    if recipe.literal:
+        holders = {gram: frozenset(where) for gram, (_, where) in long_enough.items()}
+        return holders, list(holders), {"n-grams": len(holders)}
+    holders = {
+        gram: frozenset(where)
+        for gram, (count, where) in long_enough.items()
+        if count <= recipe.max_per_doc_rate * len(where)
+    }
+    candidates = _without_redundant(holders)
+    return (
+        holders,
+        candidates,
+        {"frequent": len(long_enough), "sparing": len(holders), "not contained": len(candidates)},
+    )
+
+
+def _ngrams(runs: Runs, n: int) -> Iterator[str]:
+    for words in runs:
+        for start in range(len(words) - n + 1):
+            yield " ".join(words[start : start + n])
+
+
+def _frequent(documents: Sequence[Runs], n_max: int, floor: int) -> dict[str, tuple[int, list[int]]]:
+    """N-grams of 1 to n_max words in at least `floor` documents: their count, and the indices of these documents."""
+    frequent: dict[str, tuple[int, list[int]]] = {}
+    for n in range(1, n_max + 1):
+        found: dict[str, tuple[int, list[int]]] = {}
+        for index, runs in enumerate(documents):
+            for gram, times in Counter(_ngrams(runs, n)).items():
+                # An n-gram can only be frequent if both (n-1)-grams in it are: most are not even counted.
+                if n == 1 or (gram.rpartition(" ")[0] in frequent and gram.partition(" ")[2] in frequent):
+                    count, where = found.setdefault(gram, (0, []))
+                    where.append(index)
+                    found[gram] = (count + times, where)
+        frequent |= {gram: one for gram, one in found.items() if len(one[1]) >= floor}
+    return frequent
+
+
+def _without_extensions(grams: Collection[str]) -> list[str]:
+    """Remove grams that contain another one: wherever they occur, that one matches too."""
+    known = set(grams)
+    lengths = range(1, max((gram.count(" ") for gram in grams), default=0) + 1)
+    return [gram for gram in grams if not any(inner in known for n in lengths for inner in _inner(gram, n))]
+
+
+def _inner(gram: str, n: int) -> Iterator[str]:
+    """The n-grams within a longer gram."""
+    words = gram.split(" ")
+    return _ngrams([words], n) if n < len(words) else iter(())
+
+
+def _without_redundant(holders: Holders) -> list[str]:
+    """Sort, and remove grams that rarely occur outside a longer one."""
+    redundant: set[str] = set()
+    for longer, where in holders.items():
+        for n in range(1, longer.count(" ") + 1):
+            for inner in _inner(longer, n):
+                if inner in holders and len(where & holders[inner]) >= _REDUNDANT * len(holders[inner]):
+                    redundant.add(inner)
+    return [gram for gram in holders if gram not in redundant]
+
+
+def _clusters(grams: Sequence[str], holders: Holders, recipe: Recipe) -> tuple[Cluster, ...]:
+    """K-means of the embeddings, the most frequent cluster first; one thread, so that sums have one order."""
+    vectors = embedder(recipe.embedder, grams)(grams)
+    means = library("sklearn.cluster", EXTRA).KMeans(
+        min(recipe.clusters, len(grams)), n_init=1, max_iter=_MAX_ITERATIONS, random_state=recipe.seed
+    )
+    with library("threadpoolctl", EXTRA).threadpool_limits(1):
+        distances = means.fit_transform(vectors)
+    members: dict[int, list[int]] = {}
+    for index, label in enumerate(means.labels_.tolist()):
+        members.setdefault(label, []).append(index)
+    built: list[Cluster] = []
+    for label, rows in members.items():
+        nearest = min(rows, key=lambda row: (float(distances[row, label]), grams[row]))
+        inside = tuple(sorted(grams[row] for row in rows))
+        held = frozenset[int]().union(*(holders[gram] for gram in inside))
+        built.append(Cluster(len(held), inside, center=grams[nearest], selected=False))
+    built.sort(key=lambda cluster: (-cluster.frequency, cluster.grams))
+    top = ceil(recipe.top_percentile * len(built) - 1e-9)
+    return tuple(replace(cluster, selected=rank < top) for rank, cluster in enumerate(built))

@@ -1,0 +1,222 @@
+"""Strategic grams: read solutions from files and tasks, write the grams, and report how much text they cover."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrain import __version__
+from retrain.algorithms.planning.gram_pattern import GramPattern, normalize
+from retrain.errors import DataError
+from retrain.lab.grams.gram_extraction import Extraction, Recipe
+from retrain.registry import find
+from retrain.report.charts import number, ticks
+from retrain.report.page import fill
+from retrain.system.files import write_text, writing
+from retrain.system.records import OBJECT, BadRow, checked, rows_of
+
+COLUMNS = ("solution", "text", "completion")
+"""Columns that may hold the solution, in order of preference, if none is named."""
+_PASSED = 1.0
+"""Default minimum reward of a successful solution, for rows with rewards."""
+_MAX_DRAWS = 20
+"""Largest number of problems tried per requested solution of a task."""
+_SHOWN = 25
+
+
+@dataclass(frozen=True)
+class SolutionFormat:
+    """Columns and threshold that identify successful solutions in rows.
+
+    Attributes:
+        column: holds the solution; None takes the first of COLUMNS that a row has.
+        reward_column: holds the reward; rows without it count as successful unless `min_reward` is set.
+        min_reward: minimum reward of a successful solution; None is 1.
+    """
+
+    column: str | None = None
+    reward_column: str = "reward"
+    min_reward: float | None = None
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files with solutions: .jsonl, .jsonl.gz, .parquet, or run directories."""
+
+    paths: Sequence[Path]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.paths))
+
+    @property
+    def names(self) -> list[str]:
+        """The files without their directories."""
+        return [path.name for path in self.paths]
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """Rows with their places, in the order of the files; DataError if one cannot be read."""
+        return (one for file in self.paths for path in _expand(file) for one in rows_of(path))
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """A split of a data set of the hub, or of a directory in its layout."""
+
+    name: str
+    split: str = "train"
+    config: str | None = None
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.split}"
+
+    @property
+    def names(self) -> list[str]:
+        """Data set, split and revision."""
+        return [f"{self}@{self.revision}" if self.revision else str(self)]
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """Rows with their places; DataError if the data set cannot be loaded."""
+        from retrain.data.rows import hub_split
+
+        data = hub_split(self.name, self.split, self.config, self.revision)
+        return ((f"{self}:{number}", row) for number, row in enumerate(data, start=1))
+
+
+def solutions_in(rows: Iterable[tuple[str, Any]], reading: SolutionFormat, name: str) -> list[str]:
+    """Return the successful solutions among rows.
+
+    Args:
+        rows: pairs of a place and a row.
+        name: name of the source, for errors.
+    Raises:
+        DataError: a row that cannot be used, with its place, or no successful solution at all.
+    """
+    count, solutions = 0, list[str]()
+    for count, (place, row) in enumerate(rows, start=1):  # noqa: B007 - the last count is in the message
+        if (text := _solution(place, row, reading)) is not None:
+            solutions.append(text)
+    if not solutions:
+        raise DataError(f"none of {count} rows in {name} is a successful solution")
+    return solutions
+
+
+def task_solutions(name: str, count: int, seed: int) -> list[str]:
+    """Return `count` worked solutions of a task that reach the right answer, by the reward "exact"."""
+    task, exact = find("task", name).bind().build({"seed": seed}), find("reward", "exact").bind()
+    found: list[str] = []
+    for index in range(_MAX_DRAWS * count):
+        problem = task.problem(index)
+        if problem.solution and exact(problem.solution, problem.answer) == _PASSED:
+            found.append(problem.solution)
+            if len(found) == count:
+                return found
+    raise DataError(
+        f"task {name}: {len(found)} right solutions in {_MAX_DRAWS * count} problems, {count} are wanted; "
+        "lower --count, or give files"
+    )
+
+
+def coverage(grams: Sequence[str], solutions: Iterable[str]) -> dict[str, float]:
+    """Return the shares of words and of solutions that the grams cover, matched as in training."""
+    pattern, words, covered, holding, total = GramPattern(grams), 0, 0, 0, 0
+    for solution in solutions:
+        text = normalize(solution)
+        spans = [(start, end) for start, end, _ in pattern.find(text)]
+        places = [word.start() for word in re.finditer(r"\S+", text)]
+        inside = sum(any(start <= place < end for start, end in spans) for place in places)
+        words, covered, total, holding = words + len(places), covered + inside, total + 1, holding + bool(spans)
+    return {"words": covered / max(words, 1), "solutions": holding / max(total, 1)}
+
+
+def document(found: Extraction, recipe: Recipe, covered: dict[str, float], sources: Sequence[str]) -> dict[str, Any]:
+    """Build the document for `[planning] strategic_grams_path`, with its provenance."""
+    return {
+        "strategic_grams": list(found.grams),
+        "metadata": {
+            "made_by": f"retrain {__version__}",
+            "sources": list(sources),
+            "solutions": found.solutions,
+            "recipe": asdict(recipe),
+            "counts": found.counts,
+            "coverage": covered,
+            "document_frequency": {gram: found.frequencies[gram] for gram in found.grams},
+            "clusters": [asdict(cluster) for cluster in found.clusters if cluster.selected],
+            "execution_grams": list(found.execution),
+        },
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file; StorageError if that fails."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+
+
+def report(found: Extraction, covered: dict[str, float]) -> str:
+    """The coverage report as text."""
+    steps = " -> ".join(f"{count:,} {name}" for name, count in found.counts.items())
+    chosen, kept = [cluster for cluster in found.clusters if cluster.selected], set(found.grams)
+    lines = [
+        f"{found.solutions:,} solutions; n-grams: {steps}",
+        f"{len(chosen)} of {len(found.clusters)} clusters; the grams cover {covered['words']:.1%} of the words and "
+        f"occur in {covered['solutions']:.1%} of the solutions",
+        "",
+        "solutions  cluster",
+    ]
+    for cluster in chosen:
+        inside = kept.intersection(cluster.grams) or {cluster.center}
+        grams = _most_frequent(found, inside)
+        named = ", ".join(f"{gram} ({found.frequencies[gram]:,})" for gram in grams[:5])
+        lines.append(f"{cluster.frequency:>9,}  {named}{f' and {len(grams) - 5} more' if len(grams) > 5 else ''}")
+    return "\n".join(lines)
+
+
+def _expand(file: Path) -> list[Path]:
+    """Expand a run directory to the rollouts stored in it."""
+    if not file.is_dir():
+        return [file]
+    stored = sorted((file / "rollouts").glob("*.jsonl.gz"))
+    if not stored:
+        raise DataError(f"{file}: a directory without rollouts/*.jsonl.gz; give a run's directory or a file")
+    return stored
+
+
+def _solution(place: str, row: Any, reading: SolutionFormat) -> str | None:
+    """Return the row's solution, or None if it was not successful."""
+    try:
+        row = checked(OBJECT, row)
+    except BadRow as reason:
+        raise DataError(f"{place}: {reason}") from None
+    column = reading.column or next((name for name in COLUMNS if name in row), COLUMNS[0])
+    has = ", ".join(map(str, row))
+    if not isinstance(row.get(column), str):
+        raise DataError(f'{place}: no text in column "{column}"; it has {has}; name one with --column')
+    if reading.reward_column not in row:
+        if reading.min_reward is None:
+            return row[column]
+        raise DataError(f'{place}: no column "{reading.reward_column}"; it has {has}; name one with --reward-column')
+    reward = row[reading.reward_column]  # None: it could not be scored
+    least = _PASSED if reading.min_reward is None else reading.min_reward
+    return row[column] if isinstance(reward, (int, float)) and reward >= least else None
+
+
+def plot(found: Extraction) -> str:
+    """Document frequency of every cluster, and of the grams in most solutions, as an SVG file."""
+    most, shown = max(cluster.frequency for cluster in found.clusters), _most_frequent(found, found.grams)[:_SHOWN]
+    return fill(
+        Path(__file__).with_name("grams.svg"),
+        clusters=found.clusters,
+        most=most,
+        ticks=[(tick, number(tick)) for tick in ticks(0, most)],
+        grams=[(gram, found.frequencies[gram], found.frequencies[gram] / found.solutions) for gram in shown],
+        shown="all of them" if len(shown) == len(found.grams) else f"the {_SHOWN} most frequent of {len(found.grams)}",
+    )
+
+
+def _most_frequent(found: Extraction, grams: Iterable[str]) -> list[str]:
+    return sorted(grams, key=lambda gram: (-found.frequencies[gram], gram))

@@ -1,0 +1,1 @@
+"""Monte Carlo credit: values are mean rewards of continued prefixes."""

@@ -1,0 +1,1 @@
+"""Tasks of the testbed: each has one premise."""

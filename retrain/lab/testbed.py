@@ -1,0 +1,96 @@
+"""`retrain testbed`: a campaign of a method and a baseline on the tasks that have a premise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from retrain import registry
+from retrain.config.document import read
+from retrain.config.load import load
+from retrain.errors import ConfigError, ConfigProblem, did_you_mean
+
+QUICK, QUICK_SEEDS = ("strategy", "rare", "planning", "decoy"), 3
+SEEDS = 9
+"""Smallest number of seeds with which one of ten tasks can be significant after Holm's correction."""
+
+CONTROLS: list[dict[str, Any]] = [
+    {"label": "oracle", "algorithm_mode": "oracle"},
+    {"label": "other seeds", "advantage_mode": "grpo", "transform_mode": "none", "seed_offset": 1000},
+    {"label": "random credit", "advantage_mode": "random_credit", "transform_mode": "none"},
+    {"label": "reversed", "advantage_mode": "reversed", "transform_mode": "none"},
+]
+"""Controls beside GRPO: the true advantage (must win where credit matters), GRPO with other seeds (must not win),
+random credit and credit with the wrong sign (must lose)."""
+
+_TESTBED = ("model", "task", "training", "warmup", "eval", "checkpoint", "environment")
+"""Sections set by the testbed and its tasks."""
+_SHARED = ("reward_pool", "logging", "plugins")
+"""Sections that also apply to the runs of the baseline."""
+_PASSES = ("epochs", "minibatches")
+"""Keys of [training] that belong to the method."""
+
+
+def tasks_with_premise(controls: bool = False) -> list[str]:
+    """Return the name of every task with a premise, those of installed packages included.
+
+    Args:
+        controls: leave out tasks with an environment, where the true advantage cannot be measured.
+    """
+    found = [(one.name, registry.task.traits_of(one)) for one in registry.components("task")]
+    return [name for name, traits in found if traits.premise and not (controls and "environment" in traits.settings)]
+
+
+def card_toml(  # noqa: PLR0913 - one per option
+    file: Path,
+    against: Path | None,
+    tasks: Sequence[str],
+    seeds: int,
+    slots: int | None,
+    *,
+    claim: str | None = None,
+    controls: bool = False,
+) -> str:
+    """Return the campaign as a TOML document.
+
+    Args:
+        file: configuration of a run with the method.
+        against: configuration of a run with the baseline; None for GRPO.
+        claim: the task on which the method is claimed to differ from the baseline.
+        controls: add conditions with a known result.
+    Raises:
+        ConfigError: a file is not a valid run, both have the same method, or a task does not exist.
+    """
+    known, baseline = tasks_with_premise(), against.stem if against else "grpo"
+    for name in tasks:
+        if name not in known:
+            fix = did_you_mean(name, known, f"known: {', '.join(known)}")
+            raise ConfigError([ConfigProblem("--tasks", 0, 0, name, "no task with a premise has this name", fix)])
+    method, other = _method(file), _method(against) if against else {}
+    if method == other:
+        raise ConfigError([ConfigProblem(str(file), 0, 0, "file", f"its method is {baseline}", "change it")])
+    label = file.stem if file.stem != baseline else f"{file.stem} (2)"
+    campaign = {
+        "name": f"testbed-{file.stem}",
+        "tasks": [*tasks],
+        "seeds": seeds,
+        "baseline": baseline,
+        "slots": slots or "auto",
+        "conditions": [{"label": baseline, **other}, {"label": label, **method}, *(CONTROLS if controls else ())],
+    }
+    if claim:
+        campaign |= {"primary": label, "claim": claim}
+    shared = {name: read(file).data[name] for name in _SHARED if name in read(file).data}
+    return tomli_w.dumps({"campaign": campaign, **shared})
+
+
+def _method(file: Path) -> dict[str, Any]:
+    """Read the settings for credit, losses and optimization from a file, without those that the testbed sets."""
+    load(file)  # reports all mistakes with their places
+    data, tasks = read(file).data, {one.table for one in registry.components("task")}
+    method = {name: table for name, table in data.items() if name not in (*_SHARED, *_TESTBED, *tasks)}
+    passes = {key: data["training"][key] for key in _PASSES if key in data.get("training", {})}
+    return method | ({"training": passes} if passes else {})

@@ -1,0 +1,43 @@
+"""BibTeX of the papers that the docstrings of components name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_REFERENCES = re.compile(r"References:\s*(.*)", re.DOTALL)
+_PAPER = re.compile(
+    r"(?P<author>[A-Z][^,.;()]*?)( et al\.| and (?P<second>[A-Z]\w+))?, (?P<title>[^;]*?), arXiv:(?P<id>\d{4}\.\d{4,5})"
+)
+
+
+def entries(docstrings: Sequence[str]) -> list[str]:
+    """Return an entry for every paper with an arXiv id, in the order of the docstrings, each once.
+
+    A docstring names a paper as `References: Shao et al., DeepSeekMath, arXiv:2402.03300.`; the year is that of the id,
+    and the title as short as the docstring has it.
+    """
+    found: dict[str, str] = {}
+    for docstring in docstrings:
+        listed = _REFERENCES.search(docstring)
+        for paper in _PAPER.finditer(" ".join(listed[1].split()) if listed else ""):
+            found.setdefault(paper["id"], _entry(paper))
+    return list(found.values())
+
+
+def _entry(paper: re.Match[str]) -> str:
+    surname, year = paper["author"].split()[-1], f"20{paper['id'][:2]}"
+    word = next((word for word in re.findall(r"[A-Za-z]{4,}", paper["title"])), "paper")
+    author = f"{paper['author']} and {paper['second'] or 'others'}" if paper[2] else paper["author"]
+    return "\n".join(
+        [
+            f"@misc{{{surname.lower()}{year}{word.lower()},",
+            f"  author = {{{author}}},",
+            f"  title = {{{{{paper['title']}}}}},",
+            f"  year = {{{year}}},",
+            f"  eprint = {{{paper['id']}}},",
+            "  archivePrefix = {arXiv},",
+            f"  url = {{https://arxiv.org/abs/{paper['id']}}},",
+            "}",
+        ]
+    )

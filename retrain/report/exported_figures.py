@@ -1,0 +1,174 @@
+"""Figures of a report as files: SVG that needs no style sheet, and PNG where resvg-py is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from retrain.report.charts import label
+from retrain.system.files import staged, write_text
+
+FOLDER = "figures"
+"""Name of the folder beside a report."""
+
+_STYLES = Path(__file__).parent / "templates" / "style.css"
+_COLORS = 8
+"""Conditions with a color of their own in the style sheet."""
+_ZOOM = 3.0
+"""Pixels of the PNG for each unit of the drawing: 300 dpi at 100 units an inch."""
+_LINE, _KEY = 18, 130
+"""Height of a line of the legend, and width of an entry."""
+
+_RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
+_VARIABLE = re.compile(r"var\((--[\w-]+)\)")
+_HOVER = re.compile(r'<rect class="hover".*?</rect>|<title>.*?</title>', re.DOTALL)
+_OPENING = re.compile(r'<svg\b[^>]*viewBox="([-\d.]+) ([-\d.]+) ([\d.]+) ([\d.]+)"[^>]*>')
+_UNSAFE = re.compile(r"[^a-z0-9]+")
+
+
+class Drawing(NamedTuple):
+    """An inline SVG element of a page.
+
+    Attributes:
+        svg: the element.
+        keys: (text, mark around the origin) of each entry of its legend.
+    """
+
+    svg: str
+    keys: Sequence[tuple[str, str]] = ()
+
+
+def write_figures(folder: Path, drawings: Mapping[str, Drawing]) -> list[Path]:
+    """Write every drawing that is not empty as NAME.svg, and as NAME.png where resvg-py is installed.
+
+    Args:
+        drawings: by a name, whose letters and digits become the name of the file.
+    Raises:
+        StorageError: a file cannot be written, if the caller writes within `system.files.writing`.
+    """
+    found = {name: one for name, one in drawings.items() if one.svg}
+    files: list[Path] = []
+    if found:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, one in found.items():
+        text, file = standalone(one), _unused(folder, name, files)
+        write_text(file, text)
+        files.append(file)
+        if (image := png(text)) is not None:
+            with staged(file.with_suffix(".png")) as stage:
+                stage.write_bytes(image)
+            files.append(file.with_suffix(".png"))
+    return files
+
+
+def _unused(folder: Path, name: str, files: Sequence[Path]) -> Path:
+    """Return the path of a figure; two names with the same letters and digits get different ones."""
+    plain = _UNSAFE.sub("-", name.lower()).strip("-") or "figure"
+    paths = (folder / f"{plain}{f'-{number}' if number > 1 else ''}.svg" for number in count(1))
+    return next(path for path in paths if path not in files)
+
+
+def png(svg: str) -> bytes | None:
+    """Return a standalone SVG as a PNG of 3 pixels a unit; None without the package resvg-py."""
+    if importlib.util.find_spec("resvg_py") is None:
+        return None
+    return bytes(importlib.import_module("resvg_py").svg_to_bytes(svg_string=svg, zoom=_ZOOM))
+
+
+def standalone(drawing: Drawing) -> str:
+    """Return the drawing as an SVG document: on white, with its styles and its legend, without texts for a pointer."""
+    (x, y, width, height), body = _opened(_HOVER.sub("", drawing.svg))
+    legend, lines = _legend(drawing.keys, x, y + height, width)
+    whole = height + lines * _LINE
+    kind = ' class="forest"' if 'class="forest"' in drawing.svg.partition(">")[0] else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x:g} {y:g} {width:g} {whole:g}" '
+        f'width="{width:g}" height="{whole:g}"{kind}>\n<style>{_styles()}</style>\n'
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{whole:g}" fill="#ffffff"/>{body}{legend}</svg>\n'
+    )
+
+
+def _opened(svg: str) -> tuple[tuple[float, ...], str]:
+    """Return the viewBox (x, y, width, height) of an SVG element, and its content."""
+    opening = _OPENING.search(svg)
+    assert opening is not None, "every chart has a viewBox"
+    return tuple(map(float, opening.groups())), svg[opening.end() : svg.rindex("</svg>")]
+
+
+def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, str] = ("", "")) -> str:
+    """Return one SVG element of drawings under each other, each between two texts, and the axis below them.
+
+    Args:
+        rows: (text on the left, SVG element, text on the right).
+        axis: SVG element of the same width as those of the rows; "" for none.
+        titles: of both columns of text; with both empty there is no head.
+    """
+    elements = [_opened(svg) for svg in (*(svg for _, svg, _ in rows), *([axis] if axis else []))]
+    left, right = (7.0 * max((len(text) for text in column), default=0) + 12 for column in _columns(rows, titles))
+    wide, y, parts = max((width for (_, _, width, _), _ in elements), default=0.0), 6.0, list[str]()
+    if any(titles):
+        parts += [label("start", (4, y + 11), titles[0]), label("start", (left + wide + 8, y + 11), titles[1])]
+        y += 20
+    for index, ((_, _, _, height), content) in enumerate(elements):
+        parts.append(f'<g transform="translate({left:.1f} {y:.1f})">{content}</g>')
+        if index < len(rows):
+            middle = y + height / 2 + 4
+            parts.append(label("start", (4, middle), rows[index][0]))
+            parts.append(label("start", (left + wide + 8, middle), rows[index][2]))
+        y += height
+    box = f"0 0 {left + wide + right:.0f} {y + 6:.0f}"
+    return f'<svg class="forest" viewBox="{box}" role="img">{"".join(parts)}</svg>'
+
+
+def _columns(rows: Sequence[tuple[str, str, str]], titles: tuple[str, str]) -> tuple[list[str], list[str]]:
+    """Texts on the left and on the right, with the titles."""
+    return [titles[0], *(left for left, _, _ in rows)], [titles[1], *(right for _, _, right in rows)]
+
+
+def _legend(keys: Sequence[tuple[str, str]], x: float, y: float, width: float) -> tuple[str, int]:
+    """Return the marks with their texts, and how many lines they take."""
+    across = max(1, int(width // max([_KEY, *(7 * len(text) + 30 for text, _ in keys)])))
+    parts: list[str] = []
+    for index, (text, mark) in enumerate(keys):
+        place = x + 14 + width / across * (index % across), y + _LINE * (index // across) + 8
+        parts.append(f'<g transform="translate({place[0]:.1f} {place[1]:.1f})">{mark}</g>')
+        parts.append(label("start", (place[0] + 12, place[1] + 4), text))
+    return "".join(parts), -(-len(keys) // across)
+
+
+@cache
+def _styles() -> str:
+    """Return the rules of the style sheet for drawings, with light colors in place of variables.
+
+    Programs that draw SVG outside of a browser know neither variables nor media queries.
+    """
+    text = _STYLES.read_text(encoding="utf-8")
+    values = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", text.partition("@media")[0]))
+    named = re.split(r"/\* (.+) \*/", text)
+    sections = dict(zip(named[1::2], named[2::2], strict=True))
+    drawings = sections["charts"] + sections["conditions of a campaign"].partition("@media")[0]
+    rules = ["text { font-family: Helvetica, Arial, 'DejaVu Sans', sans-serif; font-size: 11px; }"]
+    for selectors, body in _RULE.findall(drawings):
+        for selector in map(str.strip, selectors.split(",")):
+            if re.match(r"(\.forest )?[\w]*\.[\w-]+(\[[^]]*\])?$|\.forest circle$", selector):
+                rules += _resolved(selector, body.strip(), values)
+    return "\n".join(rules)
+
+
+def _resolved(selector: str, body: str, values: Mapping[str, str]) -> Iterator[str]:
+    """Yield the rule with values in place of variables: one for each condition if it has the condition's color."""
+    if "--c:" in body or "url(" in body:
+        return
+    if "var(--c)" not in body:
+        yield f"{selector} {{ {_VARIABLE.sub(lambda match: values[match[1]], body)} }}"
+        return
+    for index in range(_COLORS):
+        color = body.replace("var(--c)", values[f"--c{index}"])
+        plain = selector.partition("[")[0]
+        yield f"{plain}.c{index} {{ {_VARIABLE.sub(lambda match: values[match[1]], color)} }}"

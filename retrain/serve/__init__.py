@@ -1,0 +1,1 @@
+"""Servers: a policy that programs talk to, and vLLM for a run."""

@@ -1,0 +1,126 @@
+"""A server of an engine for a run: what the engine that samples from servers needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from retrain.config.resolve import LoadedConfig
+from retrain.engines.vllm.server_process import ENGINE, command, weight_options
+from retrain.engines.vllm.server_process import serve as run_server
+from retrain.engines.vllm.vllm_options import by_itself, resolved
+from retrain.errors import EngineError
+from retrain.system.http_client import address, key_from
+from retrain.system.lock import exclusive
+from retrain.system.model_paths import RANDOM_MODEL, model_location
+
+_PORT = 8000
+_PROBE_S = 5.0
+
+
+def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[str], None]) -> None:
+    """Start a server for the model of a configuration, and wait until the server ends or this process is asked to stop.
+
+    Args:
+        host: what it listens on; anything but loopback opens its endpoints that replace weights, which ask for no key.
+        port: unset: that of the first of the configured urls that is free, or 8000.
+        ready: called with the address once the server answers.
+    Raises:
+        MissingExtraError: vLLM is not installed.
+        EngineError: the server cannot be started, or ended by itself.
+    """
+    bound, config = loaded.components.named("engine", ENGINE), loaded.config
+    assert bound is not None, "built in"
+    bound.component.require_extra()
+    import torch
+
+    from retrain.run.build import product_dtype
+
+    cpu = not torch.cuda.is_available()
+    if cpu and (threads := config.training.threads) not in ("auto", 0):
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    table: dict[str, Any] = loaded.tables.get(ENGINE, {})
+    urls = [urlsplit(url).port or _PORT for url in table.get("urls", ())]
+    written = bound.params["dtype"]
+    # The trainer's type, judged by this machine: both are to multiply alike.
+    place = torch.device("cpu" if cpu or config.training.device == "cpu" else "cuda")
+    kind = resolved(written, product_dtype(config, place))
+    adapter = config.model.lora if by_itself(table.get("lora"), written, kind, cpu) else None
+    options, variables = weight_options(table.get("transfer", "file"), None if adapter is None else adapter.r)
+    if key := key_from(table.get("api_key_env", "")):
+        variables["VLLM_API_KEY"] = key  # not an option, which `ps` shows
+    ports = [port] if port else urls or [_PORT]
+    with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder, free_port(ports, host) as port:
+        more = {
+            "revision": config.model.revision,
+            "trust_remote_code": config.model.trust_remote_code,
+            "host": host,
+            "port": port,
+            **options,
+        }
+        arguments = command(
+            {**bound.params, "dtype": kind}, _model(loaded, Path(folder)), config.training.seed, cpu, more
+        )
+        run_server(arguments, address(host, port), cpu, ready, variables)
+
+
+def _model(loaded: LoadedConfig, folder: Path) -> str:
+    """Path or name from which a server reads the model; builtin:tiny is written out, untrained."""
+    path = loaded.config.model.path
+    if path != RANDOM_MODEL:
+        return model_location(path)
+    from retrain.run.build import untrained_model
+
+    untrained_model(loaded)[0].model.save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def free_port(ports: Sequence[int], host: str) -> Generator[int]:
+    """The first of these ports that nobody listens on, or is about to: a server takes a while until it does.
+
+    Raises:
+        EngineError: none of them is free, or it cannot be said that one is taken.
+    """
+    for port in ports:
+        with ExitStack() as claim:
+            try:
+                claim.enter_context(exclusive(_claim(port)))
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise EngineError(
+                    f"port {port} cannot be claimed ({error}); remove it, or set TMPDIR to another place"
+                ) from error
+            if not _listens(host, port):
+                yield port
+                return
+    raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")
+
+
+def _claim(port: int) -> Path:
+    """This user's file for the port, which is locked by whoever takes the port.
+
+    Everybody can write where temporary files are: what somebody else has put there is not opened.
+    """
+    folder = Path(tempfile.gettempdir()) / f"retrain-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} is not a directory of this user")
+    return folder / f"port-{port}.lock"
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _PROBE_S).close()
+    except OSError:
+        return False
+    return True

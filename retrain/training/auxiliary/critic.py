@@ -1,0 +1,148 @@
+"""A critic: values of prefixes from a second model, trained beside the policy; importing this imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from retrain import functional as F
+from retrain.algorithms.graph.objective import Objective
+from retrain.algorithms.transforms.token_returns import gae
+from retrain.protocols import Policy, StatefulComponent
+from retrain.registry import Component, Finding, find, signal
+from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_beside
+from retrain.training.reference import unjudged
+from retrain.types import Batch, Metrics, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ROUNDING = 1e-10
+"""Variance of equal targets in float32, as a share of their square."""
+_PositiveRate = Annotated[float, Field(gt=0)]
+_UnitShare = Annotated[float, Field(ge=0, le=1)]
+
+
+def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    yield from check_path(params["path"], config, "critic")
+    if params["warmup_steps"] >= (steps := config.training.max_steps) > 0:
+        problem = "the policy is not trained in any step of this run"
+        yield Finding(("warmup_steps",), problem, f"use fewer than {steps}", fatal=False)
+
+
+@signal("values", table="critic", check=_check, models=("trained",))
+class Critic(StatefulComponent):
+    """V_t, [N, T]: the return that the critic expects before each response token, 0 elsewhere.
+
+    target_t = A_t + V_t by `gae` with the critic's own lam, from the values before the update (decoupled GAE)
+    loss = mean over tokens of 0.5 * max((v - target)^2, (clip(v, V - clip, V + clip) - target)^2)
+
+    The critic is a language model that starts where the policy starts, with a linear head, zero at first, in the
+    place of the output embedding. With LoRA it is one more adapter on the policy's base, with a head of its own. Its
+    optimizer is AdamW without decay at a constant rate. Rows of experts do not train it.
+
+    Args:
+        path: a model to start from instead of the initial policy, with the same tokenizer.
+        lr, max_grad_norm: of the critic's optimizer.
+        epochs: updates on each batch.
+        clip: how far an update may move a value; None for no bound.
+        gamma, lam: of the target; gamma as in [gae].
+        warmup_steps: first steps of the run in which the critic is trained and the policy is not.
+
+    Metrics, of the values before the update: critic/explained_variance, 1 - var(target - V) / var(target) over
+    tokens; critic/value_mean, critic/target_mean; critic/loss and critic/grad_norm of the updates.
+
+    References: Schulman et al., GAE, arXiv:1506.02438; Schulman et al., PPO, arXiv:1707.06347; Yue et al., VAPO,
+        arXiv:2504.05118 (its own lambda and the warm-up).
+    """
+
+    def __init__(  # noqa: PLR0913 - two parts of the run and eight keys, each with its name
+        self,
+        policy: Policy,
+        tokenizer: Any,
+        *,
+        path: str | None = None,
+        lr: _PositiveRate = 1e-5,
+        max_grad_norm: _PositiveRate = 1.0,
+        epochs: Annotated[int, Field(ge=1)] = 1,
+        clip: _PositiveRate | None = 0.2,
+        gamma: _UnitShare = 1.0,
+        lam: _UnitShare = 1.0,
+        warmup_steps: Annotated[int, Field(ge=0)] = 0,
+    ) -> None:
+        self._tokenizer, self._gamma, self._lam, self._wait = tokenizer, gamma, lam, warmup_steps
+        settings = own_optimizer(policy, "critic", lr, max_grad_norm, epochs)
+        self.model: Any = trained_beside(policy, tokenizer, "critic", settings, path, "[critic] path", has_values=True)
+        term = Component("loss", "value", value_loss, "critic").bind({"clip": clip})
+        self._objective = Objective([term], find("reduction", "token_mean").bind())
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
+    ) -> Tensor:
+        return self.model.values(unjudged(input_ids, attention_mask, response_mask, sampler_logprobs))
+
+    def holds_policy(self, step: int) -> bool:
+        """Return whether the policy waits in this step for the critic to learn."""
+        return step < self._wait
+
+    def after(self, batch: Batch) -> Metrics:
+        """Update the critic on the policy's rows."""
+        rows = batch.rows((~batch.is_expert & batch.response_mask.any(-1)).nonzero()[:, 0])
+        if not len(rows.rewards):
+            return {}
+        values, mask = rows.column("values"), rows.response_mask
+        target = values + gae(rows.turn_rewards, values, mask, gamma=self._gamma, lam=self._lam)
+        report = self.model.update(rows.replace(value_targets=target), self._objective)
+        learned = {"loss": report["loss/value"], "grad_norm": report["grad/norm"]} if "grad/norm" in report else {}
+        found = explained(values, target, mask) | learned | {"nonfinite": report["update/nonfinite"]}
+        return {f"critic/{name}": value for name, value in found.items()}
+
+    def state_dict(self) -> State:
+        return {"model": self.model.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+
+    def export(self, folder: Path) -> None:
+        """Write the model in transformers format, an adapter merged, and the head as value_head.safetensors."""
+        from safetensors.torch import save_file
+
+        from retrain.training.model.loading import save_model
+
+        save_model(folder, self.model.model, self._tokenizer, self.model.weights())
+        save_file(self.model.head_weights(), folder / "value_head.safetensors")
+
+
+def value_loss(
+    predicted_values: Tensor, values: Tensor, value_targets: Tensor, response_mask: Tensor, *, clip: float | None
+) -> Tensor:
+    """Half the squared error of each value, [N, T], at least that of the value held near the one before the update.
+
+    0.5 * max((v - R)^2, (clip(v, V - clip, V + clip) - R)^2)
+
+    Args:
+        predicted_values: v [N, T], with gradient; values: V [N, T], before the update; value_targets: R [N, T];
+            response_mask: [N, T] bool.
+        clip: bound of the move; None for none.
+    """
+    new, old = F.masked.keep(predicted_values, response_mask), F.masked.keep(values, response_mask)
+    target = F.masked.keep(value_targets, response_mask)
+    error = (new - target).square()
+    if clip is not None:
+        error = error.maximum(((old + (new - old).clamp(-clip, clip)) - target).square())
+    return 0.5 * error
+
+
+def explained(values: Tensor, targets: Tensor, mask: Tensor) -> Metrics:
+    """Means, and the share of the targets' variance over tokens that the values explain; absent without variance."""
+    found = {
+        "value_mean": float(F.masked.masked_mean(values, mask)),
+        "target_mean": float(F.masked.masked_mean(targets, mask)),
+    }
+    spread = float(F.masked.masked_variance(targets, mask))
+    if spread > _ROUNDING * (1 + found["target_mean"] ** 2):
+        found["explained_variance"] = 1 - float(F.masked.masked_variance(targets - values, mask)) / spread
+    return found

@@ -1,0 +1,109 @@
+"""Full weights of a model by name, each gathered or merged on access."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """LoRA's update of one matrix W [out, in]: up @ down, in float32.
+
+    Attributes:
+        up: [out, r], the scale alpha / r included.
+        down: [r, in].
+        transposed: the state dict holds W as [in, out], as embeddings and GPT-2's layers do.
+    """
+
+    up: Tensor
+    down: Tensor
+    transposed: bool = False
+
+    def added(self, weight: Tensor) -> Tensor:
+        """W + up @ down in float32, in the layout of `weight`: bfloat16 would lose an update much smaller than W."""
+        update = self.up @ self.down
+        return weight.float() + (update.T if self.transposed else update)
+
+
+class LazyWeights(Mapping[str, "Tensor"]):
+    """A full state dict whose tensors are computed one at a time, on access.
+
+    Sharded tensors are gathered, 4-bit matrices are dequantized, and LoRA's updates are merged in float32. When
+    tensors are gathered, every rank must read the same names in the same order. An engine that computes in less than
+    float32 reads `frozen` and `updates` and adds their products: a merged matrix loses an update that is smaller
+    than the rounding of its weights.
+
+    Args:
+        held: tensors by name, as this process holds them; tied names share one object.
+        read: returns the whole tensor of a name. None: `held` has whole tensors.
+        shapes: shapes of the whole tensors. None: those of `held`.
+
+    Attributes:
+        updates: LoRA's updates of the adapted matrices, by name; empty without LoRA.
+        rank: rank of this process.
+        lazy: whether reading a tensor gathers or dequantizes it.
+    """
+
+    def __init__(
+        self,
+        held: Mapping[str, Tensor],
+        read: Callable[[str], Tensor] | None = None,
+        *,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        updates: Mapping[str, LowRank] | None = None,
+        rank: int = 0,
+    ) -> None:
+        self.held, self.updates, self.rank = held, updates or {}, rank
+        self.lazy = read is not None
+        self._read = read or held.__getitem__
+        self._shapes = shapes
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the whole tensors, without reading any."""
+        return self._shapes or {name: tuple(value.shape) for name, value in self.held.items()}
+
+    @cached_property
+    def untied(self) -> list[str]:
+        """Names that are not tied to an earlier name."""
+        first = {id(value): name for name, value in reversed([*self.held.items()])}
+        return [name for name, value in self.held.items() if first[id(value)] == name]
+
+    def frozen(self, name: str) -> Tensor:
+        """Return the whole tensor without LoRA's update, in its own dtype."""
+        if name not in self.held:  # before ranks communicate
+            raise KeyError(name)
+        return self._read(name)
+
+    def read_by(self, read: Callable[[str], Tensor]) -> LazyWeights:
+        """Return the same weights with another function that reads a tensor."""
+        return LazyWeights(self.held, read, shapes=self.shapes, updates=self.updates, rank=self.rank)
+
+    def adapted(self, updates: Mapping[str, LowRank]) -> LazyWeights:
+        """Return the same weights with LoRA's updates."""
+        read = self._read if self.lazy else None
+        return LazyWeights(self.held, read, shapes=self._shapes, updates=updates, rank=self.rank)
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight, update = self.frozen(name), self.updates.get(name)
+        return weight if update is None else update.added(weight)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+def as_lazy(weights: Mapping[str, Tensor]) -> LazyWeights:
+    """Wrap a plain state dict as `LazyWeights`."""
+    return weights if isinstance(weights, LazyWeights) else LazyWeights(weights)

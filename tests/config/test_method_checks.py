@@ -1,0 +1,120 @@
+"""Combinations that switch a part of a published method off are warned of, and corrections are made once."""
+
+import pytest
+
+from retrain.config.load import load
+from retrain.errors import ConfigError
+
+TWO_REWARDS = 'rewards=[{name="exact"}, {name="overlong"}]'
+TRANSFORMS = "[algorithm] transform_mode"
+TWO_UPDATES = "training.minibatches=2"
+IPO = 'loss=[{name="ipo"}]'
+
+
+def chain(*names):
+    return f"algorithm.transform_mode=[{', '.join(map(repr, names))}]"
+
+
+ODD: list[tuple[tuple[str, ...], str, str]] = [
+    (('loss=[{name="sapo"}]',), "[[loss]] name", '"sapo" acts from the second update'),
+    (('loss=[{name="gmpo"}]',), "[[loss]] name", '"gmpo" acts from the second update'),
+    (('loss=[{name="gspo"}]',), "[[loss]] name", '"gspo" acts from the second update'),
+    (('loss=[{name="importance_sampling"}, {name="kl_cov"}]',), "[[loss]] name", '"kl_cov" acts from the second'),
+    (('loss=[{name="ppo_clip"}]', "ppo_clip.eps_high=0.4"), "[ppo_clip] eps_low", "the clip acts on no token"),
+    (("ppo_clip.dual_clip=3.0",), "[ppo_clip] dual_clip", "the clip acts on no token"),
+    (('loss=[{name="ppo_clip"}, {name="kl_cov"}]', TWO_UPDATES), "[[loss]] name", "takes the place of the clip"),
+    (('loss=[{name="gmpo"}]', "gmpo.eps_low=0.2", TWO_UPDATES), "[gmpo] eps_low", "looks like the bound of a ratio"),
+    (('loss=[{name="topr"}]', "training.max_tokens=2000"), "[[loss.params]] level", "almost always near 0 or above 1"),
+    (("algorithm.advantage_mode=grpo_std", chain("whiten")), TRANSFORMS, '"grpo_std" has done so already'),
+    (("algorithm.advantage_mode=gdpo", TWO_REWARDS, chain("whiten")), TRANSFORMS, '"gdpo" has done so already'),
+    ((chain("gtpo_paper", "whiten"),), TRANSFORMS, '"gtpo_paper" has done so already'),
+    (
+        ("algorithm.advantage_mode=pkpo", "pkpo.k=2", chain("whiten")),
+        TRANSFORMS,
+        'carries information in "pkpo"',
+    ),
+    ((chain("clip_cov"),), TRANSFORMS, 'the bounds of "clip_cov" are for advantages of unit variance'),
+    (("algorithm.advantage_mode=rloo", chain("otb")), "[algorithm] advantage_mode", "replaces the advantages"),
+    ((chain("otb"), "algorithm.filter=accuracy_band"), "[algorithm] filter", 'and "otb" has credit for them'),
+    (
+        ("algorithm.advantage_mode=lite_ppo", "rollout.resample=uninformative"),
+        "[rollout] resample",
+        "differs between resampling rounds",
+    ),
+    ((chain("opsm"), "rollout.engine=torch"), TRANSFORMS, '"opsm" has nothing to correct'),
+    (
+        (chain("gtpo_paper"), TWO_REWARDS),
+        "[[rewards]] name",
+        '"gtpo_paper" does not read the sum of rewards',
+    ),
+    (
+        ("algorithm.advantage_mode=pass_at_k", "pass_at_k.k=2", TWO_REWARDS),
+        "[[rewards]] name",
+        '"pass_at_k" does not read the sum',
+    ),
+    ((chain("gtpo_paper"), "training.max_tokens=2000"), f"{TRANSFORMS}[0]", "few of its 4 rows reach late positions"),
+]
+
+SOUND: list[tuple[str, ...]] = [
+    ('loss=[{name="sapo"}]', TWO_UPDATES),
+    ('loss=[{name="sapo", weight=0.0}, {name="reinforce"}]',),
+    ("ppo_clip.eps_high=0.2",),
+    ("ppo_clip.eps_high=0.4", "training.epochs=2"),
+    ("algorithm.advantage_mode=gdpo", "gdpo.batch_norm=false", TWO_REWARDS, chain("whiten")),
+    ("algorithm.advantage_mode=reinforce_pp", chain("whiten")),
+    ("algorithm.advantage_mode=grpo_std", chain("clip_cov")),
+    (chain("whiten", "clip_cov"),),
+    (chain("otb"), "training.group_size=4"),
+    (chain("opsm", "tis"), "rollout.overlap=1"),
+    (chain("opsm"), IPO, "rollout.overlap=1"),
+    (chain("turn_returns"), TWO_REWARDS),
+]
+
+
+@pytest.fixture
+def loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text("[training]\ngroup_size = 4\n")
+    return lambda *overrides: load("run.toml", overrides)
+
+
+@pytest.mark.parametrize(("overrides", "key", "says"), ODD, ids=[" ".join(row[0]) for row in ODD])
+def test_it_is_warned_of(loaded, overrides, key, says):
+    assert [(one.key, says in one.problem) for one in loaded(*overrides).warnings] == [(key, True)]
+
+
+@pytest.mark.parametrize("overrides", SOUND, ids=" ".join)
+def test_it_is_in_order(loaded, overrides):
+    assert loaded(*overrides).warnings == ()
+
+
+@pytest.mark.parametrize("correction", ["tis", "mis"])
+@pytest.mark.parametrize("loss", ["ipo", "dppo", "topr", "vespo"])
+def test_a_loss_that_corrects_for_the_sampler_takes_no_weights_beside_it(loaded, loss, correction):
+    with pytest.raises(ConfigError, match="corrects twice") as caught:
+        loaded(f'loss=[{{name="{loss}"}}]', chain(correction), "rollout.overlap=1")
+    (found,) = caught.value.problems
+    assert found.key == TRANSFORMS
+    assert f'"{correction}" corrects twice: "{loss}" compares with the sampler' in found.problem
+    assert found.fix == f"remove {correction}, or use a loss that reads old_logprobs"
+
+
+def test_a_term_without_weight_corrects_nothing(loaded):
+    loss = 'loss=[{name="ipo", weight=0.0}, {name="ppo_clip"}]'
+    assert loaded(loss, chain("tis"), "rollout.overlap=1").warnings == ()
+
+
+def corrections(loaded, *overrides):
+    return [one.name for one in loaded(*overrides).components.objective(exact=False).corrections]
+
+
+def test_a_correction_that_drops_tokens_stands_beside_one_that_weighs(loaded):
+    assert corrections(loaded, chain("opsm", "mis"), "rollout.overlap=1") == ["opsm", "mis"]
+    assert corrections(loaded, chain("opsm"), "rollout.overlap=1") == ["opsm", "tis"]
+    assert corrections(loaded, chain("opsm"), IPO, "rollout.overlap=1") == ["opsm"]
+
+
+@pytest.mark.parametrize("later", ["otb", "gtpo_paper", "turn_returns"])
+def test_a_transform_that_starts_anew_undoes_no_other(loaded, later):
+    with pytest.raises(ConfigError, match=f'"{later}" takes the place of the advantages, so it would undo whiten'):
+        loaded(chain("whiten", later))

@@ -1,0 +1,61 @@
+"""The plug-in of docs/mix_plugin.md trains as it stands in the page, and is the one in plugins/."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tomli
+
+from retrain.config.load import load
+from retrain.run.session import Resume, run
+from tests.small_runs import cache, rows  # noqa: F401 - a fixture
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "mix_plugin.md"
+
+
+def block(language, name):
+    """The block of the page that is the file `plugins/NAME`."""
+    [text] = re.findall(rf"```{language}\n# plugins/{re.escape(name)}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A directory with the page's files under `plugins/`, and with the data."""
+    own = tmp_path / "plugins"
+    own.mkdir()
+    for language, name in (("python", "my_mix.py"), ("toml", "my_mix.toml")):
+        (own / name).write_text(block(language, name))
+    (own / "expert_data.jsonl").write_text((ROOT / "plugins" / "expert_data.jsonl").read_text())
+    monkeypatch.chdir(tmp_path)
+    return own
+
+
+def test_the_page_shows_the_files():
+    assert block("python", "my_mix.py") == (ROOT / "plugins" / "my_mix.py").read_text()
+    assert tomli.loads(block("toml", "my_mix.toml")) == tomli.loads((ROOT / "plugins" / "my_mix.toml").read_text())
+    first = (ROOT / "plugins" / "expert_data.jsonl").read_text().splitlines()[0]
+    assert json.loads(first) == json.loads(re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)[0])
+
+
+def test_it_trains_on_both_sorts_of_rows(folder, tmp_path):
+    few = ("training.max_steps=2", "training.batch_size=2", "warmup.steps=12", "eval.problems=0", "model.dtype=float32")
+    loaded = load(folder / "my_mix.toml", [*few, f'logging.dir="{tmp_path}/runs"', "reward_pool.workers=0"])
+    assert loaded.division == (1, 4)
+    steps = rows(run(loaded, Resume(), lambda *_: None) / "metrics.jsonl")
+    assert [row["my_mix/passes"] for row in steps] == [4 / 24, 8 / 24]
+    for row in steps:
+        assert row["rollout/completions"] == 8
+        policy = row.get("loss/ppo_clip", 0.0)
+        assert row["loss/total"] == pytest.approx(0.9 * policy + 0.1 * row["loss/plugins.my_mix.my_sft"])
+
+
+def test_its_settings_are_a_preset(folder, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        '[algorithm]\nalgorithm_mode = "plugins/my_mix.toml"\n[mix]\nmu = 0.3\n[training]\nbatch_size = 16\n'
+    )
+    loaded = load(tmp_path / "mine.toml")
+    assert loaded.division == (12, 32)
+    assert loaded.tables["mix"]["mu"] == 0.3

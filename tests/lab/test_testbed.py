@@ -1,0 +1,109 @@
+"""The campaign of a report card: what is taken from the method's file, and what the testbed decides."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from retrain.algorithms.planning.gram_pattern import read_grams
+from retrain.campaign.plan.load_campaign import load_campaign
+from retrain.campaign.verdict.statistics import smallest_p
+from retrain.errors import ConfigError
+from retrain.lab import testbed
+
+METHOD = """
+[model]
+path = "builtin:tiny"
+[task]
+name = "addition"
+[addition]
+p_slip = 0.2
+[algorithm]
+transform_mode = "gtpo_hicra"
+[hicra]
+alpha = 0.3
+[training]
+max_steps = 500
+minibatches = 2
+lr = 1e-4
+[plugins]
+search_paths = ["."]
+"""
+
+
+@pytest.fixture
+def method(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(METHOD)
+    return file
+
+
+def test_the_method_is_what_the_file_says_of_credit_and_optimization(method):
+    data = tomllib.loads(testbed.card_toml(method, None, ["rare", "decoy"], 3, 2))
+    grpo, mine = data["campaign"].pop("conditions")
+    assert grpo == {"label": "grpo"}
+    assert mine == {
+        "label": "mine",
+        "algorithm": {"transform_mode": "gtpo_hicra"},
+        "hicra": {"alpha": 0.3},
+        "optimizer": {"lr": 1e-4},
+        "training": {"minibatches": 2},
+    }
+    facts = {"name": "testbed-mine", "tasks": ["rare", "decoy"], "seeds": 3, "baseline": "grpo", "slots": 2}
+    assert data == {"campaign": facts, "plugins": {"search_paths": ["."]}}
+
+
+def test_the_campaign_is_valid_on_all_tasks_and_enough_seeds_could_tell(method, tmp_path):
+    file = tmp_path / "testbed.toml"
+    file.write_text(testbed.card_toml(method, None, testbed.tasks_with_premise(), testbed.SEEDS, None))
+    loaded = load_campaign(file)
+    assert len(loaded.conditions) == 2 * len(testbed.tasks_with_premise())
+    assert {*testbed.QUICK} < {*testbed.tasks_with_premise()}
+    assert (
+        smallest_p(testbed.SEEDS) * len(testbed.tasks_with_premise())
+        <= loaded.settings.alpha
+        < smallest_p(testbed.SEEDS - 1) * 10
+    )
+    steps = {config.config.training.max_steps for config in loaded.configs}
+    assert max(steps) < 100, "the tasks decide, not the file of the method"
+    assert {config.config.environment.name for config in loaded.configs} == {None, "calculator", "guess"}
+
+
+def test_the_shipped_method_finds_phrases_in_the_testbeds_tasks(tmp_path):
+    file = tmp_path / "testbed.toml"
+    method = Path(__file__).parents[2] / "benchmarks" / "evidence" / "hicra.toml"
+    file.write_text(testbed.card_toml(method, None, ["planning", "decoy"], 3, None))
+    for config in load_campaign(file).configs:
+        if config.config.algorithm.transform_mode == "hicra":
+            grams = read_grams(config.components.signal("planning_mask").arguments["strategic_grams"], None)
+            task = config.task(0)
+            assert any(gram in (task.problem(number).solution or "") for gram in grams for number in range(8))
+
+
+def test_controls_and_a_claim(method, tmp_path):
+    tasks = testbed.tasks_with_premise(controls=True)
+    assert {*testbed.tasks_with_premise()} - {*tasks} == {"calculator", "guess"}
+    file = tmp_path / "testbed.toml"
+    file.write_text(testbed.card_toml(method, None, tasks, 9, None, claim="rare", controls=True))
+    loaded = load_campaign(file)
+    labels = [one.method for one in loaded.conditions if one.task == "rare"]
+    assert labels == ["grpo", "mine", "oracle", "other seeds", "random credit", "reversed"]
+    assert (loaded.settings.primary, loaded.settings.claim) == ("mine", "rare")
+
+
+def test_another_baseline(method, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text('[algorithm]\nadvantage_mode = "maxrl"\n')
+    data = tomllib.loads(testbed.card_toml(method, other, ["rare"], 3, None))
+    assert [one["label"] for one in data["campaign"]["conditions"]] == ["other", "mine"]
+    assert data["campaign"]["baseline"] == "other"
+
+
+def test_mistakes(method):
+    with pytest.raises(ConfigError, match='did you mean "rare"'):
+        testbed.card_toml(method, None, ["rar"], 3, None)
+    with pytest.raises(ConfigError, match="its method is mine"):
+        testbed.card_toml(method, method, ["rare"], 3, None)
+    method.write_text("[algorithm]\nadvantage_mode = 3\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml:2:1"):
+        testbed.card_toml(method, None, ["rare"], 3, None)

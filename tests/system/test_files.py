@@ -1,0 +1,41 @@
+"""Files that appear whole, and who may read them."""
+
+import os
+import stat
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from retrain.system.files import published, staged
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o022, 0o027, 0o077])
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_files_have_the_permissions_of_the_umask_whoever_writes_them(tmp_path, umask):
+    tensors = {"w": torch.zeros(2)}
+    with staged(tmp_path / "model.safetensors", durable=False) as stage:
+        save_file(tensors, stage)
+    with published(tmp_path / "model") as stage:
+        (stage / "inner").mkdir()
+        save_file(tensors, stage / "inner" / "model.safetensors")
+        (stage / "config.json").write_text("{}")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name: mode(path) for path in files} == {path.name: 0o666 & ~umask for path in files}
+    assert len(files) == 4
+
+
+def test_more_permissions_stay_as_they_were_written(tmp_path):
+    with staged(tmp_path / "tool", durable=False) as stage:
+        stage.write_text("#!/bin/sh")
+        stage.chmod(0o755)
+    assert mode(tmp_path / "tool") == 0o755
