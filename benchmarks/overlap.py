@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace, model: Path, name: str, setting: str)
         config, steps = Path(folder) / "bench.toml", arguments.steps + SETTLING + 1
         text = Retrain().toml(model, arguments.dtype, steps, folder, system.threads, SHAPES[arguments.shape])
         config.write_text(f"{tables}\nrollout = {{ {rollout} }}\n{text}")
-        command = [sys.executable, "-m", "retrain.cli.main", "train", str(config), "--plain"]
+        command = [sys.executable, "-m", "retrain", "train", str(config), "--plain"]
         command += ["--set", "logging.name=one"] + (["--ranks", str(system.ranks)] if system.ranks > 1 else [])
         variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)

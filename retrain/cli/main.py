@@ -180,7 +180,3 @@ def main() -> None:
         if end.code and launched():
             leave(int(end.code))
         raise
-
-
-if __name__ == "__main__":
-    main()

@@ -166,7 +166,7 @@ def slurm_script(
         ranks: GPUs of each machine.
         nodes: number of machines.
     """
-    command = [sys.executable, "-m", "retrain.cli.main", "train", str(file), "--resume", "auto", "--plain"]
+    command = [sys.executable, "-m", "retrain", "train", str(file), "--resume", "auto", "--plain"]
     for option, values in (("--set", overrides), ("--allow-change", allow_change)):
         command += [part for value in values for part in (option, value)]
     options = {

@@ -131,7 +131,7 @@ def test_a_slurm_script_has_a_task_per_run(folder, cli):
     (folder / "sweep.toml").write_text("[campaign]\nseeds = 3\nslots = 4\n" + TOML)
     script = cli("campaign", "sweep.toml", "--slurm").stdout
     assert "#SBATCH --array=0-14%4" in script
-    assert f"retrain.cli.main worker {folder}/runs/sweep --slots 1 --limit 1" in script
+    assert f"-m retrain worker {folder}/runs/sweep --slots 1 --limit 1" in script
     import subprocess
 
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

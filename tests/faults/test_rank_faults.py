@@ -150,7 +150,7 @@ def test_what_rank_1_alone_raises_is_shown_and_decides_the_exit_code(folder):
 def test_torchs_own_launcher_runs_the_command(folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    command += ["-m", "retrain.cli.main", *arguments("torchrun")]
+    command += ["-m", "retrain", *arguments("torchrun")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     check_whole(folder, "torchrun")

@@ -27,7 +27,7 @@ LONG = ("training.max_steps=40", "checkpoint.every=1", "eval.every=10")
 
 
 def start(folder, name, *more):
-    command = [sys.executable, "-m", "retrain.cli.main", "train", "run.toml", "--resume", "auto", "--plain"]
+    command = [sys.executable, "-m", "retrain", "train", "run.toml", "--resume", "auto", "--plain"]
     options = [f"logging.name={name}", *LONG, *more]
     flags = [part for option in options for part in ("--set", option)]
     environment = os.environ | {"RETRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}

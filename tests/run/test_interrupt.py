@@ -64,5 +64,5 @@ def train(server, folder, toml, *more):
     urls = json.dumps([server.url])
     options = (f"vllm.urls={urls}", "rollout.engine=vllm-server", f'logging.dir="{folder}/runs"', *more)
     arguments = [part for option in options for part in ("--set", option)]
-    command = [sys.executable, "-m", "retrain.cli.main", "train", str(toml), "--plain", *arguments]
+    command = [sys.executable, "-m", "retrain", "train", str(toml), "--plain", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

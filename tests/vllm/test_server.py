@@ -114,7 +114,7 @@ class Serving:
         """Start it; what an earlier process of it said is lost."""
         with self.toml.with_suffix(".log").open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "retrain.cli.main", "serve", str(self.toml)],
+                [sys.executable, "-m", "retrain", "serve", str(self.toml)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -337,7 +337,7 @@ def train(tmp_path, arguments):
 def test_two_ranks_sample_with_two_servers_as_one_process_does(servers, folder, tmp_path):
     one, two = (options(servers, folder, tmp_path, name) for name in ("one", "two"))
     assert train(tmp_path, one).exit_code == 0
-    command = [sys.executable, "-m", "retrain.cli.main", "train", str(tmp_path / "run.toml"), "--ranks", "2", "--plain"]
+    command = [sys.executable, "-m", "retrain", "train", str(tmp_path / "run.toml"), "--ranks", "2", "--plain"]
     ended = subprocess.run([*command, *two], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert same(tmp_path / "runs" / "two", tmp_path / "runs" / "one") <= 1e-5

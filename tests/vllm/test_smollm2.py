@@ -99,7 +99,7 @@ def serving(tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         for number, url in enumerate(urls):
             log = (tmp_path / f"server-{number}.log").open("w")
-            command = [sys.executable, "-m", "retrain.cli.main", "serve", str(file), "--port", url.rpartition(":")[2]]
+            command = [sys.executable, "-m", "retrain", "serve", str(file), "--port", url.rpartition(":")[2]]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
             started.append((process, log))
         for number, (process, _) in enumerate(started):

@@ -21,8 +21,8 @@ from retrain.system.lock import Lock, alive, identity
 from retrain.system.process import Process, end, start
 from retrain.system.records import read_json
 
-_TRAIN = "retrain.cli.main"
-_IMPORTED = (_TRAIN, "retrain.run.build")
+_TRAIN = "retrain"
+_IMPORTED = ("retrain.cli.main", "retrain.run.build")
 """Modules that every run imports; a fork finds them loaded."""
 _GONE_S = 10.0
 _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)

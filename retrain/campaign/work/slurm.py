@@ -34,7 +34,7 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
     return slurm_job(
         _ABOUT.format(name=name),
         options,
-        f"{shlex.quote(sys.executable)} -m retrain.cli.main worker {path} --slots 1 --limit 1 --plain",
+        f"{shlex.quote(sys.executable)} -m retrain worker {path} --slots 1 --limit 1 --plain",
         job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}",
         folder=campaign.plan.folder,
     )
