@@ -1,4 +1,4 @@
-"""The tokens between a sampled reply and the next one. No history is ever rendered a second time."""
+"""Token ids of the messages between two sampled turns. The conversation so far is never rendered again."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from itertools import groupby
 from typing import Any
 
 from retrain.errors import DataError
-from retrain.training.chat import OWN, Chat, Messages, TokenizedPrompt
+from retrain.training.chat import SEPARATOR, Chat, Messages, TokenizedPrompt
 from retrain.types import Completion, Turn
 
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions that the model may call."""
 
-Said = Sequence[tuple[str, str]]
-"""(role, text) of messages."""
+RoleTexts = Sequence[tuple[str, str]]
+"""Messages as (role, text)."""
 
 CUT = "\n[... {} tokens left out ...]\n"
-"""Stands for the middle of a long observation."""
+"""Text that replaces the middle of a long observation."""
 
 _logger = logging.getLogger(__name__)
 
-_MARK, _PROBE = f"{OWN}reply{OWN}", f"{OWN}seen{OWN}"
+_MARK, _PROBE = f"{SEPARATOR}reply{SEPARATOR}", f"{SEPARATOR}seen{SEPARATOR}"
 
 
 @dataclass(eq=False)
 class Transcript:
-    """A conversation as tokens. What was sampled is known by its turns and is never tokenized again.
+    """A conversation as tokens. Sampled tokens are kept as they are and never tokenized again.
 
     Attributes:
-        ids, logprobs: of everything after the prompt, 0 for what was not sampled.
+        prompt: the tokens before the first turn.
+        ids, logprobs: one entry for each token after the prompt; the log-prob of a token that was not sampled is 0.
+        turns: positions of the sampled tokens in `ids`, with their finish reasons.
     """
 
     prompt: TokenizedPrompt
@@ -42,61 +44,67 @@ class Transcript:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Token ids of the whole."""
+        """Token ids of the whole conversation, prompt included."""
         return (*self.prompt.ids, *self.ids)
 
     @property
     def end(self) -> int | None:
-        """The token with which the last reply ended; None if it was cut."""
+        """The token that ended the last turn; None if the token limit cut the turn."""
         return self.ids[-1] if self.turns[-1].finish_reason == "stop" else None
 
     def add_turn(self, completion: Completion, state: str = "") -> None:
-        """Append a turn as it was sampled, in this state of an environment."""
+        """Append a sampled turn; `state` is the key of the environment's state before it, "" if unknown."""
         start = len(self.ids)
         self.ids += completion.ids
         self.logprobs += completion.logprobs
-        how = completion.finish_reason, completion.weights_version
-        self.turns.append(Turn(start, len(self.ids), *how, state=state))
+        origin = completion.finish_reason, completion.weights_version
+        self.turns.append(Turn(start, len(self.ids), *origin, state=state))
 
     def observe(self, ids: Sequence[int]) -> None:
-        """Append what was said to the model."""
+        """Append the tokens of an observation."""
         self.ids += ids
         self.logprobs += [0.0] * len(ids)
 
 
 class ChatStitcher:
-    """What stands between two replies of a conversation, as token ids.
+    """Makes the bridge between two turns: the token ids that follow one reply and precede the next.
 
-    With a chat template, `[user, assistant MARK, new messages]` is rendered once, and what follows MARK is the bridge.
-    Where the model has sampled the token that ends its reply, the bridge begins behind that token; where its reply
-    was cut, the token is part of the bridge, which the policy did not choose. Without a template the bridge is the
-    text of the messages.
+    With a chat template, `[user, assistant MARK, new messages]` is rendered once, and the text after MARK is the
+    bridge. If the policy sampled the token that ends its turn, the bridge begins after that token. If the token limit
+    cut the reply, the end token belongs to the bridge and is not trained on. Without a template the bridge is the text
+    of the messages.
 
-    A role that the template does not show (some have no "tool") is rendered as "user", and messages of one role in a
-    row are one where the template refuses several. Special tokens that a message writes are words: they end no turn.
+    A role that the template does not render (some lack "tool") becomes "user". Consecutive messages of one role are
+    joined if the template refuses them. Special tokens written in a message are tokenized as plain text, so a message
+    cannot end a turn.
 
     Raises:
-        DataError: the template does not show a reply as it is, or not the message after it.
+        DataError: the template changes the text of a reply, or does not show the message after it.
     """
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._roles: dict[str, str] = {}
-        if problem := self._hidden("user"):
+        if problem := self._problem_with("user"):
             raise DataError(
                 f"the chat template cannot continue a conversation after a sampled reply: {problem}; "
                 'use a model with another template, or [model] chat = "off"'
             )
 
-    def opening(self, prompt: str | Messages, said: Said, tools: Tools = (), tools_text: str = "") -> TokenizedPrompt:
-        """The prompt with what the environment says before the first reply: in the last message, if it is the user's.
+    def opening(
+        self, prompt: str | Messages, messages: RoleTexts, tools: Tools = (), tools_text: str = ""
+    ) -> TokenizedPrompt:
+        """Render the prompt with the environment's messages before the first turn.
+
+        A message of the user is appended to the prompt's last message if that one is the user's as well.
 
         Args:
-            prompt: the problem's.
-            said: messages.
-            tools: shown by a chat template that can; by others `tools_text` is.
+            prompt: the problem's prompt.
+            messages: the environment's messages.
+            tools: functions that the model may call, for a chat template that renders them.
+            tools_text: description of the tools for other templates; it is appended as a message of the user.
         """
-        joined = self._joined(prompt, [(role, self._chat.quoted(text)) for role, text in said])
+        joined = self._joined(prompt, [(role, self._chat.quoted(text)) for role, text in messages])
         if tools and self._chat.templated:
             wrapped = [{"type": "function", "function": dict(tool)} for tool in tools]
             with suppress(Exception):  # a template may raise anything
@@ -105,67 +113,72 @@ class ChatStitcher:
                     return shown
         return self._chat.prompt(self._joined(joined, [("user", tools_text)] if tools_text else ()))
 
-    def _joined(self, prompt: str | Messages, said: Said) -> str | Messages:
-        if isinstance(prompt, str) and (not self._chat.templated or {role for role, _ in said} <= {"user"}):
-            return prompt + "".join(text for _, text in said)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        for role, text in said:
-            if messages and messages[-1]["role"] == role == "user":
-                messages[-1] = {"role": role, "content": messages[-1]["content"] + text}
+    def _joined(self, prompt: str | Messages, messages: RoleTexts) -> str | Messages:
+        if isinstance(prompt, str) and (not self._chat.templated or {role for role, _ in messages} <= {"user"}):
+            return prompt + "".join(text for _, text in messages)
+        joined = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        for role, text in messages:
+            if joined and joined[-1]["role"] == role == "user":
+                joined[-1] = {"role": role, "content": joined[-1]["content"] + text}
             else:
-                messages.append({"role": role, "content": text})
-        return messages
+                joined.append({"role": role, "content": text})
+        return joined
 
-    def ids(self, said: Said, last: int | None) -> list[int]:
-        """The bridge over messages; `last` is the end token of the reply before, None if the reply was cut."""
+    def ids(self, messages: RoleTexts, last: int | None) -> list[int]:
+        """Return the bridge for these messages; `last` is the end token of the turn before, None if it was cut."""
         if not self._chat.templated:
-            return self._chat.encode("".join(text for _, text in said))
-        shown = [(self._role(role), self._chat.quoted(text)) for role, text in said]
+            return self._chat.encode("".join(text for _, text in messages))
+        shown = [(self._role(role), self._chat.quoted(text)) for role, text in messages]
         try:
             tail = self._tail(shown)
-        except DataError:  # many templates refuse two messages of one role in a row
-            several = groupby(shown, lambda one: one[0])
-            tail = self._tail([(role, "\n".join(text for _, text in ones)) for role, ones in several])
+        except DataError:  # many templates refuse consecutive messages of one role
+            runs = groupby(shown, lambda one: one[0])
+            tail = self._tail([(role, "\n".join(text for _, text in run)) for role, run in runs])
         ids = self._chat.encode(tail)
         place = ids.index(last) if last in ids else -1
+        # Text before the end token means that it ends a later message and not the reply.
         return ids[place + 1 :] if not self._chat.decode(ids[: max(place, 0)]).strip() else ids
 
-    def short(self, said: Said, most: int) -> Said:
-        """Messages of at most so many tokens each; a longer one is cut in its middle."""
+    def short(self, messages: RoleTexts, limit: int) -> RoleTexts:
+        """Cut the middle of every message that has more than `limit` tokens.
+
+        The rest is a beginning and an end of together `limit` tokens, with a note between them that is not counted.
+        """
         short: list[tuple[str, str]] = []
-        for role, text in said:
-            # A token is at least one character.
-            ids = self._chat.encode(self._chat.quoted(text)) if len(text) > most else []
-            if len(ids) > most:
-                note = CUT.format(len(ids) - most)
-                text = self._chat.decode(ids[: -(-most // 2)]) + note + self._chat.decode(ids[len(ids) - most // 2 :])
+        for role, text in messages:
+            # A token is at least one character, so a text of few characters need not be tokenized.
+            ids = self._chat.encode(self._chat.quoted(text)) if len(text) > limit else []
+            if len(ids) > limit:
+                note = CUT.format(len(ids) - limit)
+                text = self._chat.decode(ids[: -(-limit // 2)]) + note + self._chat.decode(ids[len(ids) - limit // 2 :])
             short.append((role, text))
         return short
 
     def _role(self, role: str) -> str:
         if role not in self._roles:
-            why = self._hidden(role)
-            self._roles[role] = "user" if why else role
-            if why:
-                _logger.warning('the chat template has no place for the role "%s" (%s): the user says it', role, why)
+            problem = self._problem_with(role)
+            self._roles[role] = "user" if problem else role
+            if problem:
+                text = 'the chat template does not render the role "%s" (%s); its messages are rendered as "user"'
+                _logger.warning(text, role, problem)
         return self._roles[role]
 
-    def _hidden(self, role: str) -> str:
-        """Why a message of this role after a reply would not be seen; empty if it would."""
+    def _problem_with(self, role: str) -> str:
+        """Return the reason why the template does not show a message of this role after a reply; "" if it does."""
         try:
-            seen = not self._chat.templated or _PROBE in self._tail([(role, _PROBE)])
+            shown = not self._chat.templated or _PROBE in self._tail([(role, _PROBE)])
         except Exception as error:  # a template may raise anything
             return f"{type(error).__name__}: {error}"
-        return "" if seen else f"it does not show what the {role} says next"
+        return "" if shown else f'it does not show a message of the role "{role}" after a reply'
 
-    def _tail(self, said: Said) -> str:
-        """What the template puts behind a reply that these messages follow."""
-        new: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said]
+    def _tail(self, messages: RoleTexts) -> str:
+        """Render these messages after a reply, and return the text that follows the reply."""
+        new: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in messages]
         for message in new:
             message |= {"name": "tool", "tool_call_id": "000000000"} if message["role"] == "tool" else {}
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
         text = self._chat.render([*before, *new], add_generation_prompt=True)
         _, found, tail = text.rpartition(_MARK)
         if not found:
-            raise DataError("it does not show the reply as it is")
+            raise DataError("it does not show a reply unchanged")
         return tail

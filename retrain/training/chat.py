@@ -1,4 +1,4 @@
-"""All rendering: prompts, messages and answers to token ids, and token ids to text."""
+"""Rendering of prompts, messages and answers as token ids, and decoding of token ids to text."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ TemplateMode = Literal["auto", "on", "off"]
 Messages = list[dict[str, str]]
 _PromptAndAnswer = tuple[str | Messages, str]
 
-OWN = "\ufdd0"
-"""A character that Unicode keeps for a program's own use. Between two parts of a text: they are tokenized apart."""
+SEPARATOR = "\ufdd0"
+"""A Unicode noncharacter, reserved for a program's internal use. `encode` tokenizes the parts before and after it
+separately.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt as the model sees it: its text with the template's, and token ids."""
+    """A prompt as the model receives it: the rendered text, with the template's additions, and its token ids."""
 
     text: str
     ids: tuple[int, ...]
 
 
 RenderedPrompt = tuple[Problem, TokenizedPrompt]
-"""A problem with its prompt as the model sees it."""
+"""A problem with its prompt as the model receives it."""
 
 
 @dataclass(frozen=True)
 class Chat:
-    """Renders what a model is shown, once: tokens that were sampled are never tokenized again.
+    """Renders the model's input with its tokenizer and chat template.
 
     Attributes:
-        tokenizer: of the model.
-        end_id: ends an answer.
-        mode: "auto" uses the chat template if the tokenizer has one, "on" demands it, "off" forbids it.
+        tokenizer: the model's transformers tokenizer.
+        end_id: id of the token that ends an answer.
+        mode: "auto" uses the chat template if the tokenizer has one, "on" requires one, "off" ignores it.
     """
 
     tokenizer: Any
@@ -47,53 +49,62 @@ class Chat:
     mode: TemplateMode = "auto"
 
     def prompt(self, prompt: str | Messages, tools: Sequence[Mapping[str, Any]] | None = None) -> TokenizedPrompt:
-        """A prompt, open for an answer.
+        """Render a prompt, ready for an answer to follow.
 
-        With a template a text becomes the one user message; without one it is tokenized as it is.
+        With a template a text becomes a single user message. Without one it is tokenized as it is.
 
         Args:
             prompt: a text, or messages.
-            tools: for templates that show what may be called.
-
+            tools: JSON schemas of functions, for templates that render them.
         Raises:
-            DataError: messages without a chat template to render them or that it refuses, or mode "on" without one.
+            DataError: there is no chat template, and the prompt is a list of messages or the mode is "on"; or the
+                template refuses the messages.
         """
         if not self.templated:
             if not isinstance(prompt, str) or self.mode == "on":
                 raise DataError(
-                    f"the prompt is to be rendered as a chat and there is no chat template (chat = {self.mode!r}); "
+                    f"the prompt cannot be rendered as a chat: there is no chat template (chat = {self.mode!r}); "
                     'use an instruct model, or text prompts with [model] chat = "auto"'
                 )
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
-            # A few tokenizers close every text; the prompt of a completion stays open.
+            # A few tokenizers append an end-of-sequence token to every text, but the completion follows the prompt.
             return TokenizedPrompt(prompt, tuple(ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids))
         text = self.render(_messages(prompt), add_generation_prompt=True, tools=tools)
-        return TokenizedPrompt(text.replace(OWN, ""), tuple(self.encode(text)))
+        return TokenizedPrompt(text.replace(SEPARATOR, ""), tuple(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text that stands after other tokens."""
-        return [one for part in text.split(OWN) for one in self.tokenizer(part, add_special_tokens=False)["input_ids"]]
+        """Token ids of a text that follows other tokens: no special tokens are added."""
+        return [
+            one for part in text.split(SEPARATOR) for one in self.tokenizer(part, add_special_tokens=False)["input_ids"]
+        ]
 
     def quoted(self, text: str) -> str:
-        """A text in which special tokens are words like others: without their meaning, such as to end a turn.
+        """Return the text with its special tokens disabled: `encode` makes ordinary tokens of them, which end no turn.
 
-        Without a chat template it stays as it is, and may write special tokens.
+        Without a chat template the text is returned unchanged, and special tokens in it are active.
         """
-        return self._special.sub(rf"\1{OWN}", text.replace(OWN, "\ufffd")) if self.templated else text
+        return self._special.sub(rf"\1{SEPARATOR}", text.replace(SEPARATOR, "\ufffd")) if self.templated else text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Text of each token, special tokens included; a character of several tokens is that of the last of them."""
+        """Text of each token, special tokens included; a character of several tokens belongs to the last of them."""
         return self._text.pieces(ids)
 
     def rollout(
-        self, posed: RenderedPrompt, group: int, ids: Sequence[int], logprobs: Sequence[float], turns: Sequence[Turn]
+        self, rendered: RenderedPrompt, group: int, ids: Sequence[int], logprobs: Sequence[float], turns: Sequence[Turn]
     ) -> Rollout:
-        """What was sampled for a problem after its prompt, with its text; not scored yet."""
-        problem, prompt = posed
+        """Make a rollout without a reward.
+
+        Args:
+            rendered: the problem and its prompt.
+            group: index of the prompt's group in its step.
+            ids, logprobs: one entry for each token after the prompt.
+            turns: positions of the sampled tokens in `ids`.
+        """
+        problem, prompt = rendered
         return Rollout(
             problem_id=problem.id,
             prompt=prompt.text,
@@ -108,41 +119,43 @@ class Chat:
         )
 
     def conversation(self, problem: Problem, *, all_turns: bool = False) -> ExpertRow:
-        """Prompt and solution as they would be sampled: answers are tokenized apart, and end with the end of sequence.
+        """Render the prompt and the solution as an expert row, with the tokens that sampling would give.
 
-        Without a chat template a single message of the user counts as a text prompt.
+        Answers are tokenized separately from the prompt, and each ends with the token `end_id`. Without a chat
+        template a single user message counts as a text prompt.
 
         Args:
-            problem: with a solution; `id` is what errors call it.
-            all_turns: the assistant's earlier turns in the prompt are imitated as well.
+            problem: a problem with a solution; errors name it by its `id`.
+            all_turns: imitate the assistant's earlier turns in the prompt as well.
         Raises:
-            DataError: messages without a chat template, or with one that cannot render them in one piece.
+            DataError: the prompt is a list of messages without a chat template, the template refuses the messages, or
+                it renders an earlier turn differently in the prompts of later turns.
         """
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
-        said = ""
+        rendered = ""
         for before, answer in _turns(problem, all_turns):
             try:
                 prompt = self.prompt(self._plain(before))
             except Exception as error:  # a template may raise anything
                 raise DataError(f"{problem.id}: {error}") from error
-            if not prompt.text.startswith(said):
+            if not prompt.text.startswith(rendered):
                 raise DataError(
                     f"{problem.id}: the chat template renders an earlier turn differently once it is answered, so that "
-                    "the turns are no single row; leave out [expert] all_assistant_turns"
+                    "the turns do not form one row; leave out [expert] all_assistant_turns"
                 )
-            ids += self.encode(prompt.text[len(said) :]) if said else prompt.ids
+            ids += self.encode(prompt.text[len(rendered) :]) if rendered else prompt.ids
             start = len(ids)
             ids += [*self.encode(answer), self.end_id]
             spans.append((start, len(ids)))
-            said = prompt.text + answer + str(self.tokenizer.convert_ids_to_tokens(self.end_id))
+            rendered = prompt.text + answer + str(self.tokenizer.convert_ids_to_tokens(self.end_id))
         return ExpertRow(tuple(ids), tuple(spans))
 
     def warning(self, prompt: str | Messages) -> str | None:
-        """What is wrong with the chat template, or None: the prompt must be a prefix of prompt + answer.
+        """Return a warning if the rendered prompt is not a prefix of the rendered prompt and answer; else None.
 
-        A template that rewrites history (some drop earlier thinking) shows the model, in use, another
-        prompt than the one it was trained on.
+        Some templates rewrite earlier turns, for example drop their thinking. A model that is served with such a
+        template reads, from the second turn on, a context that it was not trained on.
         """
         text = self.prompt(prompt).text
         if not self.templated:
@@ -153,19 +166,19 @@ class Chat:
         at = next((i for i, pair in enumerate(zip(text, whole, strict=False)) if pair[0] != pair[1]), len(whole))
         return (
             f"the chat template renders the prompt differently once it is answered: {text[at : at + 40]!r} becomes "
-            f"{whole[at : at + 40]!r}; several turns would not continue the tokens that were trained"
+            f"{whole[at : at + 40]!r}; with several turns, a served model reads other tokens than those of its training"
         )
 
     @property
     def templated(self) -> bool:
-        """Prompts are rendered with a chat template."""
+        """True if prompts are rendered with a chat template."""
         return self.mode != "off" and getattr(self.tokenizer, "chat_template", None) is not None
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Messages as the template's text.
+        """Render messages with the chat template, as text; `options` are those of `apply_chat_template`.
 
         Raises:
-            DataError: the template refuses them, as some do a system message or two turns of one role.
+            DataError: the template refuses the messages; some refuse a system message, or two turns of one role.
         """
         try:
             return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
@@ -179,7 +192,7 @@ class Chat:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """The first character of each special token, wherever one begins."""
+        """Pattern of the first character of a special token, which it matches wherever a special token begins."""
         known = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
         return re.compile(f"(?=(?:{'|'.join(map(re.escape, known))}))(.)" if known else "(?!)()", re.DOTALL)
 
@@ -190,7 +203,7 @@ class Chat:
 
 
 def plain_text(prompt: str | Messages) -> str:
-    """The prompt as text without any template: itself, or its messages' contents, a line each."""
+    """Return a prompt as text without a template; the contents of messages are put one per line."""
     return prompt if isinstance(prompt, str) else "".join(f"{message['content']}\n" for message in prompt)
 
 
@@ -199,10 +212,10 @@ def _messages(prompt: str | Messages) -> Messages:
 
 
 def _turns(problem: Problem, all_turns: bool) -> list[_PromptAndAnswer]:
-    """(what comes before, answer) of every turn to imitate."""
+    """(context, answer) of every turn to imitate."""
     prompt = problem.prompt
     last: _PromptAndAnswer = (prompt, problem.solution or "")
     if isinstance(prompt, str) or not all_turns:
         return [last]
-    spoken = [index for index, message in enumerate(prompt) if index and message["role"] == "assistant"]
-    return [*((prompt[:index], prompt[index]["content"]) for index in spoken), last]
+    earlier = [index for index, message in enumerate(prompt) if index and message["role"] == "assistant"]
+    return [*((prompt[:index], prompt[index]["content"]) for index in earlier), last]

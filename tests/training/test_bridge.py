@@ -38,7 +38,7 @@ def test_a_conversation_is_what_was_sampled_with_bridges_between(name, cut, role
         assert shown.count(family.end) == opened + 3 * (rendered - opened)
     if family.keeps and role == "user":
         assert shown == model.render(said, add_generation_prompt=True)
-    assert ("the user says it" in caplog.text) is (role == "tool" and not family.tool)
+    assert ('its messages are rendered as "user"' in caplog.text) is (role == "tool" and not family.tool)
     if role == "tool" and not family.tool:
         assert ids[len(prompt.ids) + len(spans[0][1]) : spans[1][0]] == bridge.ids(
             [("user", "and four0?")], None if cut else model.end_id
@@ -117,8 +117,8 @@ def test_what_is_said_first_joins_the_prompt():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "does not show the reply as it is"),
-        ("{{ messages[1].content }}", "does not show what the user says next"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "does not show a reply unchanged"),
+        ("{{ messages[1].content }}", r'does not show a message of the role "user" after a reply'),
         ("{{ raise_exception('no chat') }}", "no chat"),
     ],
 )
