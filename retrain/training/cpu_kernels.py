@@ -1,7 +1,8 @@
-"""Everything that makes updates fast on CPUs: fewer operations in a model's modules, and the memory that they reuse.
+"""Speed-ups for CPUs: fewer elementwise operations in a model's modules, and reuse of freed memory.
 
-Except for matrix products, an update is mostly elementwise, and its time is that of the memory it moves. The results
-stay the same, so a reader of the policy can leave this module out. The figures are in docs/performance.md.
+Apart from its matrix products, an update consists of elementwise operations, whose time is limited by memory
+bandwidth. The results stay the same, so a reader of the policy can skip this module. docs/performance.md has the
+measurements.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 _EPSILON = 1e-3
-"""Of the norm that decides whether a class computes what is expected: large enough to be seen."""
+"""Epsilon of the trial norm in `_is_rms_norm`: large enough to change the result visibly."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Numbers of glibc's parameters for `mallopt`."""
+"""glibc's parameter numbers for `mallopt`."""
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed for what is asked for next, up to the most that was ever in use.
+    """Make glibc keep freed memory for later allocations; the process then holds its peak memory until it ends.
 
-    By default glibc returns large blocks to the system, which clears every page of them when they come back: up to a
-    quarter of an update of a small model. Elsewhere the function does nothing.
+    By default glibc returns large blocks to the system, which clears every page when it is allocated again. That takes
+    up to a quarter of the time of a small model's update. Without glibc the function does nothing.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         library.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -40,11 +41,11 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def unscanned_heap() -> Generator[None]:
-    """Leave all objects that exist out of garbage collections inside the block.
+    """Exclude all existing objects from garbage collection inside the block.
 
     A full collection visits every object of torch, transformers and the run. The tasks and futures of rollouts trigger
-    one every few steps: a fifth of the CPU time of the quickstart's rollouts (docs/log.md). What is made inside the
-    block is collected as usual. A process that has frozen objects itself keeps its choice.
+    one every few steps, which took a fifth of the CPU time of the quickstart's rollouts (docs/log.md). Objects created
+    inside the block are collected as usual. If the process has frozen objects itself, nothing changes.
     """
     if gc.get_freeze_count():
         yield
@@ -58,23 +59,24 @@ def unscanned_heap() -> Generator[None]:
 
 
 def shorten(model: nn.Module) -> None:
-    """Let a model on a processor norm with `RmsNorm`, and any model cast for all linear layers at once.
+    """Replace a model's RMS norms on CPUs by `RmsNorm`, and share casts between its linear layers on any device.
 
-    Its parameters, their names and what it computes stay as they are, but for weights of 16 bits: under autocast
-    their residual stream is float32, as that of float32 weights is, unless the model has layer norms. A copy of the
-    model has the same. Calling it again changes nothing.
+    Parameters, their names and results stay the same, with one exception. Under autocast the residual stream of
+    16-bit weights becomes float32, as that of float32 weights is, unless the model has layer norms. Copies of the
+    model keep the changes. Calling the function again changes nothing.
     """
     modules = list(model.modules())
-    # One for the whole model, also for adapters that are added later: layers that share a cast add their gradients in
-    # its type, so that a model that was warmed up before and one that was loaded would differ in rounding.
+    # One cast for the whole model, also for adapters that are added later. Layers that share a cast sum their
+    # gradients in its dtype: with several casts, a model that was warmed up in this process would round differently
+    # from one that was loaded.
     cast = next((vars(one)["shared_cast"] for one in modules if "shared_cast" in vars(one)), SharedCast())
-    wide = not any(isinstance(one, nn.LayerNorm) for one in modules)  # those refuse an input wider than their gain
+    wide = not any(isinstance(one, nn.LayerNorm) for one in modules)  # they refuse an input wider than their weight
     for module in modules:
         kind = type(module)
         if isinstance(module, nn.Embedding) and wide and "widened" not in vars(module):
             vars(module)["widened"] = True
             module.register_forward_hook(_widened)
-        if kind is nn.Linear:  # quantized layers are of other classes, and cast by themselves
+        if kind is nn.Linear:  # quantized layers have other classes and cast their input themselves
             if "shared_cast" not in vars(module):
                 vars(module)["shared_cast"] = cast
                 module.register_forward_pre_hook(cast)
@@ -84,7 +86,7 @@ def shorten(model: nn.Module) -> None:
 
 @cache
 def _is_rms_norm(kind: type[Any]) -> bool:
-    """Whether modules of this class give x / sqrt(mean(x^2) + eps) * gain, found by trying."""
+    """Test on examples whether modules of this class compute x / sqrt(mean(x^2) + eps) * gain."""
     try:
         with torch.device("cpu"), torch.no_grad():
             norm = kind(4, eps=_EPSILON)
@@ -92,9 +94,10 @@ def _is_rms_norm(kind: type[Any]) -> bool:
             x = torch.tensor([[0.1, -0.2, 0.3, 0.05], [3.0, 1.0, -1.0, 2.0]])
             rounded = x.bfloat16()
             torch.testing.assert_close(_normed(norm, x), norm(x))
-            torch.testing.assert_close(_normed(norm, rounded), norm(rounded), rtol=0.02, atol=0)  # and of the same type
+            # `assert_close` also compares the dtypes.
+            torch.testing.assert_close(_normed(norm, rounded), norm(rounded), rtol=0.02, atol=0)
             return True
-    except Exception:  # a class that cannot be made or asked like this is left alone
+    except Exception:  # a class with another constructor or other attributes keeps its own forward
         return False
 
 
@@ -105,17 +108,20 @@ def _normed(self: Any, hidden: Tensor) -> Tensor:
 
 
 class RmsNorm(torch.autograd.Function):
-    """y = x r gain with r = 1 / sqrt(mean(x^2) + eps), over the last dimension d, as one node of the graph.
+    """RMS norm over the last dimension as a single autograd node.
 
-    With g the gradient of y: that of x is r (g gain) - x r^3 sum(g gain x) / d, that of gain the sum of g x r over
-    all rows. Computed in float32; x of any shape [..., d] and type, gain [d]; y has the type that x gain has.
+    y = x r gain, with r = 1 / sqrt(mean(x^2) + eps) over the d entries of the last dimension
+    dL/dx = r g gain - x r^3 sum(g gain x) / d, with g = dL/dy
+    dL/dgain = sum over all rows of g x r
 
-    Source: B. Zhang and R. Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467).
+    All of it is computed in float32. x is [..., d], gain is [d]; y has the dtype of x * gain.
+
+    References: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        """y, and x, gain and r for the gradient."""
+        """Return y; save x, gain and r for the gradient."""
         wide = x.float()
         r = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, gain, r)
@@ -124,7 +130,7 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Gradients of x and gain."""
+        """Return the gradients of x and gain, and None for eps."""
         x, gain, r = ctx.saved_tensors
         wide, grad, size = x.float(), grad.float(), x.shape[-1]
         moved = grad * wide
@@ -135,15 +141,16 @@ class RmsNorm(torch.autograd.Function):
 
 
 def _widened(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-    """Begin the residual stream in float32: what follows is promoted to it, and linear layers cast what they read."""
+    """Under autocast, return the embeddings in float32: sums with them are float32 too, and linear layers cast their
+    input.
+    """
     return output.float() if torch.is_autocast_enabled(output.device.type) else None
 
 
 class SharedCast:
-    """A hook before linear layers: under autocast, what several of them read is cast for the first one only.
+    """Forward pre-hook of linear layers: under autocast, layers with the same input share one cast of it.
 
-    Left to itself, autocast casts the input of query, key and value three times, and keeps three copies for the
-    gradient.
+    Autocast itself would cast the input of query, key and value three times, and keep three copies for the gradient.
     """
 
     def __init__(self) -> None:
@@ -155,7 +162,7 @@ class SharedCast:
         return memo.setdefault(id(self), SharedCast())
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor] | None:
-        """The cast input; None leaves it to autocast."""
+        """Return the cast input, or None to leave the cast to autocast."""
         x: Any = inputs[0]
         kind = x.device.type
         if not x.requires_grad or x.dtype != torch.float32 or not torch.is_autocast_enabled(kind):

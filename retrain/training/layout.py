@@ -1,4 +1,4 @@
-"""Rollouts and expert rows as a batch."""
+"""Conversion of rollouts and expert rows to a batch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from retrain.types import Batch, ExpertRow, Rollout
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rollouts of a run become batches.
+    """Makes batches from the rollouts of a run.
 
     Attributes:
-        pad_id: fills rows up; masks, never ids, say what is padding.
-        device: where batches are made.
-        max_tokens: the response budget that sampling has.
-        mask_truncated: a rollout that ended for want of tokens is not trained on.
-        rewards: (name of its part, weight) of each of `[[rewards]]`; empty: the sum is the one part.
+        pad_id: token id of padding; padding is recognised by the masks, never by this id.
+        device: device of the batches.
+        max_tokens: most tokens that are sampled for one response.
+        mask_truncated: do not train on rollouts that a token limit ended: their response mask is False everywhere.
+        rewards: (name of the part, weight) of each of `[[rewards]]`; empty: the whole reward is the only part.
     """
 
     pad_id: int
@@ -32,9 +32,16 @@ class Layout:
     rewards: tuple[tuple[str, float], ...] = ()
 
     def batch(self, rollouts: Sequence[Rollout], step: int, experts: Sequence[ExpertRow] = ()) -> Batch:
-        """Rollouts, and behind them expert rows, right-padded (see `Batch`).
+        """Make a right-padded batch of the rollouts, followed by the expert rows.
 
-        An expert row has no reward and no advantage, and is alone in its group.
+        An expert row has reward 0 and advantage 0, and is the only row of its group.
+
+        Args:
+            rollouts: rows that the policy sampled.
+            step: the training step, from 0.
+            experts: rows to imitate.
+        Returns:
+            A batch of N = len(rollouts) + len(experts) rows; its advantages are 0.
         """
         rows = [((*r.prompt_ids, *r.completion_ids), self._spans(r), r.sampler_logprobs) for r in rollouts]
         rows += [(row.ids, list(row.spans), ()) for row in experts]
@@ -47,7 +54,7 @@ class Layout:
             attention[row, : len(ids)] = True
             for start, end in spans:
                 response[row, start:end] = True
-            logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one for every id after the prompt
+            logprobs[row, len(ids) - len(scores) : len(ids)] = torch.tensor(scores)  # one per token after the prompt
         turn_ids, turn_rewards = _turns(rollouts, shape)
         greedy = [math.nan if one.greedy is None else one.greedy for one in rollouts] + [math.nan] * len(experts)
         first = max((rollout.group for rollout in rollouts), default=-1) + 1
@@ -75,7 +82,7 @@ class Layout:
         )
 
     def _parts(self, rollouts: Sequence[Rollout], experts: int) -> dict[str, Any]:
-        """`reward_parts` and `reward_weights`, where the run names its rewards."""
+        """Columns `reward_parts` [N, R] and `reward_weights` of R named rewards; {} without names."""
         if not self.rewards:
             return {}
         found = [[rollout.parts.get(name) for name, _ in self.rewards] for rollout in rollouts]
@@ -89,7 +96,10 @@ class Layout:
 
 
 def _turns(rollouts: Sequence[Rollout], shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """`turn_ids` and `turn_rewards` of a batch of this shape; the last turn earned what no turn was given for."""
+    """Columns `turn_ids` and `turn_rewards`, each [N, T].
+
+    The last turn of a rollout gets the part of the reward that the environment did not assign to a turn.
+    """
     turn_ids, turn_rewards = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
     for row, rollout in enumerate(rollouts):
         rest = (rollout.reward or 0.0) - sum(turn.reward for turn in rollout.turns)
@@ -100,7 +110,7 @@ def _turns(rollouts: Sequence[Rollout], shape: tuple[int, int]) -> tuple[Tensor,
 
 
 def _anchors(rollouts: Sequence[Rollout], shape: tuple[int, int]) -> Tensor:
-    """`anchor_ids` of a batch of this shape."""
+    """Column `anchor_ids` [N, T]: equal numbers for turns of one group that began in the same state; -1 elsewhere."""
     anchors, numbers = torch.full(shape, -1), dict[tuple[int, str], int]()
     for row, rollout in enumerate(rollouts):
         for turn, (start, end) in zip(rollout.turns, rollout.spans, strict=True):
