@@ -1,4 +1,4 @@
-"""Memory that training and sampling take, estimated from numbers of a model's config; torch is not imported."""
+"""Estimates of the memory of training and sampling, from a model's config. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Any
 from retrain.training.settings import LOGITS_AT_ONCE, PolicySettings
 
 OF_THE_SAMPLER = frozenset({"sampler_weights", "kv_cache"})
-"""Memory of the sampler by purpose; an engine with the trait `remote` takes none."""
+"""Entries of `estimate_memory` that the sampler uses; 0 here if the engine has the trait `remote`."""
 _PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "opt", "gptj", "phi"})
 _MOMENTS = {"adamw": 8, "adamw8bit": 2, "muon": 4}
-"""Bytes of an optimizer's moments for each weight that is trained."""
+"""Bytes of an optimizer's moments per trained weight."""
 _LAYERS = 1 << 16
-"""More than any model has."""
+"""Upper limit of the search in `layers_that_fit`, above the number of layers of any model."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides a transformer's memory.
+    """The sizes that determine a transformer's memory.
 
     Attributes:
-        vocabulary, width, layers, inner: entries, hidden size, layers, size inside the feed-forward part.
-        heads, key_heads, head_width: of attention.
-        tied: the output head shares the embedding. gated: the feed-forward part has three matrices, not two.
+        vocabulary: entries of the vocabulary.
+        width: hidden size. layers: number of layers.
+        inner: size of the feed-forward part's inner activations.
+        heads, key_heads: number of query heads, and of key (and value) heads. head_width: size of one head.
+        tied: the output head shares the weights of the embedding.
+        gated: the feed-forward part has three matrices (gate, up, down) instead of two.
     """
 
     vocabulary: int
@@ -40,10 +43,10 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
-        """From a `config.json` as a mapping; understands the names of the Llama and of the GPT-2 family.
+        """Read the sizes from the contents of a `config.json`, with the key names of the Llama or the GPT-2 family.
 
         Raises:
-            ValueError: it lacks a number, as those of models without attention heads do.
+            ValueError: a size is missing, as in models without attention heads.
         """
 
         def first(*names: str, default: int = 0) -> int:
@@ -67,19 +70,19 @@ class ModelShape:
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of every matrix of one layer."""
+        """(inputs, outputs) of every weight matrix of one layer."""
         query, key = self.heads * self.head_width, self.key_heads * self.head_width
         attention = [(self.width, query), (self.width, key), (self.width, key), (query, self.width)]
         return attention + [(self.width, self.inner)] * (3 if self.gated else 2)
 
     @property
     def layer(self) -> int:
-        """Weights of the matrices of one layer."""
+        """Number of weights in the matrices of one layer."""
         return sum(inputs * outputs for inputs, outputs in self.matrices)
 
     @property
     def parameters(self) -> int:
-        """Weights of all matrices; norms and biases are left out."""
+        """Number of weights in all matrices, without norms and biases."""
         return (1 if self.tied else 2) * self.vocabulary * self.width + self.layers * self.layer
 
 
@@ -92,20 +95,21 @@ def estimate_memory(
     signal_models: Collection[str] = (),
     ranks: int = 1,
 ) -> dict[str, int]:
-    """Bytes by purpose on one rank; a guide within about a factor of 1.5, and what `explain` prints.
+    """Estimate the bytes that one rank uses for each purpose. The error is about a factor of 1.5.
 
     Args:
-        shape: the model.
-        settings: how it is trained.
+        shape: sizes of the model.
+        settings: settings of its training.
         rows: completions sampled at once.
-        tokens: longest prompt and response together.
-        signal_models: what signals hold, as their trait `models` names it: "frozen" (they share one copy; with LoRA
-            it is the base), "trained" or "averaged". Models of another shape are left to the caller.
-        ranks: processes that train together; adapters are whole on each, and other weights spread over them.
+        tokens: length of the longest prompt with its response, in tokens.
+        signal_models: models that signals hold, as in their trait `models`: "frozen" (they share one copy; with LoRA
+            it is the base), "trained" or "averaged". The caller adds models of another shape.
+        ranks: world size. Weights are sharded unless `settings.shard` is "none"; every rank holds whole adapters.
     Returns:
-        weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
-        other_models (those of signals), sampler_weights, kv_cache; with ranks or `offload` also gathered (two layers,
-        embedding and head while they compute) and offloaded (what waits in the processor's memory instead).
+        Bytes of weights, gradients, optimizer, activations (of the largest micro-batch), logits (of one chunk),
+        other_models (of signals), sampler_weights and kv_cache. If weights are sharded also gathered: two layers,
+        embedding and head, which are whole while they compute. With `offload` also offloaded: CPU memory, of entries
+        that are left out in return.
     """
     half = 2 if settings.dtype == "bfloat16" else 4
     rank = settings.lora.r if settings.lora else 0
@@ -118,7 +122,7 @@ def estimate_memory(
     shards = ranks if settings.shard == "full" else 1
     base, states = (frozen_base(shape, settings) // shards, 1) if rank else (0, shards)
     sizes = {
-        "weights": (8 if settings.rounds else 4) * trained // states + base,  # rounded ones beside the masters
+        "weights": (8 if settings.rounds else 4) * trained // states + base,  # `rounds` keeps rounded copies
         "gradients": 4 * trained // states,
         "optimizer": _MOMENTS[settings.optimizer] * trained // states,
         "activations": cells * (inputs + kept * _activations(shape, half)),
@@ -139,19 +143,21 @@ def estimate_memory(
 
 
 def layers_that_fit(shape: ModelShape, gigabytes: int, taken: Callable[[ModelShape], int]) -> int:
-    """Layers of the largest model of this width that fits a GPU; 0 if one layer does not.
+    """Return the number of layers of the largest model of this width that fits a GPU; 0 if one layer does not fit.
 
     Args:
-        taken: bytes that a model takes there; more layers take more.
+        shape: sizes of the model; its own number of layers is ignored.
+        gigabytes: memory of the GPU, in 10^9 bytes.
+        taken: returns the bytes that a model uses on the GPU; must increase with the number of layers.
     """
     return bisect_right(range(1, _LAYERS), gigabytes * 10**9, key=lambda layers: taken(replace(shape, layers=layers)))
 
 
 def frozen_base(shape: ModelShape, settings: PolicySettings) -> int:
-    """Bytes of a whole base that is not trained."""
+    """Bytes of a whole frozen base model, on one device."""
     half = 2 if settings.dtype == "bfloat16" else 4
     size = half * shape.parameters
-    if settings.quantization:  # a float32 scale for every 64 weights of half a byte
+    if settings.quantization:  # half a byte per weight and a float32 scale per 64 weights: 9/16 bytes
         size -= shape.layers * shape.layer * (16 * half - 9) // 16
     return size
 
@@ -159,8 +165,12 @@ def frozen_base(shape: ModelShape, settings: PolicySettings) -> int:
 def _activations(shape: ModelShape, half: int) -> int:
     """Bytes that one token keeps in one layer for the backward pass.
 
-    In float32 the residual stream around two norms (5 widths each), in the type of the products what they
-    read: normed inputs, attention's heads (before and after rotation, and padded), the feed-forward part.
+    4 (4 width + 3 heads) + half (2 width + heads + m inner)
+
+    heads is the size of query, key and value together; m is 4 for a gated feed-forward part, otherwise 3. In float32:
+    the input of each of two norms before and after division by its root mean square, and three copies of query, key
+    and value, which attention rotates and pads. In the dtype of the matrix products, of `half` bytes: the outputs of
+    the two norms, query, key and value once more, and the activations of the feed-forward part.
     """
     heads = (shape.heads + 2 * shape.key_heads) * shape.head_width
     inner = (4 if shape.gated else 3) * shape.inner

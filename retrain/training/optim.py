@@ -1,4 +1,4 @@
-"""Optimizers over named parameters, their schedule, and their state as plain tensors."""
+"""Optimizers over named parameters, their learning rate schedule, and their state as plain tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from retrain.training.shards import like
 from retrain.types import State
 
 VALUE_HEAD = "value_head."
-"""Begins the names of a head's parameters, which are not the model's."""
+"""Prefix of the names of a value head's parameters, which are not parameters of the model."""
 
 
 def lr_factor(step: int, settings: PolicySettings) -> float:
-    """Share of the peak learning rate at optimizer step `step` (from 0), in (0, 1].
+    """Learning rate at optimizer step `step` (from 0), as a fraction of the peak, in [0, 1].
 
-    (step + 1) / warmup_steps while warming up; then with u = share of the remaining steps done,
-    constant: 1, linear: 1 - u, cosine: (1 + cos(pi u)) / 2. The decay would reach 0 at total_steps.
+    warm-up   (step + 1) / warmup_steps, for step < warmup_steps
+    constant  1
+    linear    1 - u
+    cosine    (1 + cos(pi u)) / 2
+
+    u = (step - warmup_steps) / (total_steps - warmup_steps), at most 1. The last step of a run is total_steps - 1, so
+    its factor is still above 0.
     """
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
@@ -33,24 +38,28 @@ def lr_factor(step: int, settings: PolicySettings) -> float:
 
 
 class Optimizer:
-    """AdamW, or Muon (Jordan et al. 2024) for hidden matrices and AdamW for embeddings, head, norms and biases.
+    """The optimizer that `settings.optimizer` names, over the trained parameters of a model.
 
-    Muon's updates are rescaled to the root mean square of AdamW's, so one learning rate serves both. "adamw8bit" is
-    AdamW with moments of one byte each, scaled by blocks of 256 weights (Dettmers et al. 2022, 8-bit Optimizers via
-    Block-wise Quantization; bitsandbytes); parameters of fewer than 4,096 weights keep them in float32.
+    "adamw" is AdamW. "muon" is Muon for hidden matrices and AdamW for embeddings, head, norms and biases; Muon's
+    updates are rescaled to the root mean square of AdamW's, so both use one learning rate. "adamw8bit" is AdamW whose
+    moments take one byte each, with a scale per block of 256 weights; parameters of fewer than 4,096 weights keep
+    float32 moments. Weight decay applies to parameters of two or more dimensions.
 
     Attributes:
-        parameters: what is trained, by name.
+        parameters: the trained parameters by name.
+
+    References: Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101; Jordan et al., Muon,
+        2024; Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv:2110.02861 (bitsandbytes).
     """
 
     def __init__(self, model: nn.Module, settings: PolicySettings, head: nn.Module | None = None) -> None:
-        """Collect what requires a gradient in a model, and in a head beside it."""
+        """Collect the parameters of a model, and of a value head if there is one, that require a gradient."""
         self.settings = settings
         named = [*model.named_parameters()]
         named += [] if head is None else [(f"{VALUE_HEAD}{name}", p) for name, p in head.named_parameters()]
         self.parameters = {name: p for name, p in named if p.requires_grad}
         self._names: dict[Tensor, str] = {p: name for name, p in self.parameters.items()}
-        excluded = _edge_parameters(model) if settings.optimizer == "muon" else self._names.keys()
+        excluded = _embeddings_and_head(model) if settings.optimizer == "muon" else self._names.keys()
         muon = [p for p in self._names if p.ndim == 2 and p not in excluded]
         rest = [p for p in self._names if p.ndim != 2 or p in excluded]
         groups = [
@@ -61,7 +70,7 @@ class Optimizer:
         if settings.optimizer == "adamw8bit":
             adamw = library("bitsandbytes.optim", "8bit").AdamW8bit(groups, **common)
         else:
-            # One kernel for all parameters instead of one for each; other devices have none.
+            # The fused kernel updates all parameters in one call; it exists for these two devices.
             adamw = torch.optim.AdamW(groups, **common, fused=all(p.device.type in ("cpu", "cuda") for p in rest))
         self.optimizers: list[torch.optim.Optimizer] = [adamw]
         if muon:
@@ -72,7 +81,7 @@ class Optimizer:
             )
 
     def step(self, step: int) -> float:
-        """Apply the gradients as optimizer step number `step`; returns the learning rate used."""
+        """Take optimizer step number `step` (from 0) with the parameters' gradients; return its learning rate."""
         lr = self.settings.lr * lr_factor(step, self.settings)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -81,12 +90,12 @@ class Optimizer:
         return lr
 
     def zero_grad(self) -> None:
-        """Forget the gradients of what is trained."""
+        """Set the gradients of the trained parameters to None."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def _one_by_one(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update parameter by parameter: the moments of one are on its device, the others in the processor's memory."""
+        """Update one parameter at a time; the moments of all other parameters stay in CPU memory."""
         every = [(group, group["params"]) for group in optimizer.param_groups]
         for group, _ in every:
             group["params"] = []
@@ -101,16 +110,16 @@ class Optimizer:
             group["params"] = parameters
 
     def state_dict(self) -> State:
-        """{parameter name: {"exp_avg": tensor, ...}}; the tensors are the optimizer's own."""
+        """Return {parameter name: {"exp_avg": tensor, ...}}; the tensors are not copies."""
         every = [(p, state) for o in self.optimizers for p, state in o.state.items()]
         return {self._names[p]: {key: torch.as_tensor(value) for key, value in state.items()} for p, state in every}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take over copies of what `state_dict` gave."""
+        """Restore the state that `state_dict` returned; the tensors are copied."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
             for p in [p for group in optimizer.param_groups for p in group["params"] if self._names[p] in state]:
-                # By name: torch's own load_state_dict knows parameters by number, which another order would change.
+                # By name, because torch's own load_state_dict matches parameters by their position.
                 copied: dict[str, Any] = {key: like(value, p) for key, value in state[self._names[p]].items()}
                 if self.settings.optimizer == "adamw8bit":
                     copied["step"] = int(copied["step"])  # bitsandbytes counts in Python
@@ -121,8 +130,8 @@ def _moved(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in state.items()}
 
 
-def _edge_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Parameters of embeddings and of the output head, which Muon is not made for."""
+def _embeddings_and_head(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of embeddings and of the output head, for which Muon is not intended."""
     modules: list[Any] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return {p for module in [*modules, head] if module is not None for p in module.parameters()}
