@@ -1,4 +1,4 @@
-"""The trainable model: scoring and updates in micro-batches whose size changes memory, not results."""
+"""The trainable model: scoring and updates, in micro-batches whose size changes memory and speed but not results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Step:
-    """What one optimizer step sees: rows, their loss, micro-batches of live rows."""
+    """Input of one optimizer step.
+
+    Attributes:
+        batch: the rows of the minibatch.
+        loss: the objective with its token weights over these rows.
+        parts: micro-batches of the rows that have a gradient.
+    """
 
     batch: Batch
     loss: StepLoss
@@ -40,17 +46,17 @@ class _Step:
 
 
 class TorchPolicy:
-    """A transformers causal LM under training, on one device or spread over the ranks' devices.
+    """A transformers causal LM that is trained, on one device or sharded over the ranks' devices.
 
-    The model stays in `eval` mode, so that dropout never sets the policy apart from its own log-probs (the
-    adapters' own dropout aside), and remains usable for `generate` and `save_pretrained`.
-
-    Args:
-        model: a causal LM; its weights become float32 master weights, except those that LoRA freezes.
-        settings: see `PolicySettings`.
+    The model stays in `eval` mode, so its dropout is off and does not change the log-probs; only the dropout of
+    adapters is on in updates. The model can be used with `generate` and `save_pretrained` at any time.
 
     Attributes:
-        model: the model being trained. step: optimizer steps taken. adapter: peft's wrapper of it, or None.
+        model: the model in training.
+        adapter: peft's wrapper of the model with LoRA, else None.
+        step: number of optimizer steps taken.
+        settings: see `PolicySettings`.
+        ranks: the processes that train the model together.
     """
 
     def __init__(
@@ -66,10 +72,12 @@ class TorchPolicy:
         """Prepare the model for training.
 
         Args:
-            ranks: the processes that train it together; each gives the same model.
-            source: of the values of parameters on the meta device.
-            shares: a policy with LoRA whose model and wrapper this one shares, and the adapter to train.
-            has_values: train a head that gives one number per token, zero at first, instead of log-probs.
+            model: a causal LM. Its weights become float32 master weights, except those that LoRA freezes.
+            settings: see `PolicySettings`.
+            ranks: the processes that train the model together; every rank passes the same model.
+            source: reads the values of parameters on the meta device.
+            shares: a policy with LoRA whose model and wrapper this policy shares, and the name of its own adapter.
+            has_values: add a value head, zero at first; the policy then computes values instead of log-probs.
         """
         self.settings, self.ranks, self.step = settings, ranks, 0
         other, self._name = shares or (None, lora.POLICY)
@@ -78,13 +86,13 @@ class TorchPolicy:
             self.model: Any = model if settings.lora else model.float()
         else:
             self.adapter, self.model = other.adapter, other.model
-        self.model.eval()  # also the modules of an adapter that was added for this policy
+        self.model.eval()  # also for the modules of an adapter that was added for this policy
         if settings.gradient_checkpointing:
             _checkpoint_layers(self.model)
         self._shards = other._shards if other else shard(self.model, settings, ranks, source)
-        # Before any forward: while one runs, the model has other parameters than those that are sharded.
+        # Before any forward pass: during one, FSDP replaces the sharded parameters of the model by whole ones.
         head = self._shards.spread(_value_head(self.model), settings) if has_values else None
-        with lora.active(self.adapter, self._name):  # what is trained is what has gradients in this block
+        with lora.active(self.adapter, self._name):  # only the active adapter's parameters require a gradient
             self.optimizer = Optimizer(self.model, settings, head)
         rounded = RoundedWeights(self.optimizer.parameters, settings.seed, ranks.rank) if settings.rounds else None
         self._rounded = rounded
@@ -95,43 +103,59 @@ class TorchPolicy:
         self._earlier: dict[str, Tensor] = {}
 
     def sibling(self, name: str, settings: PolicySettings, *, has_values: bool = False) -> TorchPolicy:
-        """A second model to train, which starts where training started: a copy, or with LoRA another adapter.
+        """Create a second trainable model: a copy of this one or, with LoRA, a new adapter on the same base model.
 
-        With LoRA base weights and wrapper are shared; forwards, updates and weights of either policy never see the
-        other's adapter. Without, call it before the first update.
+        With LoRA the two policies share base weights and wrapper, and never use each other's adapter. Without LoRA
+        the copy has the current weights: call this before the first update to start from the initial ones.
+
+        Args:
+            name: name of the adapter.
+            settings: settings of the new policy; they have `lora` if this policy's have.
+            has_values: see `__init__`.
         """
         if self.adapter is None:
             model, source = self._shards.copied(self.model)
             return TorchPolicy(model, settings, self.ranks, source, has_values=has_values)
-        assert settings.lora is not None, "the sibling of a policy with LoRA is an adapter too"
+        assert settings.lora is not None, "the sibling of a policy with LoRA needs LoRA settings"
         lora.add(self.adapter, name, settings.lora)
         return TorchPolicy(self.model, settings, self.ranks, shares=(self, name), has_values=has_values)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and where batches must be."""
+        """Device of the computation; batches must be on it."""
         return self.forward.device
 
     def logprobs(self, batch: Batch, columns: Sequence[str] = ("old_logprobs",)) -> dict[str, Tensor]:
-        """POLICY_COLUMNS by name, each [N, T] float32, 0 outside response_mask, in one pass."""
+        """Compute the requested POLICY_COLUMNS in one forward pass, without gradient.
+
+        Args:
+            batch: N rows of T tokens.
+            columns: names of the columns.
+        Returns:
+            {name: [N, T] float32, 0 outside response_mask}, in nats where the column is a log-prob or an entropy.
+        """
         with lora.active(self.adapter, self._name):
             return self.forward.logprobs(batch, columns)
 
     def values(self, batch: Batch) -> Tensor:
-        """Values [N, T] of the prefix before each response token, of a model that `has_values`."""
+        """Compute the values [N, T] of a policy that `has_values`, without gradient, 0 outside response_mask.
+
+        The value in column t is that of the prefix before token t, in the unit of the reward.
+        """
         assert isinstance(self.forward, ValueForward)
         with lora.active(self.adapter, self._name):
             return self.forward.values(batch)
 
     def head_weights(self) -> dict[str, Tensor]:
-        """Weights of the head for values, by name, whole on every rank."""
+        """Return the whole weights of the value head by name, on every rank."""
         named = self.optimizer.parameters.items()
         return {name: self._shards.full(p.detach()).contiguous() for name, p in named if name.startswith(VALUE_HEAD)}
 
     def reference(self) -> Callable[[Batch], Tensor]:
-        """Scores [N, T] by the weights of the first call: the base model under the adapters, or a frozen copy.
+        """Return a function that computes log-probs [N, T] with reference weights.
 
-        Whoever asks before the first update gets the initial weights; all share the one copy.
+        With LoRA they are the base model's weights. Otherwise the first call of this method makes a frozen copy of the
+        current weights, which all later calls share: call it before the first update to keep the initial weights.
         """
         if self.adapter is not None:
             return self._base_logprobs
@@ -139,7 +163,7 @@ class TorchPolicy:
         return lambda batch: frozen.logprobs(batch)["old_logprobs"]
 
     def reference_weights(self) -> Mapping[str, Tensor]:
-        """Full weights of the reference, by the base model's names: with LoRA the frozen ones under the adapters."""
+        """Return the reference's full weights by the base model's names; with LoRA, the frozen base."""
         if self.adapter is None:
             return self._frozen.weights()
         if self.settings.quantization:
@@ -160,7 +184,11 @@ class TorchPolicy:
 
     @contextmanager
     def in_float32(self) -> Generator[bool]:
-        """Multiply in float32 inside this block; yields whether that is so: sharded weights come rounded already."""
+        """Compute matrix products in float32 inside this block.
+
+        Yields:
+            False if that is not possible, because FSDP rounds sharded weights when it gathers them.
+        """
         before = self.forward.dtype
         possible = before == torch.float32 or not self._shards.casts
         self.forward.dtype = torch.float32 if possible else before
@@ -170,13 +198,13 @@ class TorchPolicy:
             self.forward.dtype = before
 
     def remember(self) -> None:
-        """Keep a copy of the weights for `earlier_logprobs`, in the processor's memory; LoRA needs none."""
+        """Copy the weights to CPU memory for `earlier_logprobs`. With LoRA nothing is copied."""
         if self.adapter is None:
             parameters = self.optimizer.parameters.items()
             self._earlier = {name: local(p.detach()).to("cpu", copy=True) for name, p in parameters}
 
     def earlier_logprobs(self, batch: Batch) -> Tensor | None:
-        """Scores [N, T] by the weights of the last `remember`, or of LoRA's base; None before the first."""
+        """Return log-probs [N, T] under the weights of the last `remember`, or LoRA's base; None before the first."""
         if self.adapter is not None:
             return self._base_logprobs(batch)
         if not self._earlier:
@@ -196,19 +224,22 @@ class TorchPolicy:
             self._earlier[name] = current
 
     def update(self, batch: Batch, objective: Objective, recredit: Callable[[], Tensor] | None = None) -> Metrics:
-        """`epochs` passes of `minibatches` optimizer steps each over the batch.
+        """Take `settings.minibatches` optimizer steps on the batch in each of `settings.epochs` epochs.
 
-        The gradient is that of the objective over the whole minibatch and does not depend on the micro-batches: the
-        weight of every token is fixed first. Rows that contribute nothing are not forwarded. With a single
-        step `old_logprobs` are the current ones (ratio exactly 1); with several they are scored first, in
-        the micro-batches of the steps.
+        The gradient of a step is that of the objective over its whole minibatch. It does not depend on the
+        micro-batches, because the weight of every token is computed before the batch is divided. Rows without a
+        gradient are left out of the forward pass. In an update of one step, `old_logprobs` are the current log-probs,
+        so the importance ratio is exactly 1. In an update of several steps, they are computed before the first one.
 
         Args:
-            recredit: advantages [N, T] for each epoch after the first; None: those of the batch in every epoch.
+            batch: rows with advantages [N, T] and the columns that the objective reads.
+            objective: the loss over the whole batch.
+            recredit: called before each epoch after the first; returns its advantages [N, T]. None: every epoch uses
+                those of the batch.
         Returns:
-            loss/*, policy/entropy, grad/norm, optim/lr, tokens/forwarded, update/*, means over the steps, and
-            mismatch/* of the first. A step whose loss or gradient is not finite changes nothing and
-            reports update/nonfinite = 1; one without a live row reports update/skipped = 1.
+            Means over the steps of loss/*, policy/entropy, grad/norm, optim/lr, tokens/forwarded and update/*, and
+            mismatch/* of the first step. A step whose loss or gradient norm is not finite leaves the weights unchanged
+            and reports update/nonfinite = 1. A step without rows that have a gradient reports update/skipped = 1.
         """
         steps, reports = self._plan(batch, objective), list[Metrics]()
         for epoch in range(self.settings.epochs):
@@ -217,24 +248,29 @@ class TorchPolicy:
             with lora.active(self.adapter, self._name):
                 several = len(steps) * self.settings.epochs > 1 and "old_logprobs" in objective.reads
                 if several and not epoch:
-                    # Scored in the micro-batches of the update: in others the ratio would not begin at exactly 1.
+                    # In the micro-batches of the update: others round differently, and the first ratio would not be 1.
                     scored = [one.batch.replace(**self.forward.logprobs(one.batch, parts=one.parts)) for one in steps]
                     steps = [replace(step, batch=part) for step, part in zip(steps, scored, strict=True)]
                 reports += [self._take(step, objective, several) for step in steps]
-        # Once the weights have moved, the distance to the sampler says nothing about the engine.
+        # After the first step the weights differ from the sampler's, so that mismatch/* would not test the engine.
         return _mean([reports[0], *({n: v for n, v in r.items() if "mismatch/" not in n} for r in reports[1:])])
 
     @torch.no_grad()
     def follow(self, other: TorchPolicy, rate: float) -> None:
-        """Move the trained weights towards those of another policy of the same shape: w + rate * (other - w)."""
+        """Move the trained weights w towards those of another policy of the same shape: w + rate * (other - w)."""
         theirs = other.optimizer.parameters.values()
         for own, their in zip(self.optimizer.parameters.values(), theirs, strict=True):
             local(own).lerp_(local(their), rate)
 
     def gradient(self, batch: Batch, weights: Tensor) -> Tensor:
-        """[D] gradient of sum_{n,t} weights[n, t] * logprobs[n, t] in the trained parameters, one behind the other.
+        """Return the gradient [D] of sum_{n,t} weights[n, t] * logprobs[n, t] over all D trained parameters.
 
-        On one rank. Rows without weight are not forwarded. Adapters' dropout is off.
+        The gradient is not summed over ranks. Rows whose weights are all 0 are left out of the forward pass. The
+        dropout of adapters is off.
+
+        Args:
+            batch: N rows of T tokens.
+            weights: [N, T].
         """
         parameters = [*self.optimizer.parameters.values()]
         live = (weights != 0).any(-1).nonzero()[:, 0].tolist()
@@ -250,19 +286,19 @@ class TorchPolicy:
         return flat
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Full weights by the base model's names, tied entries included, for a sampler; views where possible.
+        """Return full weights by the base model's names, tied entries included, for a sampler; views where possible.
 
-        With stochastic rounding they are bfloat16 numbers. With LoRA they are `LazyWeights`: a matrix is merged in
-        float32 when it is read.
+        With stochastic rounding they are the rounded weights. With LoRA they are `LazyWeights`: the adapter is merged
+        into a matrix, in float32, when the matrix is read.
         """
         if self.adapter is None:
             return self.forward.weights()
         return as_lazy(self.reference_weights()).adapted(lora.updates(self.model, self._name))
 
     def state_dict(self) -> State:
-        """Trained parameters (with LoRA the adapters only), optimizer state and step; the tensors are not copies.
+        """Return trained parameters (with LoRA those of the adapter), optimizer state and step, without copying.
 
-        Of weights that are rounded they are the masters.
+        With stochastic rounding the parameters are the float32 masters.
         """
         parameters = self._rounded.masters if self._rounded else self.optimizer.parameters
         trained = {name: p.detach() for name, p in parameters.items()}
@@ -270,7 +306,7 @@ class TorchPolicy:
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` gave; training continues bit for bit."""
+        """Restore the state that `state_dict` returned; training then continues with bit-identical results."""
         self.step = int(state["step"])
         if self._rounded:
             self._rounded.load(state["model"], self.step)
@@ -280,20 +316,28 @@ class TorchPolicy:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def save_adapter(self, folder: Path, base: str = "", card: str = "") -> None:
-        """Write the adapter in peft's format.
+        """Write the LoRA adapter in peft's format.
 
         Args:
-            base: where its base model is, if not where it was loaded from.
-            card: text of a README.md.
+            folder: directory to write; an earlier one is replaced.
+            base: path or name of the base model to record; "" keeps the one that the model was loaded from.
+            card: text of the README.md; "" writes none.
         """
         lora.save(self.adapter, folder, base, card)
 
     def load_adapter(self, folder: Path) -> None:
-        """Take what `save_adapter` wrote; StorageError if it cannot be read or is another model's."""
+        """Load an adapter that `save_adapter` wrote.
+
+        Raises:
+            StorageError: the file cannot be read, or it does not fit this model.
+        """
         lora.load(self.adapter, folder)
 
     def _plan(self, batch: Batch, objective: Objective) -> list[_Step]:
-        """A step for each minibatch: every `minibatches`-th row, so that each has a share of every group."""
+        """Return one step per minibatch.
+
+        A minibatch takes every `minibatches`-th row, so that the rows of a group are divided evenly among minibatches.
+        """
         rows, steps = torch.arange(len(batch.input_ids), device=batch.input_ids.device), list[_Step]()
         for start in range(min(self.settings.minibatches, len(rows))):
             part = batch if self.settings.minibatches == 1 else batch.rows(rows[start :: self.settings.minibatches])
@@ -302,7 +346,7 @@ class TorchPolicy:
         return steps
 
     def _recredited(self, steps: Sequence[_Step], batch: Batch, objective: Objective) -> list[_Step]:
-        """The steps with the advantages of `batch`, and log-probs as they were scored before the first epoch."""
+        """Plan the steps again with the advantages of `batch`; `old_logprobs` stay those of before the first epoch."""
         fresh = self._plan(batch, objective)
         return [
             replace(one, batch=one.batch.replace(old_logprobs=old.batch.column("old_logprobs")))
@@ -310,10 +354,12 @@ class TorchPolicy:
         ]
 
     def _take(self, step: _Step, objective: Objective, scored: bool) -> Metrics:
-        """One optimizer step: gradients of all micro-batches, guard, clip, apply.
+        """Take one optimizer step: sum the gradients of all micro-batches, check and clip them, apply them.
 
         Args:
-            scored: the batch has `old_logprobs`; otherwise they are the current ones.
+            step: the minibatch.
+            objective: the loss.
+            scored: the batch has `old_logprobs`; otherwise the current log-probs are used.
         """
         tally = _Tally()
         with lora.training(self.model, self._name, self.ranks):
@@ -324,7 +370,7 @@ class TorchPolicy:
                     columns = self._loss_columns(rows, objective, scored)
                     weights = {name: weight[index, :width] * counts for name, weight in step.loss.weights.items()}
                     loss, sums = step.loss.of(columns, weights)
-                    loss.backward()  # in here: with gradient checkpointing it runs the attention again
+                    loss.backward()  # inside this block, because gradient checkpointing runs the attention again
                 if counts:
                     tally.add(rows, columns, sums | {"loss/total": loss.detach()})
         metrics = tally.merged(self.ranks).metrics()
@@ -337,14 +383,18 @@ class TorchPolicy:
         return {name: rows.column(name) for name in objective.reads - current.keys()} | current
 
     def _apply(self, loss: float | None) -> Metrics:
-        """Step along the gradients unless they or the loss are not finite; the loss is None without a live row."""
+        """Apply the gradients if they and the loss are finite.
+
+        Args:
+            loss: the loss of the step; None if no row had a gradient.
+        """
         if loss is None:
             return {"tokens/forwarded": 0.0, "update/skipped": 1.0, "update/nonfinite": 0.0}
         self._shards.sum_gradients(list(self.optimizer.parameters.values()))
         clipped = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters.values(), self.settings.max_grad_norm)
         norm = float(self._shards.full(clipped))
         metrics = {"grad/norm": norm, "update/skipped": 0.0}
-        # One infinite gradient would make every weight, and the optimizer's moments, not a number for good.
+        # A single infinite gradient would turn all weights and the optimizer's moments into NaN.
         if finite := math.isfinite(loss) and math.isfinite(norm):
             with self._rounded.updated(self.step + 1) if self._rounded else nullcontext():
                 metrics["optim/lr"] = self.optimizer.step(self.step)
@@ -378,7 +428,7 @@ class _Tally:
             self.mismatch = mismatch if self.mismatch is None else self.mismatch + mismatch
 
     def merged(self, ranks: Ranks) -> _Tally:
-        """The sum of all ranks' tallies, in their order, so that every rank has the same bits."""
+        """Return the sum over all ranks, added in the order of the ranks, so that it is bit-identical on each."""
         if ranks.size == 1:
             return self
         sums = {name: value.cpu() for name, value in self.sums.items()}
@@ -389,8 +439,8 @@ class _Tally:
         return total
 
     def metrics(self) -> Metrics:
-        """The sums as numbers, the entropy as the mean over the policy's tokens."""
-        found = {name: float(value) for name, value in self.sums.items()}  # the first time that a GPU is waited for
+        """Return the sums as numbers; the entropy is divided by the number of the policy's tokens."""
+        found = {name: float(value) for name, value in self.sums.items()}  # synchronizes with the GPU, only here
         if sampled := found.pop("tokens", 0.0):
             found["policy/entropy"] /= sampled
         else:
@@ -399,7 +449,7 @@ class _Tally:
 
 
 def _value_head(model: Any) -> torch.nn.Linear:
-    """A linear layer from the model's hidden states to one number, zero, on the model's device."""
+    """Make a linear layer from hidden states to one number, with all parameters 0, on the model's device."""
     head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1)
     for parameter in head.parameters():
         torch.nn.init.zeros_(parameter)
@@ -407,14 +457,18 @@ def _value_head(model: Any) -> torch.nn.Linear:
 
 
 def _mean(reports: Sequence[Metrics]) -> Metrics:
-    """Mean of every metric over the steps that report it."""
+    """Return the mean of every metric over the steps that report it."""
     names = dict.fromkeys(name for report in reports for name in report)
     values = {name: [report[name] for report in reports if name in report] for name in names}
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def _checkpoint_layers(model: Any) -> None:
-    """transformers checkpoints layers in training mode only; the modules inside them stay in eval mode."""
+    """Turn on gradient checkpointing.
+
+    transformers checkpoints layers in training mode only, so that the layers are put into it; the modules inside them
+    stay in eval mode.
+    """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
