@@ -1,4 +1,4 @@
-"""An implicit process reward model, trained as the policy is; importing this imports neither torch nor transformers."""
+"""Implicit process reward model that is trained in the run. Importing this imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from retrain import functional as F
 from retrain.algorithms.graph.objective import Objective
 from retrain.protocols import Policy, StatefulComponent
 from retrain.registry import Component, Finding, find, signal
-from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_beside
-from retrain.training.reference import check_start, fingerprint, unjudged
+from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_second_model
+from retrain.training.reference import check_start, fingerprint, scoring_batch
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 _Positive = Annotated[float, Field(gt=0)]
 FACTS = "prm.json"
-"""File of an exported model with what its scores depend on: beta, temperature, optimizer steps."""
+"""File of an exported model with beta, temperature and number of optimizer steps, on which its scores depend."""
 REFERENCE = "reference"
-"""Folder of an exported model with the model that it is compared with."""
+"""Folder of an exported model with its reference model."""
 
 
 _LEARNS = ("update", ("after", "before"))
 
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """A reward model that cannot know anything, or that is nowhere."""
+    """Find a reward model that can only return 0, or that does not exist."""
     path: str | None = params["path"]
     if path is None and params["update"] == "none" and params["reference"] == "frozen":
-        problem = "a process reward model that starts as its reference and never learns gives no reward but 0"
-        yield Finding(("update",), problem, 'use update = "after", or name a trained model in [prime] path')
+        problem = "a process reward model that equals its reference and is not trained gives reward 0 to every token"
+        yield Finding(("update",), problem, 'set update = "after", or name a trained model in [prime] path')
     yield from check_path(path, config, "process reward model")
 
 
@@ -47,37 +47,42 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     when={"lr": _LEARNS, "max_grad_norm": _LEARNS},
 )
 class ProcessRewards(StatefulComponent):
-    """r_t = beta * (log phi(y_t) - log ref(y_t)) at each response token, [N, T], 0 elsewhere.
+    """Process reward of each response token, from an implicit reward model phi.
 
-    phi is a language model that starts where the policy starts and learns, from outcomes alone, that
-    r_phi(y) = sum_t r_t is the log-odds of a correct answer. Its loss, a mean over the policy's rows:
+    r_t = beta * (log phi(y_t) - log ref(y_t)), [N, T], 0 outside response_mask
 
-    ce   -log sigmoid(r_phi) on correct rows, -log sigmoid(-r_phi) on wrong ones
-    dpo  -log sigmoid(+-(r_phi - mean r_phi of the group's rows of opposite correctness)), the mean without
-         gradient; rows whose group has none take no part
+    phi is a language model that starts as the initial policy. It is trained on outcomes alone, so that
+    r_phi(y) = sum_t r_t becomes the log-odds of a correct answer. Its loss is a mean over the policy's rows:
 
-    Log-probs are taken at the sampling temperature, in phi as in ref. With LoRA phi is one more adapter on the
-    policy's base model, and the reference is the base model without any. Rows of experts do not train it.
+    ce   -log sigmoid(r_phi) on correct rows, -log sigmoid(-r_phi) on wrong rows
+    dpo  -log sigmoid(+-(r_phi - m)), + on correct rows; m, without gradient, is the mean r_phi of the group's rows of
+         the other correctness. Rows of a group without such rows are left out.
+
+    Log-probs of phi and ref are taken at the sampling temperature. With LoRA phi is a second adapter on the policy's
+    base model, and the frozen reference is the base model without adapter. Expert rows do not train phi.
 
     Args:
         beta: scale of the rewards.
-        lr, max_grad_norm: of phi's optimizer, AdamW without decay at a constant rate.
-        update: "after" the policy's update, so that phi has not seen the outcomes it is to predict; "before" it,
-            so that the same rewards are scored by a phi that was; "none" leaves phi as it is.
-        reference: "frozen" is the initial policy; "policy" the policy as it is when it is scored: no extra model.
-        loss: see above.
-        every: "step" scores and updates once for a batch; "epoch" in each of `[training] epochs`, between those of the
-            policy, as the algorithm is printed.
-        path: a model that phi starts from instead of the initial policy, with the same tokenizer.
+        lr, max_grad_norm: learning rate and gradient clipping of phi's optimizer, AdamW without weight decay at a
+            constant rate.
+        update: "after" trains phi after the policy's update, so that the rewards of a batch come from a phi that was
+            not trained on it; "before" trains phi first, so that they come from a phi that was; "none" does not train
+            phi.
+        reference: "frozen" is the initial policy; "policy" is the current policy, which needs no extra model.
+        loss: "ce" or "dpo", see above.
+        every: "step" scores and trains once per batch; "epoch" does so in each of `[training] epochs`, between the
+            epochs of the policy, as in the paper's algorithm.
+        path: model that phi starts from instead of the initial policy; it needs the policy's tokenizer.
 
-    Metrics, of the scores before this step's update: prm/loss; prm/accuracy, the share of (correct, wrong) pairs of
-    a group whose correct answer has the higher r_phi, ties counting half; prm/reward_mean; prm/grad_norm.
+    Metrics, of the scores before this step's update of phi: prm/loss; prm/accuracy, the share of (correct, wrong) pairs
+    of a group in which the correct answer has the higher r_phi, ties counting half; prm/reward_mean, the mean r_phi;
+    prm/grad_norm.
 
     References: Cui et al., Process Reinforcement through Implicit Rewards (PRIME), arXiv:2502.01456; Yuan et al.,
         Free Process Rewards without Process Labels, arXiv:2412.01981.
     """
 
-    def __init__(  # noqa: PLR0913 - two parts of the run and seven keys, each with its name
+    def __init__(  # noqa: PLR0913 - the policy, the tokenizer and eight keys
         self,
         policy: Policy,
         tokenizer: Any,
@@ -94,7 +99,7 @@ class ProcessRewards(StatefulComponent):
         self._policy, self._tokenizer, self._beta = policy, tokenizer, beta
         self._update, self._loss, self.every_epoch = update, loss, every == "epoch"
         settings = own_optimizer(policy, "prm", lr, max_grad_norm)
-        self.model = trained_beside(policy, tokenizer, "prm", settings, path, "[prime] path")
+        self.model = trained_second_model(policy, tokenizer, "prm", settings, path, "[prime] path")
         self._frozen = policy.reference() if reference == "frozen" else None
         copied = self._frozen is not None and policy.adapter is None
         self.fingerprint = fingerprint(policy.reference_weights()) if copied else ""
@@ -104,21 +109,25 @@ class ProcessRewards(StatefulComponent):
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
     ) -> Tensor:
-        return self._score(unjudged(input_ids, attention_mask, response_mask, sampler_logprobs))
+        return self._score(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
 
     def before(self, batch: Batch) -> Metrics:
-        """With update = "before": score, report, learn."""
+        """With update = "before": compute the scores, return their metrics, and train phi."""
         return self._learn(batch.replace(process_rewards=self._score(batch))) if self._update == "before" else {}
 
     def after(self, batch: Batch) -> Metrics:
-        """Report on the scores that credit was given by, and learn unless the update is "none"."""
+        """Return metrics of the scores that credit used; with update = "after", train phi as well."""
         return {} if self._update == "before" else self._learn(batch)
 
     def state_dict(self) -> State:
         return {"model": self.model.state_dict(), "fingerprint": self.fingerprint}
 
     def load_state_dict(self, state: State) -> None:
-        """StorageError if this run's initial weights are not those that the checkpoint's run started from."""
+        """Restore the state that `state_dict` returned.
+
+        Raises:
+            StorageError: the reference is not that of the checkpoint's run.
+        """
         check_start(self.fingerprint, state["fingerprint"], "the reference of the process reward model")
         self.model.load_state_dict(state["model"])
 
@@ -138,7 +147,7 @@ class ProcessRewards(StatefulComponent):
         return self._beta * (own - other)
 
     def _learn(self, batch: Batch) -> Metrics:
-        """Metrics of the scores in the batch and, unless switched off, one optimizer step on the policy's rows."""
+        """Return metrics of the batch's scores; unless update = "none", take an optimizer step on the policy's rows."""
         rows = batch.rows((~batch.is_expert & batch.response_mask.any(-1)).nonzero()[:, 0])
         if not len(rows.correct):
             return {}
@@ -154,7 +163,11 @@ class ProcessRewards(StatefulComponent):
         return metrics | {"prm/grad_norm": report["grad/norm"], "prm/nonfinite": report["update/nonfinite"]}
 
     def _compared(self, rows: Batch, scores: Tensor) -> tuple[Batch, Tensor]:
-        """The rows to learn from, with what each is compared with as the column `opposite`, and their scores."""
+        """Select the rows that the loss uses.
+
+        Returns:
+            The rows, with the score m of the loss as the column `opposite` [n] (0 with "ce"), and their scores [n].
+        """
         if self._loss == "ce":
             return rows.replace(opposite=scores.new_zeros(scores.shape)), scores
         opposite, known = opposite_mean(scores, rows.correct, rows.group_ids)
@@ -162,7 +175,7 @@ class ProcessRewards(StatefulComponent):
         return rows.replace(opposite=opposite).rows(index), scores[index]
 
 
-def outcome_loss(  # noqa: PLR0913 - six columns and a key, each with its name
+def outcome_loss(  # noqa: PLR0913 - six columns and a key
     logprobs: Tensor,
     old_logprobs: Tensor,
     process_rewards: Tensor,
@@ -172,32 +185,49 @@ def outcome_loss(  # noqa: PLR0913 - six columns and a key, each with its name
     *,
     beta: float,
 ) -> Tensor:
-    """The loss of each row at each of its tokens; a reduction by rows makes it the mean over rows.
+    """Loss of each row, repeated at each of its response tokens; the reduction "sequence_mean" averages it over rows.
 
-    r_phi = sum_t [process reward_t + beta * (lp_t - old_lp_t)]: the score as it was, moved by what phi has learned
-    since. So the reference is not scored again.
+    r_phi = sum_t [process_rewards_t + beta * (lp_t - old_lp_t)]
+
+    This is the earlier score plus the change of phi since then, so that the reference need not be scored again.
 
     Args:
-        logprobs, old_logprobs: [N, T], of phi now (with gradient) and when `process_rewards` [N, T] was scored.
-        correct: [N] bool; opposite: [N], what r_phi is compared with (0 for the cross-entropy); response_mask: [N, T].
+        logprobs: [N, T], of phi, with gradient.
+        old_logprobs: [N, T], of phi when `process_rewards` was computed.
+        process_rewards: [N, T].
+        correct: [N] bool.
+        opposite: [N], the score that r_phi is compared with; 0 for cross-entropy.
+        response_mask: [N, T] bool.
+        beta: scale of the rewards.
+    Returns:
+        [N, T] in nats, 0 outside response_mask.
     """
     scores = sequence_scores(process_rewards + beta * (logprobs - old_logprobs), response_mask)
     return F.masked.expand(row_loss(scores, correct, opposite), response_mask)
 
 
 def sequence_scores(rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """r_phi(y), [N]: the sum of a row's process rewards [N, T], end-of-sequence included."""
+    """Score r_phi(y) [N] of each row: the sum of its process rewards [N, T] over the response, end token included."""
     return F.masked.keep(rewards, response_mask).sum(-1)
 
 
 def row_loss(scores: Tensor, correct: Tensor, opposite: Tensor) -> Tensor:
-    """-log sigmoid(+-(score - opposite)), + where correct, as log(1 + exp(.)) without overflow; all [N]."""
+    """Loss of each row: -log sigmoid(score - opposite) if it is correct, -log sigmoid(opposite - score) if not.
+
+    Computed as log(1 + exp(-margin)) without overflow. All tensors are [N].
+    """
     margin = (scores - opposite) * (2 * correct.to(scores.dtype) - 1)
     return margin.new_zeros(()).logaddexp(-margin)
 
 
 def opposite_mean(scores: Tensor, correct: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean score of the group's rows of the other correctness, and whether there are any; [N] each."""
+    """Mean score of the group's rows of the other correctness.
+
+    Args:
+        scores: [N]; correct: [N] bool; group_ids: [N] int64.
+    Returns:
+        The mean [N], and [N] bool: True if the group has such rows.
+    """
     right = F.groups.group_mean(scores, group_ids, correct)
     wrong = F.groups.group_mean(scores, group_ids, ~correct)
     count = F.groups.group_size(group_ids, correct)
@@ -206,7 +236,13 @@ def opposite_mean(scores: Tensor, correct: Tensor, group_ids: Tensor) -> tuple[T
 
 
 def pair_accuracy(scores: Tensor, correct: Tensor, group_ids: Tensor) -> Metrics:
-    """prm/accuracy over the (correct, wrong) pairs within groups; nothing if there is no such pair."""
+    """Share of (correct, wrong) pairs within groups whose correct row has the higher score; ties count half.
+
+    Args:
+        scores: [N]; correct: [N] bool; group_ids: [N] int64.
+    Returns:
+        {"prm/accuracy": share}; {} without such a pair.
+    """
     pairs = (group_ids[:, None] == group_ids) & correct[:, None] & ~correct
     if not bool(pairs.any()):
         return {}

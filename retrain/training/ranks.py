@@ -1,7 +1,7 @@
-"""The ranks of several processes, and how they communicate; importing this does not import torch.
+"""Ranks of a run of several processes, and their communication. Importing this does not import torch.
 
-Every process runs the same program on the same batch, and forwards only its share of the rows. What happens once, such
-as a reward or a file, happens on rank 0, and the others get its result.
+Every rank runs the same program on the same batch, and runs the model on its share of the rows. Work that must happen
+once, such as computing a reward or writing a file, happens on rank 0, and the other ranks receive the result.
 """
 
 from __future__ import annotations
@@ -34,32 +34,37 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Report = tuple[str, str, int] | None
-"""An error as plain values: name of its class, text, exit code."""
+"""An error that can be sent as JSON: name of its class, text, exit code. None: no error."""
 
 RENDEZVOUS = "RETRAIN_RENDEZVOUS"
-"""Environment variable with the address where the ranks meet; without it, torchrun's own variables say where."""
+"""Environment variable with the rendezvous address of the ranks. Without it torchrun's variables are used."""
 ROLLOUT_PATIENCE = 10
-"""Rollouts and rewards take longer than an update: there ranks wait this many times `timeout_s`."""
+"""Factor of `timeout_s` while ranks sample and score, which takes longer than an update."""
 _ANSWER_S = 3.0
-"""After a timeout, how long a rank waits to learn which others are alive."""
+"""Seconds that a rank waits after a timeout to find out which other ranks are alive."""
 _LEAVE_S = 2.0
-"""How long a rank that has lost another has to end in order: one of its threads may wait for the lost one too."""
+"""Seconds that a rank has for an orderly end after it lost another. Then it exits: a thread may wait for that rank."""
 _LOST = re.compile(r"timed? ?out|connection (reset|closed|refused)|gloo|nccl|socket|broken pipe", re.IGNORECASE)
-"""How the messages of torch's communication errors, which are plain RuntimeErrors, differ from others."""
+"""Matches the messages of torch's communication errors, which have no class of their own but RuntimeError."""
 _SHARED = (DataError, DivergedError, EngineError, Preempted, StorageError, UserCodeError)
-"""Errors that are raised on every rank as the class that one rank raised."""
+"""Errors that keep their class when another rank raises them again; all others become a RetrainError."""
 
 
 class Group(Ranks):
-    """One rank of several, over torch.distributed: gloo on CPUs, NCCL on GPUs, and gloo for everything but tensors.
+    """One of several ranks that communicate by torch.distributed.
 
-    A rank that dies or does not answer within the timeout is an EngineError on the others, which names it; one that
-    ends by an error of its own reports it first, and the others raise the same. After that every verb raises
-    the same error, and the process ends soon, whatever it waits for.
+    Tensors are reduced with gloo on CPUs and NCCL on GPUs; Python objects are sent with gloo. If a rank dies or does
+    not answer within the timeout, the others raise an EngineError that names it. A rank that ends with an error of its
+    own reports it first, and the others raise that error. After a rank is lost, every method raises the same error,
+    and the process exits after `_LEAVE_S` seconds even if a thread still waits.
 
     Args:
-        control: gloo's group for messages. store: where ranks report their errors.
-        rollouts: a group with messages of its own, which shares `all_reduce` and `mesh` with this one.
+        rank: index of this process, from 0.
+        size: world size.
+        mesh: torch's device mesh of all ranks.
+        control: gloo process group for Python objects.
+        store: torch's key-value store, in which ranks report their errors.
+        rollouts: the group for the thread that samples and scores; it has another `control` and the same `mesh`.
     """
 
     def __init__(self, rank: int, size: int, *, mesh: Any, control: Any, store: Any, rollouts: Group | None) -> None:
@@ -76,7 +81,7 @@ class Group(Ranks):
         import torch.distributed as dist
 
         box: list[Any] = [value if self.rank == 0 else None]
-        with self._talking():
+        with self._explained_errors():
             dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
@@ -84,14 +89,14 @@ class Group(Ranks):
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.size
-        with self._talking():
+        with self._explained_errors():
             dist.all_gather_object(found, value, group=self._control)
         return found
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         import torch.distributed as dist
 
-        with self._talking():
+        with self._explained_errors():
             dist.all_reduce(tensor, group=self.mesh.get_group())
         return tensor
 
@@ -111,17 +116,17 @@ class Group(Ranks):
     def during(self, phase: str) -> Generator[None]:
         before, self._phase = self._phase, phase
         try:
-            with self._talking():
+            with self._explained_errors():
                 yield
         except Exception as error:
-            if not before:  # it ends this rank, and the others will look for the reason
+            if not before:  # the outermost phase: the error ends this rank, and the others will look for its reason
                 self._report(error)
             raise
         self._phase = before
 
     @contextmanager
-    def _talking(self) -> Generator[None]:
-        """Turn the errors of torch's communication into one that names the ranks that do not answer."""
+    def _explained_errors(self) -> Generator[None]:
+        """Raise a communication error of torch as an error that names the lost ranks, and schedule the exit."""
         if self._lost:
             raise _error_of(self._lost)
         began = time.perf_counter()
@@ -142,7 +147,7 @@ class Group(Ranks):
                 self._store.set(f"failed/{self.rank}", json.dumps(_reported(error)))
 
     def _explain(self, waited_s: float) -> tuple[str, str, int]:
-        """The error that another rank reported before it ended; else which ranks do not answer."""
+        """Return the error that another rank reported; if there is none, an error that names the silent ranks."""
         silent = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _ANSWER_S
         with suppress(RuntimeError):  # the store may be gone with the rank that kept it
@@ -155,7 +160,7 @@ class Group(Ranks):
                 time.sleep(0.1)
         who = f"rank {', '.join(map(str, silent)) or 'connection'} does not answer"
         where = f" in {self._phase}" if self._phase else ""
-        text = f"{who}: rank {self.rank} waited {waited_s:.0f} s{where}; --resume auto goes on from the last checkpoint"
+        text = f"{who}: rank {self.rank} waited {waited_s:.0f} s{where}; continue with --resume auto"
         return EngineError.__name__, text, EngineError.exit_code
 
     def leave(self) -> None:
@@ -165,18 +170,17 @@ class Group(Ranks):
 
 
 def launched() -> bool:
-    """Whether this process is one of several ranks: `--ranks` or torchrun started it."""
+    """Return True if `--ranks` or torchrun started this process as a rank."""
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 def leave(code: int) -> None:
-    """End this process at once.
+    """Exit this process at once, without cleaning up.
 
-    Python and torch take seconds to take themselves apart on a busy machine, and wait for threads that may wait for
-    other ranks.
+    On a busy machine Python and torch take seconds to clean up, and they wait for threads that may wait for lost ranks.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or never there
+        with suppress(OSError, ValueError, AttributeError):  # the stream is closed, or None
             stream.flush()
     os._exit(code)
 
@@ -188,13 +192,13 @@ def _say_and_leave(text: str, code: int) -> None:
 
 
 def join(device: str, timeout_s: float) -> Ranks:
-    """Meet the other ranks; a process that nobody launched as a rank is alone.
+    """Join the other ranks of this run; return `ALONE` if this process was not started as a rank.
 
     Args:
-        device: "cuda" or "cpu": where the weights are.
-        timeout_s: how long a rank waits for the others.
+        device: "cuda" or "cpu", the device of the weights.
+        timeout_s: seconds that a rank waits for the others in each communication.
     Raises:
-        EngineError: the others cannot be found.
+        EngineError: the rendezvous with the other ranks failed.
     """
     if not launched():
         return ALONE
@@ -211,10 +215,10 @@ def join(device: str, timeout_s: float) -> Ranks:
         store = next(rendezvous(os.environ.get(RENDEZVOUS, "env://"), rank, size, timeout=timedelta(minutes=30)))[0]
     except (ValueError, RuntimeError) as error:
         raise EngineError(
-            f"rank {rank} of {size} does not find the others: {error}; start ranks with --ranks or torchrun, "
+            f"rank {rank} of {size} cannot find the others: {error}; start ranks with --ranks or torchrun, "
             "which set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or unset RANK"
         ) from error
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"  # what is offloaded is summed on the processor
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"  # gradients of offloaded weights are on the CPU
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     mesh = init_device_mesh(device, (size,), mesh_dim_names=("shard",))
     control = dist.new_group(backend="gloo", timeout=patience)
@@ -239,7 +243,7 @@ def _reported(error: Exception | None) -> _Report:
 
 
 def _raise(own: Exception | None, failure: _Report) -> None:
-    """Raise this rank's own error, or what another rank reported."""
+    """Raise this rank's own error, else the one that another rank reported, if any."""
     if own is not None:
         raise own
     if failure is not None:
@@ -247,7 +251,7 @@ def _raise(own: Exception | None, failure: _Report) -> None:
 
 
 def _error_of(failure: tuple[str, str, int]) -> RetrainError:
-    """The error that another rank reported."""
+    """Rebuild the error that another rank reported."""
     name, text, code = failure
     error = {kind.__name__: kind for kind in _SHARED}.get(name, RetrainError)(text)
     error.exit_code = code

@@ -1,4 +1,4 @@
-"""The frozen reference that KL terms compare with; importing this imports neither torch nor transformers."""
+"""Log-probs of the frozen reference policy, for KL terms. Importing this imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 _SAMPLE = 1 << 16
+"""Number of values of a weight that `sample_digest` aims at."""
 
 
 @signal("ref_logprobs", models=("frozen",), judges=False)
 class ReferenceLogprobs(StatefulComponent):
-    """log p of each response token under the weights training started from, [N, T] nats, 0 elsewhere.
+    """Log-prob of each response token under the initial weights, [N, T] in nats, 0 outside response_mask.
 
-    With LoRA the reference is the base model with adapters off and costs no memory, else a frozen copy.
-    The weights are not stored: every start of a run builds the same ones again, and a fingerprint in the
-    checkpoint proves it.
+    With LoRA the reference is the base model without adapter and needs no memory; otherwise it is a frozen copy of the
+    weights. Checkpoints do not contain it: a resumed run builds it again from the initial model, and compares its
+    fingerprint with the one in the checkpoint.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -34,18 +35,29 @@ class ReferenceLogprobs(StatefulComponent):
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
     ) -> Tensor:
-        return self._score(unjudged(input_ids, attention_mask, response_mask, sampler_logprobs))
+        return self._score(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
 
     def state_dict(self) -> State:
         return {"fingerprint": self.fingerprint}
 
     def load_state_dict(self, state: State) -> None:
-        """StorageError if this run's initial weights are not those that the checkpoint's run started from."""
+        """Compare the fingerprint with the checkpoint's.
+
+        Raises:
+            StorageError: the initial weights are not those of the checkpoint's run.
+        """
         check_start(self.fingerprint, state["fingerprint"], "the reference for ref_logprobs")
 
 
 def check_start(own: str, saved: str, name: str) -> None:
-    """StorageError if the weights that a part compares with are not those of the checkpoint's run, by fingerprint."""
+    """Compare two fingerprints of frozen weights.
+
+    Args:
+        own: fingerprint of this run's weights. saved: that of the checkpoint.
+        name: description of the weights, with which the error begins.
+    Raises:
+        StorageError: the fingerprints differ.
+    """
     if own != saved:
         raise StorageError(
             f"{name} differs from the one this run started with: the initial model changed; "
@@ -53,19 +65,23 @@ def check_start(own: str, saved: str, name: str) -> None:
         )
 
 
-def unjudged(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor) -> Batch:
-    """A batch for a scoring forward, from the columns that one needs: without rewards, groups and advantages."""
-    rows = response_mask.sum(-1)
-    zeros, off = sampler_logprobs.new_zeros(len(rows)), rows < 0
+def scoring_batch(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor) -> Batch:
+    """Make a batch for computing log-probs, from the columns that this needs, all [N, T].
+
+    Its rewards are 0. Groups and advantages have no meaning.
+    """
+    lengths = response_mask.sum(-1)
+    zeros, off = sampler_logprobs.new_zeros(len(lengths)), lengths < 0
     return Batch(
-        input_ids, attention_mask, response_mask, sampler_logprobs, zeros, off, rows, rows, off, sampler_logprobs
+        input_ids, attention_mask, response_mask, sampler_logprobs, zeros, off, lengths, lengths, off, sampler_logprobs
     )
 
 
 def sample_digest(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes and an evenly spaced sample of each weight, at most 65,536 values: fast at any size.
+    """Return a sha256 over names, shapes and an evenly spaced sample of each weight's values, as hexadecimal text.
 
-    It notices another model and any change of all weights, and not that of a single value.
+    A weight of fewer than 131,072 values is hashed whole; of a larger one, 65,536 to 98,304 values are. The digest
+    differs for another model and after an update of all weights, but not always after a change of a few values.
     """
     import torch
 
@@ -79,12 +95,12 @@ def sample_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over names and the exact bytes of all weights."""
+    """Return a sha256 over the names and all bytes of the weights, as hexadecimal text."""
     import torch
 
     digest = hashlib.sha256()
-    for name in sorted(weights):  # read one by one: weights that are sharded are whole only then
+    for name in sorted(weights):  # one by one, because reading a sharded weight gathers it
         digest.update(name.encode())
-        # As bytes, because NumPy has no bfloat16.
+        # As bytes, because NumPy does not have bfloat16.
         digest.update(weights[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

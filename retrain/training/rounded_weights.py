@@ -1,4 +1,4 @@
-"""Trained weights that are bfloat16 numbers, with float32 masters beside them."""
+"""Stochastic rounding of trained weights to bfloat16, with float32 master weights."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from retrain.training.shards import is_sharded, like, local
 
 
 class RoundedWeights:
-    """Rounds every parameter of a model at random once per step: what computes, samples and is saved is the same.
+    """Rounds every trained parameter stochastically to bfloat16, once per step.
 
-    The optimizer moves float32 masters. An update that is smaller than a weight's last digit then moves the rounded
-    weight with a probability, where rounding to nearest would lose it. The random numbers of a step derive from the
-    seed, the step and the parameter's name, so that ranks which hold the same weights round them alike, and a resumed
-    run rounds as the uninterrupted one.
+    The trainer computes with the rounded weights, and the sampler receives them. The optimizer updates float32
+    masters: an update smaller than the spacing of bfloat16 numbers changes the rounded weight with a probability in
+    proportion to its size, while rounding to nearest would lose it. The random numbers of a step derive from the seed,
+    the step and the parameter's name. So ranks that hold the same weights round them alike, and a resumed run rounds
+    like an uninterrupted one.
 
     Args:
-        parameters: by name; they are rounded at once, for step 0.
-        seed: of the named sub-streams.
-        rank: this process, whose rows of a sharded parameter have their own stream.
+        parameters: float32 parameters by name; they are rounded at once, for step 0.
+        seed: seed of the rounding.
+        rank: index of this rank; its rows of a sharded parameter have random numbers of their own.
 
     Attributes:
-        masters: the float32 weights by name.
+        masters: the float32 master weights by name.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], seed: int, rank: int) -> None:
@@ -37,7 +38,7 @@ class RoundedWeights:
 
     @torch.no_grad()
     def round(self, step: int) -> None:
-        """Give the parameters the rounding of the masters that belongs to optimizer step `step`."""
+        """Set the parameters to the masters, rounded with the random numbers of optimizer step `step`."""
         for name, p in self._parameters.items():
             own, names = local(p.detach()), ("rounding", step, name, *((self._rank,) if is_sharded(p) else ()))
             generator = torch.Generator(own.device).manual_seed(derive_seed(self._seed, *names))
@@ -45,7 +46,7 @@ class RoundedWeights:
 
     @contextmanager
     def updated(self, step: int) -> Generator[None]:
-        """The parameters are the masters inside this block, and their rounding of step `step` after it."""
+        """Give the parameters the masters' values for the optimizer inside this block, then round for step `step`."""
         with torch.no_grad():
             for name, p in self._parameters.items():
                 p.copy_(self.masters[name])
@@ -56,7 +57,7 @@ class RoundedWeights:
         self.round(step)
 
     def load(self, masters: Mapping[str, Tensor], step: int) -> None:
-        """Take masters from a checkpoint of optimizer step `step`."""
+        """Load masters from a checkpoint of optimizer step `step`, and round them for this step."""
         for name, master in self.masters.items():
             master.copy_(like(masters[name], master))
         self.round(step)

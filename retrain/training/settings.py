@@ -1,4 +1,4 @@
-"""How the policy is trained, as plain numbers; importing this does not import torch."""
+"""Settings of the policy's training. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 LOGITS_AT_ONCE = 1 << 27
-"""Logits that exist at once unless `logprob_chunk` says otherwise: 256 MB of bfloat16."""
+"""Default limit of the logits that exist at once, in numbers: 256 MiB in bfloat16. See `logprob_chunk`."""
 
 
 Shard = Literal["full", "none"]
-"""With several ranks: weights are spread over them, or each holds all."""
+"""With several ranks: "full" shards the weights over them, "none" keeps whole weights on each."""
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Low-rank adapters instead of full training (Hu et al., arXiv:2106.09685): W + (alpha / r) B A.
+    """Low-rank adapters on frozen weights: W + (alpha / r) B A (Hu et al., LoRA, arXiv:2106.09685).
 
     Attributes:
-        r: rank, >= 1.
-        alpha: scale; the update is multiplied by alpha / r.
-        dropout: on the adapter's input while training, in [0, 1).
-        target_modules: names of the linear layers that get one, or "all-linear".
-        seed: of the adapters' initial values.
+        r: rank of the adapters, >= 1.
+        alpha: scale of the adapters, which are multiplied by alpha / r.
+        dropout: dropout probability of the adapter's input in updates, in [0, 1).
+        target_modules: names of the linear layers that get an adapter, or "all-linear".
+        seed: seed of the adapters' initial values.
     """
 
     r: int = 16
@@ -37,25 +37,29 @@ class PolicySettings:
     """Settings of `TorchPolicy`.
 
     Attributes:
-        temperature: of sampling, > 0; training log-probs are taken at it.
-        micro_batch_tokens: most cells (rows x longest row) of one forward; changes memory and speed, not results.
+        temperature: sampling temperature, > 0; log-probs in training are those of the tempered distribution.
+        micro_batch_tokens: limit of the cells (rows x longest row) of one forward pass; changes memory and speed, but
+            not results.
         optimizer: "adamw", "adamw8bit", or "muon" for the hidden matrices with AdamW for the rest.
-        lr: peak learning rate. betas, eps: of AdamW. weight_decay: decoupled, on matrices only.
-        warmup_steps: optimizer steps of linear warm-up from lr / warmup_steps.
-        schedule: after warm-up, "constant" or a decay to 0 at total_steps.
-        total_steps: optimizer steps of the whole run; 0 is allowed for "constant".
-        max_grad_norm: gradients are scaled down to this norm.
-        dtype: of the matrix products; master weights, logits and the loss stay float32.
-        gradient_checkpointing: compute each layer's activations again in the backward pass.
-        epochs, minibatches: passes over a batch, and optimizer steps per pass.
-        logprob_chunk: positions whose logits exist at once; 0 chooses by vocabulary (256 MB of bfloat16).
-        rounding: how float32 weights become bfloat16 where dtype is that and all weights are trained: to "nearest" in
-            every product, or "stochastic", once per step for trainer and sampler alike.
-        seed: of the rounding.
-        lora: train adapters on frozen weights; None trains everything.
-        quantization: "nf4" if the linear layers that LoRA freezes hold 4 bits a weight, else None.
-        shard: with several ranks, spread the weights over them, or hold all of them on each.
-        offload: "optimizer" keeps the optimizer's moments in the processor's memory, "all" whatever is sharded.
+        lr: peak learning rate.
+        betas, eps: parameters of AdamW.
+        weight_decay: decoupled weight decay, on matrices only.
+        warmup_steps: optimizer steps of the linear warm-up, which begins at lr / warmup_steps.
+        schedule: after the warm-up, "constant", or a "linear" or "cosine" decay to 0 at total_steps.
+        total_steps: optimizer steps of the whole run; may be 0 if the schedule is "constant".
+        max_grad_norm: limit of the gradient norm; larger gradients are scaled down to it.
+        dtype: dtype of the matrix products; master weights and the loss stay float32.
+        rounding: with dtype "bfloat16" and without LoRA, "nearest" rounds the weights in every matrix product,
+            "stochastic" rounds them once per step, for trainer and sampler alike.
+        seed: seed of stochastic rounding.
+        gradient_checkpointing: recompute each layer's activations in the backward pass, which needs less memory.
+        epochs: passes over a batch. minibatches: optimizer steps per pass.
+        logprob_chunk: number of positions whose logits exist at once; 0 chooses it from the vocabulary
+            (`LOGITS_AT_ONCE`).
+        lora: train adapters on frozen weights; None trains all weights.
+        quantization: "nf4" if the frozen linear layers under LoRA are stored in 4 bits per weight, else None.
+        shard: with several ranks, "full" shards the weights over them, "none" keeps whole weights on each.
+        offload: "optimizer" keeps the optimizer's moments in CPU memory, "all" everything that is sharded.
     """
 
     temperature: float = 1.0
@@ -83,5 +87,5 @@ class PolicySettings:
 
     @property
     def rounds(self) -> bool:
-        """The weights in force are a rounding of float32 masters."""
+        """True if the weights in use are stochastically rounded copies of float32 masters."""
         return self.rounding == "stochastic" and self.dtype == "bfloat16" and self.lora is None

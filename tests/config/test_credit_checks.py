@@ -68,7 +68,7 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a band for groups of one", ("algorithm.algorithm_mode=prime", "training.group_size=1"),
      ("[algorithm] filter", "no group of 1", "every group would be dropped")),
     ("process rewards that stay 0", (PRIME, "prime.update=none"),
-     ("[prime] update", "never learns gives no reward but 0", "name a trained model in [prime] path")),
+     ("[prime] update", "is not trained gives reward 0", "name a trained model in [prime] path")),
     ("a process reward model beside adapters", (PRIME, "model.lora={r = 2}", "prime.path=org/prm"),
      ("[prime] path", "an adapter on the policy's base", "train without LoRA")),
     ("a process reward model from nowhere", (PRIME, 'prime.path="./nowhere"'),

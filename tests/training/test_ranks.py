@@ -254,7 +254,7 @@ def test_ranks_whose_variables_are_missing_say_which(monkeypatch):
         monkeypatch.setenv(name, value)
     for name in ("MASTER_ADDR", RENDEZVOUS):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(EngineError, match=r"rank 0 of 2 does not find the others: .*MASTER_ADDR.*--ranks or torchrun"):
+    with pytest.raises(EngineError, match=r"rank 0 of 2 cannot find the others: .*MASTER_ADDR.*--ranks or torchrun"):
         join("cpu", 60)
 
 

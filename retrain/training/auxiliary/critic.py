@@ -13,8 +13,8 @@ from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.transforms.token_returns import gae
 from retrain.protocols import Policy, StatefulComponent
 from retrain.registry import Component, Finding, find, signal
-from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_beside
-from retrain.training.reference import unjudged
+from retrain.training.auxiliary.second_model import check_path, own_optimizer, trained_second_model
+from retrain.training.reference import scoring_batch
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -75,14 +75,16 @@ class Critic(StatefulComponent):
     ) -> None:
         self._tokenizer, self._gamma, self._lam, self._wait = tokenizer, gamma, lam, warmup_steps
         settings = own_optimizer(policy, "critic", lr, max_grad_norm, epochs)
-        self.model: Any = trained_beside(policy, tokenizer, "critic", settings, path, "[critic] path", has_values=True)
+        self.model: Any = trained_second_model(
+            policy, tokenizer, "critic", settings, path, "[critic] path", has_values=True
+        )
         term = Component("loss", "value", value_loss, "critic").bind({"clip": clip})
         self._objective = Objective([term], find("reduction", "token_mean").bind())
 
     def __call__(
         self, input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, sampler_logprobs: Tensor
     ) -> Tensor:
-        return self.model.values(unjudged(input_ids, attention_mask, response_mask, sampler_logprobs))
+        return self.model.values(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
 
     def holds_policy(self, step: int) -> bool:
         """Return whether the policy waits in this step for the critic to learn."""

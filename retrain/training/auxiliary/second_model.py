@@ -38,7 +38,7 @@ def own_optimizer(policy: Policy, name: str, lr: float, max_grad_norm: float, ep
     )
 
 
-def trained_beside(  # noqa: PLR0913 - each with its name
+def trained_second_model(  # noqa: PLR0913 - each with its name
     policy: Policy,
     tokenizer: Any,
     name: str,
@@ -61,7 +61,7 @@ def trained_beside(  # noqa: PLR0913 - each with its name
         return policy.sibling(name, settings, has_values=has_values)
     from retrain.training.policy import TorchPolicy
 
-    model, source = load_beside(policy, tokenizer, path, key)
+    model, source = load_second_model(policy, tokenizer, path, key)
     return TorchPolicy(model, settings, policy.ranks, source, has_values=has_values)
 
 
@@ -82,7 +82,7 @@ def check_path(path: str | None, config: Any, model: str) -> Iterator[Finding]:
         yield Finding(("path",), *problem)
 
 
-def load_beside(policy: Policy, tokenizer: Any, path: str, key: str, **options: Any) -> tuple[Any, Any]:
+def load_second_model(policy: Policy, tokenizer: Any, path: str, key: str, **options: Any) -> tuple[Any, Any]:
     """Return the model at a path, on the policy's device, and the source of its values where weights are sharded.
 
     Args:

@@ -15,9 +15,9 @@ from retrain.errors import DataError
 from retrain.protocols import Policy, StatefulComponent
 from retrain.registry import Finding, signal
 from retrain.system.model_paths import RANDOM_MODEL, positions, problem_with
-from retrain.training.auxiliary.second_model import load_beside, own_optimizer
+from retrain.training.auxiliary.second_model import load_second_model, own_optimizer
 from retrain.training.chat import Chat, Messages
-from retrain.training.reference import check_start, sample_digest, unjudged
+from retrain.training.reference import check_start, sample_digest, scoring_batch
 from retrain.types import Batch, Metrics, State
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class TeacherLogprobs(StatefulComponent):
         group_ids: Tensor,
         problems: Mapping[int, Any],
     ) -> tuple[Tensor, Metrics]:
-        batch = unjudged(input_ids, attention_mask, response_mask, sampler_logprobs)
+        batch = scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs)
         batch = batch.replace(rewards=rewards, group_ids=group_ids, problems=problems)
         found, metrics = self._in_hindsight(batch) if self._is_hindsight else (self._score(batch), Metrics())
         gap = F.masked.masked_mean(found - sampler_logprobs, response_mask)
@@ -170,7 +170,7 @@ class TeacherLogprobs(StatefulComponent):
         from retrain.training.shards import shard
 
         policy, dtype = self._policy, options["dtype"]
-        model, source = load_beside(policy, tokenizer, path, "[teacher] model", **options)
+        model, source = load_second_model(policy, tokenizer, path, "[teacher] model", **options)
         model.eval().requires_grad_(False)
         settings = replace(policy.settings, lora=None, quantization=None, dtype=dtype)
         forward = Forward(model, settings, shard(model, settings, policy.ranks, source))
@@ -221,7 +221,7 @@ class _Hints(NamedTuple):
             response[place, len(row) - length : len(row)] = torch.tensor(mask[:length])
         device, blank = batch.input_ids.device, torch.zeros(shape)
         moved = [one.to(device) for one in (tokens, attention, response, blank)]
-        return index, unjudged(*moved)
+        return index, scoring_batch(*moved)
 
     def _ids(self, batch: Batch, row: int) -> list[int]:
         """Return the row's tokens behind a prompt with a hint; none if there is no hint, or no room for it."""
