@@ -1,8 +1,7 @@
-"""A program that starts as a fork of a process in which its imports are done, seconds before it would by itself.
+"""Start a Python program as a fork of a server that has already imported its modules, which saves seconds.
 
-The process is multiprocessing's fork server. It has imported some modules and nothing of a user's, has one thread, and
-ends with the process that uses it. What a fork is given is what any process is given: arguments, variables, and a file
-for what it prints; of another fork it sees nothing.
+The server is the fork server of multiprocessing. It imports no code of users, has one thread, and ends with the process
+that uses it. A fork gets arguments, environment variables and a log file, as any process does; forks share no state.
 """
 
 from __future__ import annotations
@@ -23,57 +22,58 @@ _SERVER = multiprocessing.get_context("forkserver")
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Name the modules that the server imports; the first fork starts it and waits for them.
+    """Set the modules that the server imports. The first fork starts the server and waits for the imports.
 
-    None of them may begin a thread or open a GPU when it is imported: neither survives a fork.
+    Importing them must not start a thread or initialize a GPU, because neither survives a fork.
     """
     _SERVER.set_forkserver_preload(list(modules))
 
 
 class Fork:
-    """`python -m MODULE ARGUMENT...` as a fork. It leads a session and ends with the process that made it.
+    """`python -m MODULE ARGUMENT...` as a fork. It leads its own session and ends with its parent.
 
-    As with every process of multiprocessing, a fork imports the script of its maker first, so that a script
-    must not start one outside `if __name__ == "__main__"`.
+    Like every process of multiprocessing, a fork first imports the main script of its parent. A script must therefore
+    create a fork only under `if __name__ == "__main__"`.
 
     Args:
-        module, arguments: the program.
-        log: what it prints is appended to this file.
-        environment: variables besides those of the process that makes it.
-        code: exit code of a fork whose maker has ended before it began.
+        module: the module to run.
+        arguments: command-line arguments.
+        log: file to which its output is appended.
+        environment: environment variables to add to those of the parent.
+        code: exit code of the fork if its parent has ended before the program starts.
 
     Attributes:
-        pid: of the fork, and of its session and process group.
+        pid: PID of the fork, which is also its session ID and process group ID.
 
     Raises:
-        OSError, EOFError: the server has ended: a module that it imports raises another error than ImportError.
+        OSError, EOFError: the server has ended, because an import raised an error other than ImportError.
     """
 
     def __init__(
         self, module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], code: int
     ) -> None:
-        ready, begun = _SERVER.Pipe(duplex=False)
-        program = (module, arguments, log.absolute(), {**os.environ, **environment}, code, begun)
+        ready, started = _SERVER.Pipe(duplex=False)
+        program = (module, arguments, log.absolute(), {**os.environ, **environment}, code, started)
         self._process = _SERVER.Process(target=_run, args=program)
         try:
             self._process.start()
         finally:
-            begun.close()
+            started.close()
         with suppress(EOFError):
-            ready.recv()  # from now on a signal to its group reaches it
+            ready.recv()  # from now on the fork leads a process group that signals reach
         ready.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit code.
+        """Wait until the process ends and return its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended after so many seconds.
+            subprocess.TimeoutExpired: it has not ended within `timeout` seconds.
         """
         self._process.join(timeout)
         if self._process.exitcode is None:
@@ -81,21 +81,21 @@ class Fork:
         return self._process.exitcode
 
     def terminate(self) -> None:
-        """Send SIGTERM, unless it has ended."""
+        """Send SIGTERM unless the process has ended."""
         self._process.terminate()
 
 
 def _run(
-    module: str, arguments: Sequence[str], log: Path, environment: dict[str, str], code: int, begun: Connection
+    module: str, arguments: Sequence[str], log: Path, environment: dict[str, str], code: int, started: Connection
 ) -> None:
     os.setsid()
-    maker = multiprocessing.parent_process()
-    assert maker is not None
-    if sys.platform == "linux":  # the kernel sends the signal when the maker's end of the pipe is closed
-        fcntl.fcntl(maker.sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(maker.sentinel, fcntl.F_SETSIG, signal.SIGTERM)
-        fcntl.fcntl(maker.sentinel, fcntl.F_SETFL, fcntl.fcntl(maker.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-    if not maker.is_alive():  # it ended before the kernel was asked
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":  # the kernel sends SIGTERM when the parent's end of the pipe closes
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGTERM)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    if not parent.is_alive():  # it ended before the signal was set up
         os._exit(code)
     with log.open("ab") as file, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -104,6 +104,6 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]
-    begun.send(None)
-    begun.close()
+    started.send(None)
+    started.close()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

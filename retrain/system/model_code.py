@@ -1,14 +1,14 @@
-"""Runs code that a model has written: each call in namespaces of its own, of which nothing is left when it ends.
+"""Run code written by a model, each call in new namespaces that leave nothing behind.
 
-The code sees no other process, no network and no file of the project: its file system holds the interpreter with its
-packages, the programs of the system and an empty place to write to. The kernel ends all of its processes, and frees
-all that they wrote, when the first of them ends.
+The code sees no other process, no network and no file of the project. Its file system holds the interpreter with its
+packages, the programs of the system and an empty writable directory. When the first process of a call ends, the kernel
+kills the others and frees what they wrote.
 
-Two methods make the namespaces. `bubblewrap` (the program bwrap) is used where it is installed and works. Otherwise
-they are made here, out of the worker's sandbox. Either needs a process that the worker cannot become any more, once
-it is in its sandbox: the launcher, which is forked beforehand and forks a child for each call.
+Two methods create the namespaces: `bubblewrap` (the program bwrap) where it is installed and works, otherwise this
+module, inside the worker's sandbox. Both need privileges that the worker gives up when it enters its sandbox. A
+launcher keeps them: it is forked beforehand and forks a child for each call.
 
-Needs nothing but the standard library, as the workers of an environment do.
+This module imports only the standard library, because the interpreter of an environment's worker may have nothing else.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from retrain.system import sandbox
 BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
 
 _PROCESSES, _FILE, _DESCRIPTORS = 64, 1 << 24, 256
-"""Limits of the code: processes, bytes of a file, open files."""
+"""Limits for the code: number of processes, size of a file in bytes, open files."""
 _ROOM = 1 << 26
-"""Bytes of each place that the code can write to."""
+"""Size of each writable directory, in bytes."""
 _LONGEST = 100_000
-"""Bytes of code: the kernel takes no more in one argument of a program."""
+"""Maximum size of the code in bytes; the kernel limits the length of one argument."""
 _SEEN = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
-"""Environment variables that the code sees. What `[reward_pool] env` names is not for it."""
+"""Environment variables that the code sees. Variables named in `[reward_pool] env` stay hidden from it."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/gnu", "/sys/devices/system/cpu")
 _OF_ETC = (
     *("alternatives", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime"),
     *("mime.types", "nsswitch.conf", "passwd", "ssl", "timezone"),
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_HOME = "/tmp"  # noqa: S108 - a private one
+_HOME = "/tmp"  # noqa: S108 - private
 _PROBE_S = 30.0
 
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWPID, _CLONE_NEWNET = 0x00020000, 0x08000000, 0x20000000, 0x40000000
@@ -61,25 +61,25 @@ os.close({tell})
 del os, resource
 exec(compile(sys.argv.pop(), "<string>", "exec"))
 """
-"""Runs the code under a limit that holds in the namespace of users that bubblewrap has made."""
+"""Program that limits the number of processes inside bubblewrap's user namespace, then runs the code."""
 
 _launchers: dict[str, socket.socket] = {}
-"""The launchers of this process by their method, the preferred one first."""
+"""Sockets to the launchers of this process, by method, the preferred method first."""
 _tried: list[str] = []
-"""The method that has proved to work in this process."""
+"""The method that was tried with success in this process, or empty."""
 
 
 def method() -> tuple[str, str]:
-    """Return how code of a model is run on this machine, and why not if it cannot be; one of the two is "".
+    """Return the method that works on this machine and the reason why none does; one of the two is "".
 
-    Another process tries it.
+    A subprocess tries the methods.
     """
     return _method(os.environ.get("PATH", ""))
 
 
 @cache
 def _method(path: str) -> tuple[str, str]:
-    del path  # where bwrap is looked for
+    del path  # part of the cache key: another PATH may have another bwrap
     if sys.platform != "linux":
         return "", "it needs Linux"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path)}
@@ -94,7 +94,7 @@ def _method(path: str) -> tuple[str, str]:
 
 
 def start_outer_launcher(memory_mb: int) -> None:
-    """Fork the launcher of bubblewrap where that is installed. Called before this process enters its sandbox.
+    """Fork the launcher that uses bubblewrap, if bwrap is installed. Call it before the process enters its sandbox.
 
     Args:
         memory_mb: what each process of the code may allocate; 0 for no limit.
@@ -104,7 +104,7 @@ def start_outer_launcher(memory_mb: int) -> None:
 
 
 def start_launcher(memory_mb: int) -> None:
-    """Fork the launcher that makes namespaces. Called in the sandbox before this process gives up its privileges.
+    """Fork the launcher that creates namespaces itself. Call it in the sandbox, before capabilities are dropped.
 
     Args:
         memory_mb: what each process of the code may allocate; 0 for no limit.
@@ -122,18 +122,20 @@ def _start(name: str, start: Callable[[str, int, int], int]) -> None:
 
 
 def available() -> bool:
-    """Return whether this process has a launcher."""
+    """Return True if this process has a launcher."""
     return bool(_launchers)
 
 
 def run(code: str, seconds: float, most: int) -> str:
-    """Return the output of the code on both streams.
+    """Run the code and return what it printed to stdout and stderr.
 
     Args:
-        seconds: until it is ended.
-        most: bytes of what it prints that are read.
+        seconds: time limit of the call.
+        most: maximum number of bytes of output to return.
     Raises:
-        ValueError: the code is too long. TimeoutError: it took too long. OSError: it could not be started.
+        ValueError: the code is too long.
+        TimeoutError: the code ran longer than the limit.
+        OSError: the code could not be started.
     """
     text = code.encode(errors="replace")
     if len(text) > _LONGEST:
@@ -142,13 +144,13 @@ def run(code: str, seconds: float, most: int) -> str:
 
 
 def usable() -> str:
-    """Return the method that this process's calls are run by: the first of its launchers' that works.
+    """Return the method that this process uses: that of its first launcher that works.
 
     Raises:
-        OSError: none does.
+        OSError: no launcher works.
     """
     if not _tried:
-        problem = OSError("there is no launcher of code")
+        problem = OSError("this process has no launcher for code")
         for name, launcher in _launchers.items():
             try:
                 _call(launcher, b"", _PROBE_S, 1)
@@ -178,9 +180,9 @@ def _call(launcher: socket.socket, code: bytes, seconds: float, most: int) -> st
 
 
 def _launch_all(calls: socket.socket, start: Callable[[str, int, int], int]) -> NoReturn:
-    """Fork a child for each call until the worker ends."""
+    """Fork a child for each call until the worker closes its end of the socket."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     while True:
         message, files, _, _ = socket.recv_fds(calls, _LONGEST + 64, 2)
         if not message:
@@ -192,11 +194,11 @@ def _launch_all(calls: socket.socket, start: Callable[[str, int, int], int]) -> 
 
 
 def _supervise(message: bytes, files: list[int], start: Callable[[str, int, int], int]) -> NoReturn:
-    """Run the code of a call, and write how it ended into the second file.
+    """Run the code of a call and write its outcome to the second file: "done", "late" or an error message.
 
     Args:
-        start: of the code, the file that it prints to, and a pipe that gets a "+" when the code begins, returns the
-            process with which all others end.
+        start: takes the code, a file for its output and a pipe, writes "+" to the pipe when the code begins, and
+            returns the PID of the process with which all others of the call end.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     printed, how = files
@@ -210,7 +212,7 @@ def _supervise(message: bytes, files: list[int], start: Callable[[str, int, int]
         with suppress(ProcessLookupError):
             os.kill(first, signal.SIGKILL)
         with suppress(ChildProcessError):
-            while os.wait():  # for process 1 of the namespace as well, which ends after all others
+            while os.wait():  # also waits for PID 1 of the namespace, which ends last
                 pass
         said = os.read(ready, 500)
         problem = b"" if said == b"+" else said.removeprefix(b"+") or os.pread(printed, 500, 0) or b"it did not start"
@@ -221,14 +223,14 @@ def _supervise(message: bytes, files: list[int], start: Callable[[str, int, int]
 
 
 def _in_namespaces(code: str, printed: int, tell: int, memory_mb: int) -> int:
-    """Start the code in namespaces that are made here, and return process 1 of them."""
+    """Start the code in new namespaces and return PID 1 of them."""
     sandbox.call("unshare", _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC)
     if first := os.fork():
         return first
     try:
         _keep_open(printed, tell)
         sandbox.new_root([*_visible(), *_DEVICES])
-        sandbox.continue_in_child()  # process 1 ignores most signals: it only waits
+        sandbox.continue_in_child()  # PID 1 ignores most signals, so that the code runs in a child
         os.setsid()
         os.chdir(_HOME)
         _limit(memory_mb, NPROC=_PROCESSES)
@@ -243,11 +245,11 @@ def _in_namespaces(code: str, printed: int, tell: int, memory_mb: int) -> int:
 
 
 def _in_bubblewrap(code: str, printed: int, tell: int, memory_mb: int, program: str) -> int:
-    """Start the code by bwrap, and return the process of that; its own error is printed."""
+    """Start the code in bwrap and return the PID of bwrap, which prints its own errors."""
     if first := os.fork():
         return first
     try:
-        # Root's processes cannot be limited in there: none can be made.
+        # Bubblewrap cannot limit the number of root's processes, so that root may create none.
         filters = os.memfd_create("filter", 0)
         os.write(filters, sandbox.syscall_filter(processes=os.geteuid() != 0))
         os.lseek(filters, 0, os.SEEK_SET)
@@ -256,14 +258,14 @@ def _in_bubblewrap(code: str, printed: int, tell: int, memory_mb: int, program: 
         options = [*_options(), *(["--seccomp", str(filters)] if os.fstat(filters).st_size else [])]
         begin = _BEGIN.format(limit=_PROCESSES, tell=tell)
         command = [program, *options, "--", sys.executable, "-I", "-c", begin, code]
-        os.execve(program, command, _variables())  # noqa: S606 - what the sandbox is for
+        os.execve(program, command, _variables())  # noqa: S606 - sandboxed
     except BaseException as error:
         os.write(tell, str(error).encode()[:400] or b"it could not be started")
     os._exit(1)
 
 
 def _options() -> list[str]:
-    """Return the arguments of bwrap."""
+    """Return the options of bwrap."""
     found = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--proc", "/proc"]
     found += ["--dev", "/dev"]
     for place in sandbox.TEMPORARY:
@@ -277,7 +279,7 @@ def _options() -> list[str]:
 
 
 def _visible() -> list[str]:
-    """Return the paths that the code sees: programs and libraries, and no file of a project."""
+    """Return the paths that the code sees: programs and libraries, but no file of a project."""
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     etc = [f"/etc/{name}" for name in _OF_ETC]
@@ -289,7 +291,7 @@ def _variables() -> dict[str, str]:
 
 
 def _keep_open(printed: int, *kept: int) -> None:
-    """Give this process no input, and the file to print to; close all other files, and let a program have `kept`."""
+    """Redirect stdin to /dev/null and both outputs to `printed`, pass `kept` to the next program, close all others."""
     for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, printed), (2, printed)):
         os.dup2(source, target)
     low = 3
@@ -312,7 +314,7 @@ def _limit(memory_mb: int, **limits: int) -> None:
 
 
 def _try() -> str:
-    """Return the method that works on this machine; OSError if none does."""
+    """Return the method that works on this machine; raise OSError if none does."""
     start_outer_launcher(0)
     problem: OSError | None = None
     try:

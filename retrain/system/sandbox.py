@@ -1,10 +1,10 @@
-"""A sandbox for this process and all that it starts, made of what Linux gives to a user without privileges.
+"""Sandbox for the current process and its children, built from Linux features that need no privileges.
 
-User, mount, process, network and IPC namespaces: no network; a file system that is read-only, with empty private
-places where /tmp, /var/tmp, /run, /dev/shm and the home directory are; no other process in sight; no capability left.
-When the process ends, the kernel ends everything that it has started, whatever session that is in.
+The process gets its own user, mount, PID, network and IPC namespaces. It has no network, sees no other process and
+holds no capability. The file system is read-only; /tmp, /var/tmp, /run, /dev/shm and the home directory are empty
+private directories. When the process ends, the kernel kills everything that it started, in any session.
 
-Code of a model has a root of its own besides, and a filter of its system calls (seccomp); see `model_code`.
+Code written by a model also gets its own root file system and a seccomp filter of system calls; see `model_code`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 from retrain.system.process import follower
 
 INSIDE = "RETRAIN_SANDBOX"
-"""The variable that is set in a sandbox."""
+"""Environment variable that is set inside a sandbox."""
 
 PROCESSES = 620
-"""Processes and threads that a sandbox may hold: more than one thread for each core of a large machine. For root their
-numbers are what is limited, and Linux gives those below 300 only once: from then on there are 320."""
+"""Maximum number of processes and threads in a sandbox: more than one thread for each core of a large machine. For root
+the kernel limits the PID instead of the count, and assigns PIDs below 300 only once, so that 320 remain."""
 
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
@@ -40,20 +40,20 @@ _AT_FDCWD, _AT_RECURSIVE, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x8
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MS_REC, _MS_PRIVATE = 1, 2, 1 << 14, 1 << 18
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION_3 = 24, 0x20080522
-_ROOM, _ROOM_FOR_DEVICES = b"size=64m,mode=1777", b"size=64m,mode=755"
+_TMPFS, _TMPFS_FOR_DEVICES = b"size=64m,mode=1777", b"size=64m,mode=755"
 _MNT_DETACH = 2
-TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - private ones
+TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - private directories
 """Directories for temporary files in a new root."""
-_HIDDEN = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - to put private places over them
+_HIDDEN = ("/tmp", "/var/tmp", "/run", "/dev")  # noqa: S108 - private directories are mounted over them
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/dri", "/dev/kfd")
 _PROBE_S = 30.0
 LIBRARIES = 8 << 30
-"""Bytes of address space for files that a process inside maps: importing a CUDA build of torch takes 3 GB."""
+"""Address space for mapped files of a process inside, in bytes. Importing a CUDA build of torch takes 3 GB."""
 
 
 @cache
 def missing() -> str:
-    """Why there can be no sandbox on this machine, in words; empty if there can. Another process tries it."""
+    """Return the reason why this machine cannot make a sandbox; "" if it can. A subprocess tries it."""
     if sys.platform != "linux":
         return "it needs Linux"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -62,29 +62,31 @@ def missing() -> str:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, env=environment)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    if tried.returncode == 0:
+        return ""
+    return (tried.stderr.strip().splitlines() or ["the process that tried it ended without a message"])[-1]
 
 
 def enter(readable: Iterable[str], before_dropping: Callable[[], None] = lambda: None) -> None:
-    """Continue in a sandbox, as a child of this process; this process waits for the child, and ends as it does.
+    """Continue in a sandbox, in a child of this process. This process waits for the child and exits with its code.
 
-    The process must have one thread. Its descriptors stay open in the child alone.
+    The process must have a single thread. Its file descriptors stay open only in the child.
 
     Args:
-        readable: paths that can still be read where they lie below a hidden place.
-        before_dropping: called inside, while the process still has its privileges there.
+        readable: paths that stay readable although they are below a hidden directory.
+        before_dropping: called in the sandbox before the process drops its capabilities.
     Raises:
-        OSError: the system does not allow it. The process is then in an undefined state and must end.
+        OSError: the kernel refuses a step. The process is then in an undefined state and must exit.
     """
     uid, gid, directory = os.geteuid(), os.getegid(), os.getcwd()
     call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         Path("/proc/self", name).write_text(text)
-    with suppress(OSError):  # what is inside shall not open the parts of the kernel that namespaces open
+    with suppress(OSError):  # nested user namespaces would expose more of the kernel to the code inside
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
     _make_read_only("/")
     _hide(_hidden(), [directory, *readable, *_DEVICES, *glob("/dev/nvidia*")])
-    continue_in_child()  # the first process of the new namespace: the others end with it, and no signal from them does
+    continue_in_child()  # PID 1 of the namespace: the others end with it, and it ignores their signals
     follower(0, signal.SIGKILL)()
     continue_in_child()
     _show_own_processes(uid)
@@ -95,26 +97,25 @@ def enter(readable: Iterable[str], before_dropping: Callable[[], None] = lambda:
 
 
 def _make_read_only(path: str) -> None:
-    """Everything mounted at and below `path`, without set-user-ID programs, and apart from the world outside."""
+    """Make all mounts at and below `path` read-only, private and nosuid."""
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, _MS_PRIVATE, 0)
     call("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), _AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
 
 
 def new_root(visible: Iterable[str]) -> None:
-    """Continue in new namespaces inside of a sandbox, in a file system that holds nothing but `visible`, read-only.
+    """Replace the root by a file system that holds only `visible`, read-only, and directories for temporary files.
 
-    The rest is one empty, private place of 64 MB, with directories for temporary files. /proc shows the processes of
-    the new namespace alone. This process still has its privileges in the sandbox, and is the first of its process
-    namespace.
+    The directories are empty and share 64 MB. /proc shows only the processes of the PID namespace. The caller is PID 1
+    of a new namespace inside a sandbox and still has its capabilities there.
 
     Args:
-        visible: absolute paths; those that do not exist are left out, and links lead where they led before.
+        visible: absolute paths. Missing ones are ignored; symbolic links keep their targets.
     """
     binds, links = layout(visible)
     call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     trees = {path: _clone(path) for path in binds}
-    root = Path("/tmp")  # noqa: S108 - a place to mount the new root on, which holds nothing yet
-    call("mount", b"tmpfs", bytes(root), b"tmpfs", _MS_NOSUID | _MS_NODEV, _ROOM)
+    root = Path("/tmp")  # noqa: S108 - an empty directory to mount the new root on
+    call("mount", b"tmpfs", bytes(root), b"tmpfs", _MS_NOSUID | _MS_NODEV, _TMPFS)
     for path, tree in trees.items():
         _attach(tree, f"{root}{path}")
     for path in (*TEMPORARY, "/proc"):
@@ -130,7 +131,7 @@ def new_root(visible: Iterable[str]) -> None:
 
 
 def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the real paths of what is visible, none below another, and links to them by the paths that were given."""
+    """Return the real paths to mount, none below another, and the symbolic links that map given paths to them."""
     wanted = {os.path.abspath(path): os.path.realpath(path) for path in visible if os.path.exists(path)}
     real = set(wanted.values())
     binds = sorted(path for path in real if not _below(path, real - {path}))
@@ -140,7 +141,7 @@ def layout(visible: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _hidden() -> set[str]:
-    """The directories that are replaced by empty ones."""
+    """Return the directories that are replaced by empty ones."""
     homes = [os.path.expanduser("~")]
     with suppress(KeyError):
         homes.append(pwd.getpwuid(os.geteuid()).pw_dir)
@@ -148,24 +149,24 @@ def _hidden() -> set[str]:
 
 
 def _hide(hidden: set[str], readable: Iterable[str]) -> None:
-    """Put an empty place over each hidden directory, and back into it what must stay readable."""
+    """Mount an empty directory over each hidden one, then mount the readable paths back into it."""
     wanted = {os.path.abspath(path): os.path.realpath(path) for path in readable if os.path.exists(path)}
     hidden = hidden - set(wanted.values())
     places = [path for path in hidden if not _below(path, hidden - {path})]
     kept = {path for path in wanted.values() if _below(path, places)}
-    # Cloned before the empty places hide the originals.
+    # Clone the mounts before the empty directories hide the originals.
     trees = {path: _clone(path) for path in kept if not _below(path, kept - {path})}
     for path in places:
-        room = _ROOM_FOR_DEVICES if path == "/dev" else _ROOM
-        call("mount", b"tmpfs", path.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, room)
+        options = _TMPFS_FOR_DEVICES if path == "/dev" else _TMPFS
+        call("mount", b"tmpfs", path.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, options)
     for path, tree in trees.items():
         _attach(tree, path)
     for path, real in wanted.items():
-        if not os.path.lexists(path):  # a link inside a hidden place led there
+        if not os.path.lexists(path):  # the path was a symbolic link inside a hidden directory
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).symlink_to(real)
     if "/dev" in places:
-        Path("/dev/shm").mkdir(mode=0o777)  # noqa: S108 - a private one
+        Path("/dev/shm").mkdir(mode=0o777)  # noqa: S108 - private
         Path("/dev/fd").symlink_to("/proc/self/fd")
 
 
@@ -174,13 +175,13 @@ def _below(path: str, places: Iterable[str]) -> bool:
 
 
 def _clone(path: str) -> int:
-    """A copy of what is mounted at a path, which is mounted nowhere yet."""
+    """Return a file descriptor of a detached copy of the mount at a path."""
     flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
     return call("syscall", _SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags)
 
 
 def _attach(tree: int, path: str) -> None:
-    """Mount a clone at a path, which is made."""
+    """Create a path and mount a detached copy there."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).mkdir(exist_ok=True) if os.path.isdir(tree) else Path(path).touch()
     call("syscall", _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
@@ -188,12 +189,12 @@ def _attach(tree: int, path: str) -> None:
 
 
 def _show_own_processes(uid: int, place: str = "/proc") -> None:
-    """Mount a /proc of the new namespace alone; an empty one where the machine hides parts of its own."""
+    """Mount a /proc of the new PID namespace, or an empty directory where the kernel refuses one."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     try:
         call("mount", b"proc", place.encode(), b"proc", flags, None)
     except PermissionError:
-        call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, _ROOM)
+        call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, _TMPFS)
     if uid == 0 and root_has_limits():
         with suppress(OSError):
             Path(f"{place}/sys/kernel/pid_max").write_text(str(PROCESSES))
@@ -202,19 +203,19 @@ def _show_own_processes(uid: int, place: str = "/proc") -> None:
 
 
 def root_has_limits() -> bool:
-    """Return true if the kernel can limit the processes of root, whom RLIMIT_NPROC does not bind.
+    """Return True if the kernel can limit the number of processes of root, which RLIMIT_NPROC does not.
 
-    Since Linux 6.14 each process namespace has its own highest process number; before, it is that of the machine.
+    Since Linux 6.14 each PID namespace has its own pid_max; before, pid_max applied to the whole machine.
     """
     return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 14)
 
 
 def continue_in_child() -> None:
-    """Go on in a child. This process reaps whatever comes to it, and ends as the child does."""
+    """Fork and return in the child. The parent reaps its children and exits with the code of this child."""
     child = os.fork()
     if not child:
         return
-    os.closerange(3, 4096)  # a pipe that the child closes must be closed
+    os.closerange(3, 4096)  # otherwise a pipe that the child closes would stay open here
     while True:
         ended, status = os.wait()
         if ended == child:
@@ -223,7 +224,7 @@ def continue_in_child() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up the privileges inside the namespaces, for good: with them, all of the above could be undone."""
+    """Drop all capabilities permanently; a process that held them could undo the sandbox."""
     number = 0
     while ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1
@@ -231,7 +232,7 @@ def drop_capabilities() -> None:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """A function of the C library; OSError if it fails."""
+    """Call a function of the C library by name; raise OSError if it fails."""
     result = int(getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments))
     if result < 0:
         number = ctypes.get_errno()
@@ -240,12 +241,12 @@ def call(name: str, *arguments: Any) -> int:
 
 
 class _Machine(NamedTuple):
-    """Numbers of a processor's system calls.
+    """System call numbers of one architecture.
 
     Attributes:
-        audit: the machine's number in `audit.h`.
-        forbidden: calls that are refused whatever their arguments.
-        forks: calls that make a process and have no arguments.
+        audit: number of the architecture in `audit.h`.
+        forbidden: system calls that are refused with any arguments.
+        forks: system calls without arguments that create a process.
     """
 
     audit: int
@@ -269,14 +270,14 @@ _MACHINES = {
         "io_uring_setup": 425, "memfd_secret": 447,
     }, socketpair=199, clone=220, forks=()),
 }  # fmt: skip
-_CLONE3 = 435  # the same on every architecture; its flags are in memory, which no filter can read
+_CLONE3 = 435  # the same on every architecture; a filter cannot read its flags, which are in memory
 _X32 = 0x40000000
-"""Numbers from here on are another set of system calls of x86_64."""
+"""First number of the x32 system calls of x86_64."""
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-"""Flags of clone: a thread of this process; a namespace of any kind."""
+"""Flags of clone: create a thread; create a namespace of any kind."""
 _SOCK_STREAM, _SOCK_TYPE = 1, 0xF
 
-# Instructions of the kernel's filter, and the places of what they load.
+# Opcodes of a BPF program, and the offsets of the fields that it loads.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38
@@ -285,10 +286,10 @@ _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _MODE_FILTER = 22, 38, 2
 
 
 def syscall_filter(processes: bool) -> bytes:
-    """Return the filter as the kernel's BPF program; empty on a machine whose calls are not listed.
+    """Return the seccomp filter as a BPF program; b"" on an architecture that `_MACHINES` does not list.
 
     Args:
-        processes: new processes may be made; otherwise new threads alone.
+        processes: allow new processes; otherwise only new threads.
     """
     machine = _MACHINES.get(os.uname().machine)
     if machine is None:
@@ -297,8 +298,8 @@ def syscall_filter(processes: bool) -> bytes:
     rows += [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
     for number in (*machine.forbidden.values(), *(() if processes else machine.forks)):
         rows += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
-    rows += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]  # libraries then use clone
-    # A stream pair is connected for good; the others can send to sockets in files.
+    rows += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]  # libraries fall back to clone
+    # A stream pair stays connected; a datagram socket can send to any socket in the file system.
     rows += [(_EQUAL, 0, 5, machine.socketpair), (_LOAD, 0, 0, _SECOND), (_AND, 0, 0, _SOCK_TYPE)]
     rows += [(_EQUAL, 1, 0, _SOCK_STREAM), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
     wanted = 0 if processes else _CLONE_THREAD
@@ -309,7 +310,7 @@ def syscall_filter(processes: bool) -> bytes:
 
 
 def forbid_system_calls(processes: bool) -> None:
-    """Have the kernel refuse the calls of `syscall_filter`, for this process and all that it starts."""
+    """Install `syscall_filter` for this process and its future children."""
     program = syscall_filter(processes)
     if not program:
         return
