@@ -1,4 +1,4 @@
-"""How a model's weights lie on the ranks. The only module that knows FSDP2 and its tensors."""
+"""Sharding of a model's weights over ranks. This is the only module that uses FSDP2 and DTensor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Replicated(Shards):
         self.ranks = ranks
 
     def sum_gradients(self, parameters: list[Tensor]) -> None:
-        """Those that FSDP does not sum, in one message; one that nobody has stays None."""
+        """Sum the gradients that FSDP does not sum, in a single all-reduce.
+
+        A gradient that is None on every rank stays None.
+        """
         own = [p for p in parameters if not isinstance(p, DTensor)]
         if not own:
             return
@@ -40,28 +43,32 @@ class Replicated(Shards):
 
 
 class Sharded(Replicated):
-    """A model whose layers, and then what is left, are spread over the ranks by FSDP2.
+    """A model that FSDP2 shards over the ranks: each layer is one unit, and all other weights are another.
 
-    The gradients are sums over the ranks, in float32: the loss has global denominators.
+    Gradients are summed over the ranks in float32, and not averaged, because the denominators of the loss count the
+    rows of all ranks.
 
     Args:
-        source: gives the values of parameters on the meta device, one module at a time, so that no process ever holds
-            a full copy.
+        model: a transformers causal LM.
+        settings: settings of its training: dtype, LoRA and offload.
+        ranks: the processes that share the model.
+        source: reads the values of parameters on the meta device. They are read one module at a time, so that no
+            process ever holds all weights.
     """
 
     def __init__(self, model: Any, settings: PolicySettings, ranks: Ranks, source: ParameterReader | None) -> None:
         super().__init__(ranks)
-        self._blank = None if settings.lora else _blank(model)  # adapters share their base instead
+        self._blank = None if settings.lora else _blank(model)  # with LoRA a second model shares the base
         self._root: Any = _Root(model)
         self.casts, self.device = settings.dtype != "float32", _device(ranks)
         options: dict[str, Any] = {
             "mesh": ranks.mesh,
-            # Resharding the root after a forward as well: its parameters are the optimizer's at all times.
+            # Also for the root, which FSDP keeps whole by default: the optimizer needs its sharded parameters.
             "reshard_after_forward": True,
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=getattr(torch, settings.dtype) if self.casts else None, reduce_dtype=torch.float32
             ),
-            # LoRA's adapters: FSDP wants one precision in a group, and everybody else wants whole adapters.
+            # LoRA's adapters stay whole: a unit of FSDP has one dtype, and merging and saving need whole adapters.
             "ignored_params": {p for p in model.parameters() if p.requires_grad} if settings.lora else set(),
             "offload_policy": OffloadPolicy(),
         }
@@ -76,11 +83,11 @@ class Sharded(Replicated):
                 fill(module, lambda p: source(called[id(p)]))
             fully_shard(module, **options)
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale within a reduction
         self._model, self._options = model, options
 
     def spread(self, head: Any, settings: PolicySettings) -> Any:
-        """Shard a head as the model's own weights are, unless LoRA trains adapters, which stay whole."""
+        """Return a head, moved to the device and sharded like the model; with LoRA it stays whole, like adapters."""
         head.to(self.device)
         if settings.lora is None:
             options: dict[str, Any] = {**self._options, "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
@@ -93,12 +100,18 @@ class Sharded(Replicated):
         return self._root(function, *args)
 
     def recover(self) -> None:
-        """A forward that raised leaves layers unsharded: their gradients would go to parameters nobody trains."""
+        """Reshard the layers that a failed forward pass left gathered.
+
+        Otherwise later gradients would go to the gathered parameters, which the optimizer does not have.
+
+        Raises:
+            EngineError: this version of torch cannot do that.
+        """
         try:
             self._root.reset_iter_state()
         except AttributeError as error:
             raise EngineError(
-                f"torch {torch.__version__} cannot go on after a forward that failed within sharded layers; "
+                f"torch {torch.__version__} cannot continue after a forward pass that failed in sharded layers; "
                 'install torch 2.13, or set [distributed] shard = "none"'
             ) from error
 
@@ -114,7 +127,7 @@ class Sharded(Replicated):
 
 
 class _Root(nn.Module):
-    """Calls a function within its own forward, where FSDP holds the weights that no layer owns."""
+    """Calls a function inside its own forward, during which FSDP gathers the weights that belong to no layer."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -125,7 +138,14 @@ class _Root(nn.Module):
 
 
 def shard(model: Any, settings: PolicySettings, ranks: Ranks, source: ParameterReader | None = None) -> Shards:
-    """Spread a model over the ranks as `settings.shard` says; call it before the optimizer is made."""
+    """Shard a model over the ranks if `settings.shard` is "full"; call this before creating the optimizer.
+
+    Args:
+        model: a transformers causal LM.
+        settings: settings of its training.
+        ranks: the processes that train it together.
+        source: reads the values of parameters on the meta device.
+    """
     if ranks.mesh is not None and settings.shard == "full":
         return Sharded(model, settings, ranks, source)
     if source is not None:
@@ -141,7 +161,10 @@ def _device(ranks: Ranks) -> torch.device:
 
 
 def _blank(model: Any) -> Any:
-    """The model's structure with its buffers, and parameters without values: FSDP refuses to copy what it shards."""
+    """Copy the model's structure and buffers, with parameters on the meta device.
+
+    Later copies are made from this one, because FSDP does not allow copying a sharded model.
+    """
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()
     }
@@ -153,21 +176,26 @@ def _full(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in the same memory: rows of it if it is sharded, else all of it."""
+    """Return this rank's rows of a sharded tensor, or a whole tensor itself; both share memory with the argument."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank has other rows of this tensor."""
+    """Return True if the rows of this tensor are divided among the ranks."""
     return isinstance(tensor, DTensor)
 
 
 def like(value: Tensor | CheckpointRows, parameter: Tensor) -> Tensor:
-    """A copy of a tensor, sharded as the parameter is if it has its shape; of stored rows it reads what it needs."""
+    """Return a copy of a value on the parameter's device, sharded like the parameter if it has the same shape.
+
+    Args:
+        value: a tensor, or rows of a checkpoint, of which only those that this rank needs are read.
+        parameter: the parameter that the value belongs to; the value may also be an optimizer's scalar.
+    """
     if isinstance(value, CheckpointRows):
         if not isinstance(parameter, DTensor):
             return value.between(0, value.count).to(parameter.device)
-        # FSDP2's division: every rank but the last ones has as many rows as the first.
+        # FSDP2 gives every rank ceil(rows / ranks) rows, except the last ones.
         mesh = parameter.device_mesh
         share = -(-value.count // mesh.size())
         first, end = (min(value.count, place * share) for place in (mesh.get_rank(), mesh.get_rank() + 1))
@@ -183,7 +211,7 @@ def like(value: Tensor | CheckpointRows, parameter: Tensor) -> Tensor:
 
 
 def _gathered(tensors: Mapping[str, Tensor]) -> LazyWeights:
-    """Sharded tensors by name; a tied one is gathered once while it is held under one of its names."""
+    """Return tensors that are gathered when they are read; a tied one is gathered once while a caller holds it."""
     gathered: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     def read(name: str) -> Tensor:
@@ -192,7 +220,7 @@ def _gathered(tensors: Mapping[str, Tensor]) -> LazyWeights:
             return value.detach()
         found = gathered.get(id(value))
         if found is None:
-            with torch.inference_mode(False):  # engines read weights in inference mode, which DTensor cannot
+            with torch.inference_mode(False):  # engines read weights in inference mode, in which DTensor fails
                 found = gathered[id(value)] = _full(value.detach())
         return found
 

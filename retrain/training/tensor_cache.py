@@ -1,4 +1,4 @@
-"""Tensors kept between runs under the hash of everything that they depend on."""
+"""Cache of tensors between runs; the key is a hash of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ _DATA, _FACTS = "tensors.safetensors", "facts.json"
 
 
 def content_key(facts: Mapping[str, Any]) -> str:
-    """Hash of JSON facts, 32 hexadecimal digits; the order of keys does not matter."""
+    """Return a hash of JSON values as 32 hexadecimal digits; it does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def cached(
     kind: str, facts: Mapping[str, Any], build: Callable[[], Tensors], *, waiting: Callable[[], None] = lambda: None
 ) -> tuple[Tensors, bool]:
-    """The tensors that `build` makes, computed once for equal facts, by whichever process comes first.
+    """Return the tensors of `build`, which is called only if the cache has no entry with equal facts.
 
-    An entry is trusted only if its files have the hashes of its SHA256SUMS; otherwise it is built again.
-    Where the cache cannot be written the tensors are built and not kept.
+    Of several processes with equal facts one builds the tensors, and the others wait for it. An entry is used only if
+    its files match its SHA256SUMS; otherwise it is built again. If the cache cannot be written, the tensors are built
+    and not stored.
 
     Args:
         kind: folder of the cache, such as "warmup".
-        facts: everything that the result depends on, as JSON.
+        facts: JSON values on which the result depends.
         build: makes the tensors; no two of them may share memory.
-        waiting: called once if another process is building them at the moment.
+        waiting: called once if another process is building the tensors.
     Returns:
-        The tensors, and whether they came from the cache.
+        The tensors, and True if they came from the cache.
     """
     entry = cache_root() / kind / content_key(facts)
     try:
@@ -55,7 +56,7 @@ def cached(
                 check_sums(entry, "build it again")
                 return load((entry / _DATA).read_bytes()), True
         tensors = build()
-        # A disk that is full must not end a run that has its weights.
+        # A full disk must not end the run: it has its tensors.
         with suppress(OSError, StorageError), published(entry) as stage:
             (stage / _DATA).write_bytes(save({name: value.detach().contiguous() for name, value in tensors.items()}))
             (stage / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`[warmup]`: supervised steps on the task's worked solutions, through the policy's own update."""
+"""Warm start (`[warmup]`): supervised steps on the task's worked solutions, with the update of the policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from retrain.training.tensor_cache import cached, content_key
 from retrain.types import ExpertRow, Observer, Problem
 
 _RECIPE = 2
-"""Raised when this module's results change, so that no older cache entry is taken for the new result."""
+"""Increase this number when the results of this module change, so that old cache entries are not used."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,12 @@ class WarmupSettings:
     """Settings of a warm start; the defaults suit `builtin:tiny`.
 
     Attributes:
-        steps: optimizer steps. batch_size: worked solutions in each.
-        lr: peak learning rate, reached after warmup_steps, then decayed to 0 by a half cosine.
-        dtype: of the matrix products.
-        seed: of what is random in the policy's update (dropout); not the run's.
-        cache: keep the weights for, or take them from, runs with the same model, problems and settings.
+        steps: number of optimizer steps. batch_size: worked solutions per step.
+        lr: peak learning rate; it is reached after warmup_steps and then decays to 0 along a half cosine.
+        warmup_steps: optimizer steps of the linear rise of the learning rate.
+        dtype: dtype of the matrix products.
+        seed: seed of random operations in the update, such as dropout; independent of the run's seed.
+        cache: share the weights between runs with the same model, problems and settings.
     """
 
     steps: int = 1000
@@ -58,18 +59,20 @@ def warm_start(
     rows: Sequence[ExpertRow] = (),
     ranks: Ranks = ALONE,
 ) -> bool:
-    """Train the loaded model in place to imitate the problems' solutions, in their order, over and over.
+    """Train the loaded model in place to imitate the problems' solutions, in order and repeatedly.
 
-    Loss: mean of -log p(token) over the solutions' tokens and the end-of-sequence token after each.
+    Loss: mean of -log p(token) over the tokens of the solutions and the end-of-sequence token after each.
 
     Args:
-        problems: with solutions, at least one. Give a sample that does not depend on the run's seed, so that
-            runs with different seeds start from the same weights (and find them in the cache).
+        loaded: model, tokenizer and chat rendering.
+        problems: at least one problem with a solution. They should not depend on the run's seed, so that runs with
+            different seeds start from the same weights and share a cache entry.
+        settings: see `WarmupSettings`.
         observe: called with `warmup` events: step, steps, loss and seconds left.
         rows: conversations to imitate instead of the problems' solutions, one per problem.
-        ranks: rank 0 trains or reads the cache, and the others get its weights.
+        ranks: rank 0 trains or reads the cache, and the others receive its weights.
     Returns:
-        Whether the weights came from the cache.
+        True if the weights came from the cache.
     Raises:
         DataError: a problem has no solution to imitate.
         DivergedError: the loss was not finite.
@@ -90,23 +93,27 @@ def warm_start(
     weights, hit = ranks.rollouts.on_rank0(made)
     loaded.model.load_state_dict(weights, strict=False)
     loaded.model.tie_weights()
-    # Training turned the weights into float32; what comes from the cache must end up the same.
+    # Training makes the weights float32 and the cache does not, so both are cast to the original dtype.
     cast_weights(loaded.model, dtype).eval()
     return hit
 
 
 def demonstrations(chat: Chat, problems: Sequence[Problem]) -> list[ExpertRow]:
-    """Every problem's prompt with its solution, as if it had been sampled; DataError if one has no solution."""
+    """Render every problem's prompt and solution as an expert row.
+
+    Raises:
+        DataError: a problem has no solution, or its messages cannot be rendered.
+    """
     for problem in problems:
         if problem.solution is None:
             raise DataError(
-                f"problem {problem.id!r} has no solution to imitate; give the task solutions, or set [warmup] steps = 0"
+                f"problem {problem.id!r} has no solution to imitate; add one to each, or set [warmup] steps = 0"
             )
     return [chat.conversation(problem) for problem in problems]
 
 
 def _train(loaded: Loaded, rows: Sequence[ExpertRow], settings: WarmupSettings, observe: Observer) -> dict[str, Tensor]:
-    """Run the supervised steps; returns the weights without those that are tied to others."""
+    """Run the supervised steps; return a copy of the weights on the CPU, without names that are tied to others."""
     rise, steps = settings.warmup_steps, settings.steps
     shape = PolicySettings(
         lr=settings.lr, warmup_steps=rise, schedule="cosine", total_steps=steps, dtype=settings.dtype
@@ -131,7 +138,7 @@ def _train(loaded: Loaded, rows: Sequence[ExpertRow], settings: WarmupSettings, 
 
 
 def _facts(loaded: Loaded, problems: Sequence[Problem], settings: WarmupSettings) -> dict[str, Any]:
-    """Everything that the weights depend on."""
+    """Return the cache's facts: everything that the weights depend on, as JSON values."""
     texts = [[problem.prompt, problem.solution] for problem in problems]
     return {
         "code": [__version__, _RECIPE],

@@ -74,7 +74,7 @@ INVALID: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("a process reward model from nowhere", (PRIME, 'prime.path="./nowhere"'),
      ("[prime] path", 'there is no directory "./nowhere"', "or a name on the hub")),
     ("a process reward model that nobody trained", (PRIME, 'prime.path="builtin:tiny"'),
-     ("[prime] path", '"builtin:tiny" is made, not trained', "remove it")),
+     ("[prime] path", '"builtin:tiny" has random weights', "remove it")),
     ("a slip in [prime]", (PRIME, "prime.bta=0.1"), ("[prime] bta", "unknown key", 'did you mean "beta"?')),
     ("a choice of [prime]", (PRIME, "prime.norm=group"),
      ("[prime] norm", "not a valid value", 'one of "batch", "none"')),

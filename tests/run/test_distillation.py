@@ -113,10 +113,10 @@ def scored_after_hint(parts, batch, row, other):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ((OPD,), "names no teacher"),
-        ((OPD, 'teacher.model="builtin:tiny"'), "it has nothing to teach"),
+        ((OPD,), "is missing"),
+        ((OPD, 'teacher.model="builtin:tiny"'), "has random weights"),
         ((OPD, 'teacher.model="./nowhere"'), 'there is no directory "./nowhere"'),
-        ((*SDPO, "rollout.overlap=1", "reward_pool.workers=1"), "no hint can be put before it"),
+        ((*SDPO, "rollout.overlap=1", "reward_pool.workers=1"), "a hint cannot be added to them"),
         ((*SDPO, 'teacher.template="{hint}"'), "lacks {prompt}"),
     ],
 )

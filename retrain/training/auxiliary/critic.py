@@ -1,4 +1,4 @@
-"""A critic: values of prefixes from a second model, trained beside the policy; importing this imports no torch."""
+"""A critic: a second model that is trained to predict the return of prefixes. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROUNDING = 1e-10
-"""Variance of equal targets in float32, as a share of their square."""
+"""Relative variance below which float32 targets count as equal."""
 _PositiveRate = Annotated[float, Field(gt=0)]
 _UnitShare = Annotated[float, Field(ge=0, le=1)]
 
@@ -30,36 +30,37 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     yield from check_path(params["path"], config, "critic")
     if params["warmup_steps"] >= (steps := config.training.max_steps) > 0:
         problem = "the policy is not trained in any step of this run"
-        yield Finding(("warmup_steps",), problem, f"use fewer than {steps}", fatal=False)
+        yield Finding(("warmup_steps",), problem, f"set it below {steps}", fatal=False)
 
 
 @signal("values", table="critic", check=_check, models=("trained",))
 class Critic(StatefulComponent):
-    """V_t, [N, T]: the return that the critic expects before each response token, 0 elsewhere.
+    """Value of each response token: the expected return of the prefix before it.
 
-    target_t = A_t + V_t by `gae` with the critic's own lam, from the values before the update (decoupled GAE)
-    loss = mean over tokens of 0.5 * max((v - target)^2, (clip(v, V - clip, V + clip) - target)^2)
+    V_t, [N, T] in the unit of the reward, 0 outside response_mask
+    target_t = A_t + V_t, with A_t from `gae` with the critic's own lam and the values before the update
+    loss = mean over tokens of 0.5 * max((v_t - target_t)^2, (clip(v_t, V_t - clip, V_t + clip) - target_t)^2)
 
-    The critic is a language model that starts where the policy starts, with a linear head, zero at first, in the
-    place of the output embedding. With LoRA it is one more adapter on the policy's base, with a head of its own. Its
-    optimizer is AdamW without decay at a constant rate. Rows of experts do not train it.
+    The critic is a language model that starts as the initial policy. A linear head, zero at first, replaces the output
+    embedding. With LoRA the critic is a second adapter on the policy's base model, with its own head. Its optimizer is
+    AdamW without weight decay at a constant rate. Expert rows do not train it.
 
     Args:
-        path: a model to start from instead of the initial policy, with the same tokenizer.
-        lr, max_grad_norm: of the critic's optimizer.
-        epochs: updates on each batch.
-        clip: how far an update may move a value; None for no bound.
-        gamma, lam: of the target; gamma as in [gae].
-        warmup_steps: first steps of the run in which the critic is trained and the policy is not.
+        path: model to start from instead of the initial policy; it needs the policy's tokenizer.
+        lr, max_grad_norm: learning rate and gradient clipping of the critic's optimizer.
+        epochs: optimizer steps on each batch.
+        clip: limit of the change of a value in the loss; None for no limit.
+        gamma, lam: discount and GAE parameter of the target; gamma should equal that of [gae].
+        warmup_steps: number of first steps in which only the critic is trained.
 
     Metrics, of the values before the update: critic/explained_variance, 1 - var(target - V) / var(target) over
-    tokens; critic/value_mean, critic/target_mean; critic/loss and critic/grad_norm of the updates.
+    tokens; critic/value_mean and critic/target_mean; critic/loss and critic/grad_norm of the updates.
 
     References: Schulman et al., GAE, arXiv:1506.02438; Schulman et al., PPO, arXiv:1707.06347; Yue et al., VAPO,
-        arXiv:2504.05118 (its own lambda and the warm-up).
+        arXiv:2504.05118 (a separate lam for the critic, and the warm-up).
     """
 
-    def __init__(  # noqa: PLR0913 - two parts of the run and eight keys, each with its name
+    def __init__(  # noqa: PLR0913 - the policy, the tokenizer and eight keys
         self,
         policy: Policy,
         tokenizer: Any,
@@ -73,7 +74,7 @@ class Critic(StatefulComponent):
         lam: _UnitShare = 1.0,
         warmup_steps: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        self._tokenizer, self._gamma, self._lam, self._wait = tokenizer, gamma, lam, warmup_steps
+        self._tokenizer, self._gamma, self._lam, self._warmup_steps = tokenizer, gamma, lam, warmup_steps
         settings = own_optimizer(policy, "critic", lr, max_grad_norm, epochs)
         self.model: Any = trained_second_model(
             policy, tokenizer, "critic", settings, path, "[critic] path", has_values=True
@@ -87,19 +88,19 @@ class Critic(StatefulComponent):
         return self.model.values(scoring_batch(input_ids, attention_mask, response_mask, sampler_logprobs))
 
     def holds_policy(self, step: int) -> bool:
-        """Return whether the policy waits in this step for the critic to learn."""
-        return step < self._wait
+        """Return True in the first `warmup_steps` steps, in which only the critic is trained."""
+        return step < self._warmup_steps
 
     def after(self, batch: Batch) -> Metrics:
-        """Update the critic on the policy's rows."""
+        """Train the critic on the policy's rows; return its metrics."""
         rows = batch.rows((~batch.is_expert & batch.response_mask.any(-1)).nonzero()[:, 0])
         if not len(rows.rewards):
             return {}
         values, mask = rows.column("values"), rows.response_mask
         target = values + gae(rows.turn_rewards, values, mask, gamma=self._gamma, lam=self._lam)
         report = self.model.update(rows.replace(value_targets=target), self._objective)
-        learned = {"loss": report["loss/value"], "grad_norm": report["grad/norm"]} if "grad/norm" in report else {}
-        found = explained(values, target, mask) | learned | {"nonfinite": report["update/nonfinite"]}
+        update = {"loss": report["loss/value"], "grad_norm": report["grad/norm"]} if "grad/norm" in report else {}
+        found = explained(values, target, mask) | update | {"nonfinite": report["update/nonfinite"]}
         return {f"critic/{name}": value for name, value in found.items()}
 
     def state_dict(self) -> State:
@@ -109,7 +110,7 @@ class Critic(StatefulComponent):
         self.model.load_state_dict(state["model"])
 
     def export(self, folder: Path) -> None:
-        """Write the model in transformers format, an adapter merged, and the head as value_head.safetensors."""
+        """Write the model in transformers format, with a merged adapter, and the head as value_head.safetensors."""
         from safetensors.torch import save_file
 
         from retrain.training.model.loading import save_model
@@ -121,14 +122,19 @@ class Critic(StatefulComponent):
 def value_loss(
     predicted_values: Tensor, values: Tensor, value_targets: Tensor, response_mask: Tensor, *, clip: float | None
 ) -> Tensor:
-    """Half the squared error of each value, [N, T], at least that of the value held near the one before the update.
+    """Clipped squared error of each value.
 
     0.5 * max((v - R)^2, (clip(v, V - clip, V + clip) - R)^2)
 
     Args:
-        predicted_values: v [N, T], with gradient; values: V [N, T], before the update; value_targets: R [N, T];
-            response_mask: [N, T] bool.
-        clip: bound of the move; None for none.
+        predicted_values: v [N, T], with gradient.
+        values: V [N, T], the values before the update.
+        value_targets: R [N, T].
+        response_mask: [N, T] bool.
+        clip: limit of the change of a value; None: 0.5 * (v - R)^2.
+    Returns:
+        [N, T], 0 outside response_mask.
+    References: Schulman et al., PPO, arXiv:1707.06347; the clipping of values is that of OpenAI's implementation.
     """
     new, old = F.masked.keep(predicted_values, response_mask), F.masked.keep(values, response_mask)
     target = F.masked.keep(value_targets, response_mask)
@@ -139,7 +145,13 @@ def value_loss(
 
 
 def explained(values: Tensor, targets: Tensor, mask: Tensor) -> Metrics:
-    """Means, and the share of the targets' variance over tokens that the values explain; absent without variance."""
+    """Mean value, mean target, and the explained variance, over tokens.
+
+    explained_variance = 1 - var(target - V) / var(target); it is left out if all targets are equal.
+
+    Args:
+        values: V [N, T]; targets: [N, T]; mask: [N, T] bool.
+    """
     found = {
         "value_mean": float(F.masked.masked_mean(values, mask)),
         "target_mean": float(F.masked.masked_mean(targets, mask)),

@@ -1,4 +1,4 @@
-"""What every model beside the policy needs: its weights, the policy's tokenizer, and an optimizer of its own."""
+"""Second models, such as critics and teachers: their weights, optimizer settings and checks of the tokenizer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 def own_optimizer(policy: Policy, name: str, lr: float, max_grad_norm: float, epochs: int = 1) -> PolicySettings:
-    """Return the policy's settings of a forward, with AdamW without decay at a constant rate.
+    """Return the policy's settings, with AdamW without weight decay at a constant rate as optimizer.
 
     Args:
-        name: of the model; seeds its LoRA adapter.
-        epochs: optimizer steps on each batch, every one on all of its rows.
+        policy: the policy.
+        name: name of the model, from which the seed of its LoRA adapter derives.
+        lr: learning rate.
+        max_grad_norm: limit of the gradient norm.
+        epochs: optimizer steps on each batch; each uses all rows.
     """
     lora = policy.settings.lora
     return replace(
@@ -38,7 +41,7 @@ def own_optimizer(policy: Policy, name: str, lr: float, max_grad_norm: float, ep
     )
 
 
-def trained_second_model(  # noqa: PLR0913 - each with its name
+def trained_second_model(  # noqa: PLR0913 - four of them only pass through to the model
     policy: Policy,
     tokenizer: Any,
     name: str,
@@ -48,14 +51,18 @@ def trained_second_model(  # noqa: PLR0913 - each with its name
     *,
     has_values: bool = False,
 ) -> Policy:
-    """Return a second model to train: one that starts where the policy started, or the model at a path.
+    """Create a second trainable model, from the policy's current weights or from the model at a path.
 
     Args:
-        name: of the model, by which LoRA calls its adapter.
-        key: of the configuration that gives the path, for errors.
-        has_values: it gives values in the place of log-probs.
+        policy: the policy, before its first update.
+        tokenizer: the policy's tokenizer.
+        name: name of the model's LoRA adapter.
+        settings: settings of the model, such as those of `own_optimizer`.
+        path: directory or hub name of the model; None: the policy's weights.
+        key: configuration key of the path, for errors.
+        has_values: the model computes values instead of log-probs.
     Raises:
-        ComponentError: the model at the path has another tokenizer.
+        ComponentError: the model at the path has another tokenizer than the policy.
     """
     if path is None:
         return policy.sibling(name, settings, has_values=has_values)
@@ -66,10 +73,12 @@ def trained_second_model(  # noqa: PLR0913 - each with its name
 
 
 def check_path(path: str | None, config: Any, model: str) -> Iterator[Finding]:
-    """Find a path from which no second model can be trained.
+    """Yield a finding if no second model can be trained from this path.
 
     Args:
-        model: what it is called in the message.
+        path: directory or hub name of the model; None: the policy's weights.
+        config: the configuration of the run.
+        model: name of the model in the message, such as "critic".
     """
     if path is None:
         return
@@ -77,18 +86,24 @@ def check_path(path: str | None, config: Any, model: str) -> Iterator[Finding]:
         problem = f"with [model.lora] the {model} is an adapter on the policy's base"
         yield Finding(("path",), problem, "remove it, or train without LoRA")
     elif path == RANDOM_MODEL:
-        yield Finding(("path",), f'"{path}" is made, not trained: it knows no more than the policy', "remove it")
+        yield Finding(("path",), f'"{path}" has random weights: it is not a trained model', "remove it")
     elif problem := problem_with(path):
         yield Finding(("path",), *problem)
 
 
 def load_second_model(policy: Policy, tokenizer: Any, path: str, key: str, **options: Any) -> tuple[Any, Any]:
-    """Return the model at a path, on the policy's device, and the source of its values where weights are sharded.
+    """Load the model at a path.
 
     Args:
-        options: of `load_model`: revision, dtype.
+        policy: the policy, whose device the model is moved to.
+        tokenizer: the policy's tokenizer.
+        path: directory or hub name of the model.
+        key: configuration key of the path, for errors.
+        options: `revision` and `dtype` of `load_model`.
+    Returns:
+        The model and None; or, with sharded weights, a model on the meta device and the source of its values.
     Raises:
-        ComponentError: its tokenizer is not the policy's; the message names the first token that differs.
+        ComponentError: the model has another tokenizer than the policy.
     """
     from retrain.training.model.loading import load_model
 
@@ -101,7 +116,14 @@ def load_second_model(policy: Policy, tokenizer: Any, path: str, key: str, **opt
 
 
 def check_vocabulary(own: Mapping[str, int], other: Mapping[str, int], name: str) -> None:
-    """ComponentError if two tokenizers give one token different ids; it names the token of the lowest such id."""
+    """Compare the vocabularies, {token: id}, of two tokenizers.
+
+    Args:
+        own: vocabulary of the policy. other: vocabulary of the other model.
+        name: description of the other model, with which the error begins.
+    Raises:
+        ComponentError: a token has different ids; the message names the one with the lowest id.
+    """
     if own == other:
         return
     tokens = {token: min(own.get(token, len(own)), other.get(token, len(other))) for token in own.keys() | other.keys()}

@@ -1,4 +1,4 @@
-"""A teacher's log-probs of what the policy sampled; importing this imports neither torch nor transformers."""
+"""A teacher's log-probs of the policy's tokens. Importing this imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -24,41 +24,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPLATE = "A correct answer to the question below:\n{hint}\n\n{prompt}"
-"""Prompt of a teacher that has seen a hint."""
+"""Default template of a prompt with a hint."""
 _MODEL, _HINDSIGHT = ("source", ("model",)), ("source", ("hindsight",))
+"""Conditions under which a key is used: the key `source` has one of these values."""
 
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Find a teacher that is nowhere, that knows no more than the policy, or that has no hint to know it from."""
+    """Yield findings on a missing or unsuitable teacher model, or on a configuration that leaves it without hints."""
     yield from (_check_hindsight if params["source"] == "hindsight" else _check_model)(params, config)
 
 
 def _check_hindsight(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     if missing := [one for one in ("{hint}", "{prompt}") if one not in params["template"]]:
-        yield Finding(("template",), f"lacks {' and '.join(missing)}", "say where the hint and the prompt stand")
+        yield Finding(("template",), f"lacks {' and '.join(missing)}", "add it where the hint or the prompt belongs")
     if config.rollout.overlap:
-        problem = "the prompt of a batch that waits for its step is not stored, so that no hint can be put before it"
-        yield Finding(("source",), problem, "use [rollout] overlap = 0")
+        problem = "prompts of batches that are sampled ahead are not stored, so a hint cannot be added to them"
+        yield Finding(("source",), problem, "set [rollout] overlap = 0")
     if config.training.group_size == 1 and not params["feedback"]:
-        problem = "a group of one has no other completion to take a hint from"
+        problem = "a group of one completion has no other completion that could be the hint"
         yield Finding(("source",), problem, "raise [training] group_size, or set feedback = true", fatal=False)
 
 
 def _check_model(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     path: str | None = params["model"]
     if path is None and config.model.lora is None:
-        yield Finding(("model",), "names no teacher", 'set [teacher] model, or source = "hindsight"')
+        yield Finding(("model",), "is missing", 'set [teacher] model, or source = "hindsight"')
     elif path == RANDOM_MODEL:
-        yield Finding(("model",), f'"{path}" is made, not trained: it has nothing to teach', "name a trained model")
+        yield Finding(("model",), f'"{path}" has random weights', "name a trained model")
     elif path is not None and (problem := problem_with(path)):
         yield Finding(("model",), *problem)
     elif path in (None, config.model.path):
-        problem = "the teacher is the policy as it was before training, so that opd is a KL penalty against it"
+        problem = "the teacher is the initial policy, so that opd is a KL penalty against it"
         yield Finding((), problem, "name a better model in [teacher] model", fatal=False)
 
 
 def _models(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the models that a teacher holds, as the trait `models` counts them."""
+    """Return the models that a teacher uses, in the format of the trait `models`."""
     if params["source"] == "model":
         return (params["model"] or "frozen",)
     return ({"current": "policy", "ema": "averaged", "initial": "frozen"}[params["weights"]],)
@@ -76,32 +77,34 @@ def _models(params: Mapping[str, Any]) -> tuple[str, ...]:
     },
 )
 class TeacherLogprobs(StatefulComponent):
-    """log p of each response token under a teacher, [N, T] nats at the sampling temperature, 0 elsewhere.
+    """Log-prob of each response token under a teacher, [N, T] in nats, 0 outside response_mask.
 
-    With source "model" the teacher is another model, frozen and sharded as the policy is; without `model` it is the
-    base under LoRA's adapters. With "hindsight" it is the policy itself under a prompt with a hint: the first *other*
-    completion of the group whose reward is at least `threshold`, or else, with `feedback`, what the environment said
-    in the episode. A row without a hint gets the sampler's log-probs, so that nothing is learned from it.
+    Log-probs are taken at the sampling temperature. With source "model" the teacher is another, frozen model, sharded
+    like the policy; if `model` is not set, it is the base model under LoRA's adapter. With source "hindsight" the
+    teacher is the policy, whose prompt contains a hint: the first other completion of the group with a reward of at
+    least `threshold`. If there is none and `feedback` is set, the hint is the environment's text in the episode. A row
+    without a hint gets the sampler's log-probs, which give it no gradient.
 
     Args:
-        source: see above.
-        model: a directory or a name on the hub, with the policy's tokenizer; revision: of a hub model.
-        dtype: in which the teacher's weights are held and multiplied.
-        weights: in hindsight, those of the "current" policy, of the "initial" one, or "ema", an average that follows
-            the policy.
-        ema_rate: share of the policy's weights in each step of the average; with LoRA that of the adapters.
-        template: of the prompt with {hint} and {prompt}; of a chat it is put into the last message.
-        threshold: least reward of a completion that is shown.
-        feedback: show what the environment said where no completion can be shown.
+        source: "model" or "hindsight", see above.
+        model: directory or hub name of the teacher; it needs the policy's tokenizer.
+        revision: revision of a hub model.
+        dtype: dtype of the teacher's weights and matrix products.
+        weights: the policy's weights in hindsight: "current", "initial", or "ema", an exponential moving average.
+        ema_rate: weight of the policy in each step of the average; with LoRA the adapter is averaged.
+        template: text of a prompt with a hint, with the places {hint} and {prompt}; in a chat it replaces the content
+            of the last message.
+        threshold: lowest reward of a completion that may be a hint.
+        feedback: use the environment's text as a hint if the group has no such completion.
 
-    Metrics: teacher/gap, mean of teacher - sampler in nats per token; in hindsight teacher/hints, the share of rows
-    with a hint.
+    Metrics: teacher/gap, the mean of teacher - sampler log-probs in nats per token; in hindsight teacher/hints, the
+    share of rows with a hint.
 
     References: Agarwal et al., On-Policy Distillation, arXiv:2306.13649; Hübotter et al., Self-Distillation Policy
         Optimization (SDPO), arXiv:2601.20802.
     """
 
-    def __init__(  # noqa: PLR0913 - three parts of the run and nine keys, each with its name
+    def __init__(  # noqa: PLR0913 - three parts of the run and nine keys
         self,
         policy: Policy,
         tokenizer: Any,
@@ -127,12 +130,12 @@ class TeacherLogprobs(StatefulComponent):
             self._score = policy.reference()
         elif weights == "ema":
             self._average = policy.sibling("teacher", own_optimizer(policy, "teacher", 1.0, 1.0))
-            self._average.follow(policy, 1.0)  # LoRA draws a new adapter its own initial values
+            self._average.follow(policy, 1.0)  # with LoRA the sibling's adapter has other initial values
             self._score = partial(_scored_by, self._average)
         else:
             self._score = partial(_scored_by, policy)
 
-    def __call__(  # noqa: PLR0913 - seven columns, each with its name
+    def __call__(  # noqa: PLR0913 - seven columns
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
@@ -149,7 +152,7 @@ class TeacherLogprobs(StatefulComponent):
         return found, metrics | {"teacher/gap": float(gap)}
 
     def after(self, batch: Batch) -> Metrics:
-        """Let the average follow the policy."""
+        """Update the moving average of the policy's weights, if there is one."""
         if self._average is not None:
             self._average.follow(self._policy, self._rate)
         return {}
@@ -159,13 +162,17 @@ class TeacherLogprobs(StatefulComponent):
         return {"fingerprint": self.fingerprint, **average}
 
     def load_state_dict(self, state: State) -> None:
-        """StorageError if the teacher is not the model that the checkpoint's run had."""
+        """Restore the state that `state_dict` returned.
+
+        Raises:
+            StorageError: the teacher is not the model of the checkpoint's run.
+        """
         check_start(self.fingerprint, state["fingerprint"], "the teacher")
         if self._average is not None:
             self._average.load_state_dict(state["average"])
 
     def _loaded(self, tokenizer: Any, path: str, **options: Any) -> Callable[[Batch], Tensor]:
-        """Read the model at a path; return its scores."""
+        """Load the model at a path; return a function that computes its log-probs."""
         from retrain.training.model.forward import Forward
         from retrain.training.shards import shard
 
@@ -187,12 +194,12 @@ class TeacherLogprobs(StatefulComponent):
 
 
 class _Hints(NamedTuple):
-    """Prompts that show what the policy could not know when it sampled.
+    """Makes prompts with hints, which the policy did not have when it sampled.
 
     Attributes:
-        chat: renders them.
-        template, threshold, feedback: as of `TeacherLogprobs`.
-        longest: tokens of prompt and completion together that the model takes.
+        chat: renders the prompts.
+        template, threshold, feedback: see `TeacherLogprobs`.
+        longest: limit of the model on prompt and completion together, in tokens.
     """
 
     chat: Chat
@@ -202,7 +209,11 @@ class _Hints(NamedTuple):
     longest: float
 
     def applied(self, batch: Batch) -> tuple[Tensor, Batch | None]:
-        """Return the rows that have a hint, and the batch of them under prompts that show it; None without any."""
+        """Put hints into the prompts.
+
+        Returns:
+            Indices [n] of the rows with a hint, and a batch of these rows with the new prompts; None if n = 0.
+        """
         import torch
 
         ids = [self._ids(batch, row) for row in range(len(batch.rewards))]
@@ -224,13 +235,13 @@ class _Hints(NamedTuple):
         return index, scoring_batch(*moved)
 
     def _ids(self, batch: Batch, row: int) -> list[int]:
-        """Return the row's tokens behind a prompt with a hint; none if there is no hint, or no room for it."""
+        """Return the row's token ids with a prompt that contains a hint; [] without a hint, or if they are too many."""
         group, first = int(batch.group_ids[row]), _first(batch, row)
         if group not in batch.problems or not bool(batch.response_mask[row].any()):
             return []
         problem, prompt = batch.problems[group]
         end = int(batch.attention_mask[row].sum())
-        # An environment that speaks before the first turn has rendered another prompt.
+        # The prompt differs if the environment added messages before the first turn; the row then gets no hint.
         hint = self._hint(batch, row) if batch.input_ids[row, :first].tolist() == list(prompt.ids) else ""
         if not hint:
             return []
@@ -266,7 +277,7 @@ class _Hints(NamedTuple):
 
 
 def _first(batch: Batch, row: int) -> int:
-    """Return the place of the row's first sampled token."""
+    """Return the index of the row's first sampled token."""
     return int(batch.response_mask[row].int().argmax())
 
 
