@@ -1,1 +1,1 @@
-"""The policy and what it is trained with."""
+"""Training of the policy and of other models of a run."""

@@ -1,1 +1,1 @@
-"""Models beside the policy: the teacher of a distillation and the critic; importing them does not import torch."""
+"""Second models of a run: teacher and critic. Importing them does not import torch."""

@@ -1,1 +1,1 @@
-"""The model that is trained: loading, forward, packing, adapters."""
+"""The model in training: loading, forward passes, packing and adapters."""

@@ -12,18 +12,18 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 PAD, BOS, EOS = SPECIAL = ("<pad>", "<bos>", "<eos>")
-MERGES = 29  # with printable ASCII, space and newline this makes a vocabulary of 128
+MERGES = 29  # makes a vocabulary of 128 with the special tokens, printable ASCII, space and newline
 ASCII = sorted("ĊĠ" + "".join(map(chr, range(33, 127))))  # ByteLevel's names of newline, space and the rest
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with single digits, trained on the task's own texts; equal texts give equal tokenizers.
+    """Train a byte-level BPE tokenizer with single digits on these texts; equal texts give equal tokenizers.
 
-    The vocabulary is what the texts need: 128 entries (pad, bos, eos, printable ASCII, 29 merges) where
-    printable ASCII suffices, else 320 with all 256 bytes, and then any text whatsoever round-trips.
+    If the texts are printable ASCII, the vocabulary has 128 entries: pad, bos, eos, newline, printable ASCII and 29
+    merges. Otherwise it has 320 entries with all 256 bytes, and can represent any text.
 
     Args:
-        texts: prompts and solutions; a few thousand are plenty.
+        texts: prompts and solutions; a few thousand suffice.
     """
     core = Tokenizer.from_str(_trained(tuple(texts)))
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, bos_token=BOS, eos_token=EOS)
@@ -31,7 +31,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 @lru_cache(maxsize=8)
 def _trained(corpus: tuple[str, ...]) -> str:
-    """The tokenizer of these texts as JSON; the runs of one process share it, for it takes a tenth of a short one."""
+    """Train a tokenizer and return it as JSON. It is cached, because it takes a tenth of the time of a short run."""
     plain = set().union(*corpus) <= {"\n", *map(chr, range(32, 127))}
     alphabet = ASCII if plain else sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE())
@@ -45,10 +45,14 @@ def _trained(corpus: tuple[str, ...]) -> str:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
-    """The model for this tokenizer, float32, initialised from `seed`; the global generator is left as it was.
+    """Build the model for this tokenizer in float32, with random weights; the global generator keeps its state.
 
-    Two layers of width 256, eight query heads on one key-value head, tied embeddings: small enough to learn
-    a task in minutes on a processor, and a real architecture that every engine of a real model serves.
+    It has two layers of width 256, eight query heads on one key-value head, and tied embeddings. It learns a task in
+    minutes on a CPU, and every engine supports its architecture.
+
+    Args:
+        tokenizer: determines the size of the vocabulary.
+        seed: seed of the initial weights.
     """
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
@@ -59,7 +63,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=4096,
-        initializer_range=0.04,  # learns in fewer steps than from the usual 0.02
+        initializer_range=0.04,  # learns in fewer steps than with the default of 0.02
         tie_word_embeddings=True,
         pad_token_id=SPECIAL.index(PAD),  # the trainer numbers special tokens first, in order
         bos_token_id=SPECIAL.index(BOS),

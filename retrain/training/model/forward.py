@@ -90,7 +90,8 @@ class Forward:
                     self.packed_limit = longest_packed_row(self.config)
                     break
         if possible and not self.ragged:
-            logging.getLogger(__name__).warning("this model's packed rows attend padded: varlen_attn does not fit it")
+            text = "this model uses padded attention for packed rows, because varlen_attn fails or gives other logits"
+            logging.getLogger(__name__).warning(text)
 
     def _may_be_ragged(self) -> bool:
         if self.device.type != "cuda":
@@ -105,7 +106,7 @@ class Forward:
         except Exception:  # a model may raise anything; then its own forward is used
             self.shards.recover()
             return False
-        # Not the largest error: in 16 bits, that of 100,000 logits grows with the depth.
+        # The root mean square and not the largest error: the largest of 100,000 logits in 16 bits grows with depth.
         slack = _TOLERANCE if expected.dtype == torch.float32 else 50 * _TOLERANCE
         error = (logits.float() - expected.float()).square().mean().sqrt()
         return bool(error <= slack * expected.float().std())
@@ -125,6 +126,7 @@ class Forward:
         logprobs and entropy have a gradient. Call this inside `attention(T)`.
 
         Args:
+            batch: N rows of T tokens.
             squares: compute sum_pi_squared; otherwise it is 0.
         """
         return self.shards.run(self._columns, batch, squares)
@@ -154,9 +156,9 @@ class Forward:
         """Compute columns in one pass, each [N, T] float32 without gradient.
 
         Args:
+            batch: N rows of T tokens.
             columns: names among old_logprobs, entropy, varentropy and sum_pi_squared.
-            parts: this rank's micro-batches of rows to score, and 0 for other rows; None for all
-                rows.
+            parts: this rank's micro-batches of the rows to score, the other rows being 0; None scores all rows.
         """
         tables = {name: batch.sampler_logprobs.new_zeros(batch.input_ids.shape) for name in columns}
         for part, counts in self.micro_batches(batch, range(len(batch.input_ids))) if parts is None else parts:
@@ -207,8 +209,8 @@ class ValueForward(Forward):
         super().__init__(model, settings, shards)
         self.head = head
         if not self.splits:
-            problem = "the critic reads the last hidden state, but this model's logits depend on more"
-            raise ComponentError(problem, "name another model in [critic] model")
+            problem = "the critic needs a model whose logits are the output embedding of its last hidden state"
+            raise ComponentError(problem, "name another model in [critic] path")
 
     def _columns(self, batch: Batch, squares: bool) -> dict[str, Tensor]:
         with self._autocast():

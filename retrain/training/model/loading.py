@@ -257,10 +257,10 @@ def _without_values() -> Generator[None]:
 
 def _random(problems: Iterable[Problem], dtype: str) -> Loaded:
     path = RANDOM_MODEL
-    said = [(plain_text(one.prompt), *one.replies, one.solution or one.answer) for one in problems]
-    texts = [text for texts in said for text in texts]
+    rows = [(plain_text(one.prompt), *one.replies, one.solution or one.answer) for one in problems]
+    texts = [text for row in rows for text in row]
     if not texts:
-        raise ComponentError(f"{path} makes its tokenizer from the task's texts and got none", "name a [task]")
+        raise ComponentError(f"{path} builds its tokenizer from the task's texts and got none", "add a [task]")
     tokenizer = build_tokenizer(texts)
     return _ready(cast_weights(build_model(tokenizer), getattr(torch, dtype)), tokenizer, path)
 
@@ -283,23 +283,25 @@ def _explained(path: str, error: Exception) -> ComponentError | StorageError:
     first = text[:300]
     if "trust_remote_code" in text:
         return ComponentError(
-            f"{path} needs Python code of its own", "read it, then set [model] trust_remote_code = true"
+            f"{path} needs its own Python code", "read that code, then set [model] trust_remote_code = true"
         )
     if any(sign in text for sign in ("offline", "couldn't connect", "Max retries", "Connection", "resolve")):
         return StorageError(
-            f"there is no directory {path} here, and the hub cannot be reached ({first}); give the directory of a model"
+            f"there is no directory {path}, and the hub cannot be reached ({first}); set [model] path to a directory"
         )
     if any(sign in text for sign in ("not a valid model identifier", "not a local folder", "gated", "404", "401")):
-        return ComponentError(f"no model {path} here or on the hub ({first})", "check the name, revision and access")
+        problem = f"there is no directory {path}, and no such model on the hub ({first})"
+        return ComponentError(problem, "check the name, revision and access")
     if isinstance(error, (OSError, RuntimeError)):
         return StorageError(f"{path}: the model cannot be read ({first})")
-    return ComponentError(f"{path} cannot be loaded as a causal language model ({first})", "is the architecture known?")
+    problem = f"{path} cannot be loaded as a causal language model ({first})"
+    return ComponentError(problem, "use an architecture that transformers supports")
 
 
 def _ready(model: PreTrainedModel, tokenizer: Any, name: str) -> Loaded:
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids:
-        raise ComponentError(f"{name} names no end-of-sequence token", "set eos_token in its tokenizer_config.json")
+        raise ComponentError(f"{name} has no end-of-sequence token", "set eos_token in its tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         # Any id works, because padding is always masked.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(stop_ids[0])
@@ -331,8 +333,10 @@ def save_model(
     """Write a model in transformers format (safetensors), for `from_pretrained` of any tool.
 
     Args:
+        directory: where the files are written.
         model: gives architecture, config and generation_config.
-        weights: the policy's full weights by the base model's names.
+        tokenizer: the model's tokenizer.
+        weights: full weights by the base model's names.
         dtype: "float32" or "bfloat16" for all weights, because tools hold a model in one dtype. None
             selects float32 if any weight has it, as LoRA's merged weights do, so that no weight is
             rounded.

@@ -1,4 +1,4 @@
-"""LoRA adapters through peft, which is imported here and nowhere else."""
+"""LoRA adapters by peft. No other module imports peft."""
 
 from __future__ import annotations
 
@@ -22,48 +22,59 @@ from retrain.training.settings import LoraSettings
 from retrain.weights import LowRank
 
 POLICY = "default"
-"""Name of the policy's own adapter, as peft calls the first one."""
+"""Name of the policy's adapter; it is peft's name for the first one."""
 _LAYERS = (nn.Linear, nn.Embedding, Conv1D)
-"""Layers whose update is one product of two matrices."""
+"""Layer types whose adapter is a product of two matrices."""
 
 
 def inject(model: Any, settings: LoraSettings) -> Any:
-    """Put trainable float32 adapters into the model, freeze the rest; returns peft's wrapper of the same model.
+    """Add trainable float32 adapters to a model in place and freeze its other weights.
 
+    Args:
+        model: a transformers causal LM.
+        settings: rank, scale, dropout and target layers of the adapters.
+    Returns:
+        peft's wrapper of the model.
     Raises:
         MissingExtraError: peft is not installed.
-        ComponentError: no layer has a name in `target_modules`, or one is tied to another.
+        ComponentError: `target_modules` names no layer, a layer that is not linear, or one of two tied matrices.
     """
     peft = library("peft", "lora")
-    with _seeded(settings.seed), _shaped(model):
+    with _seeded(settings.seed), _on_cpu(model):
         try:
             wrapper = peft.get_peft_model(model, _config(settings))
         except ValueError as error:
             problem = f"[model.lora] target_modules: {error}"
             raise ComponentError(problem, 'name linear layers, or "all-linear"') from error
-    edges = (model.get_input_embeddings(), model.get_output_embeddings())
-    if model.config.tie_word_embeddings and any(hasattr(edge, "base_layer") for edge in edges):
+    tied = (model.get_input_embeddings(), model.get_output_embeddings())
+    if model.config.tie_word_embeddings and any(hasattr(layer, "base_layer") for layer in tied):
         raise ComponentError(
             "[model.lora] target_modules names the embedding or the head, and this model has one matrix for both",
-            "leave them out",
+            "remove them from target_modules",
         )
     if other := [name for name, layer in _adapted(model) if not isinstance(layer.get_base_layer(), _LAYERS)]:
-        raise ComponentError(f"[model.lora] target_modules: {other[0]} is not a linear layer", "leave it out")
-    _float(model)
+        raise ComponentError(f"[model.lora] target_modules: {other[0]} is not a linear layer", "remove it")
+    _cast_trainable(model)
     return wrapper
 
 
 def add(wrapper: Any, name: str, settings: LoraSettings) -> None:
-    """Add a float32 adapter on the same frozen weights; the one in force stays in force."""
+    """Add a second float32 adapter to the same frozen weights; the active adapter does not change.
+
+    Args:
+        wrapper: peft's wrapper of the model.
+        name: name of the new adapter.
+        settings: its settings.
+    """
     with _seeded(settings.seed):
         wrapper.add_adapter(name, _config(settings))
     with active(wrapper, name):
-        _float(wrapper)
+        _cast_trainable(wrapper)
 
 
 @contextmanager
 def active(wrapper: Any, name: str) -> Generator[None]:
-    """The adapter in force, and the only one that gradients reach, inside this block; without a wrapper, nothing."""
+    """Make this adapter the only active and trainable one inside this block; without a wrapper, do nothing."""
     if wrapper is None or wrapper.active_adapter == name:
         yield
         return
@@ -90,15 +101,18 @@ def _config(settings: LoraSettings) -> Any:
 
 @contextmanager
 def _seeded(seed: int) -> Generator[None]:
-    """Random numbers of this seed inside this block; the global generator is left alone."""
+    """Seed torch's CPU generator inside this block, and restore its state after it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 @contextmanager
-def _shaped(model: Any) -> Generator[None]:
-    """Empty weights stand on the processor inside this block, one number each: peft puts adapters where they are."""
+def _on_cpu(model: Any) -> Generator[None]:
+    """Move weights from the meta device to the CPU inside this block, because peft creates adapters on their device.
+
+    Each weight is a single 0 that is expanded to the weight's shape, so it takes no memory.
+    """
     every = [(module._parameters, name) for module in model.modules() for name in module._parameters]
     empty = [(found, name, found[name]) for found, name in every if found[name] is not None and found[name].is_meta]
     for found, name, p in empty:
@@ -109,27 +123,27 @@ def _shaped(model: Any) -> Generator[None]:
 
 
 @contextmanager
-def _apart(device: torch.device, ranks: Ranks) -> Generator[None]:
-    """Random numbers of each rank's own inside this block; all ranks draw one number from the global generator."""
+def _own_random_numbers(device: torch.device, ranks: Ranks) -> Generator[None]:
+    """Give each rank its own random numbers inside this block; after it, all ranks have equal generators again."""
     seed = int(torch.randint(2**62, ()))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derive_seed(seed, "rank", ranks.rank))
         yield
 
 
-def _float(model: Any) -> None:
+def _cast_trainable(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
 def updates(model: Any, adapter: str) -> dict[str, LowRank]:
-    """What this adapter adds, by the names of the base model's weights; views of the parameters."""
+    """Return the low-rank updates of an adapter by the names of the base model's weights; tensors may be views."""
     return {f"{name}.weight": _low_rank(layer, adapter) for name, layer in _adapted(model)}
 
 
 def base_weights(model: Any) -> dict[str, Tensor]:
-    """The frozen parameters under the base model's names."""
+    """Return the frozen parameters by the base model's names."""
     state = model.state_dict(keep_vars=True)
     return {key.replace(".base_layer.", "."): value for key, value in state.items() if ".lora_" not in key}
 
@@ -148,12 +162,17 @@ def _low_rank(layer: Any, adapter: str) -> LowRank:
 
 
 def save(wrapper: Any, path: Path, base: str, card: str = "") -> None:
-    """Write the policy's adapter in peft's format, for the base model at `base` (unless empty), with its README.md.
+    """Write the policy's adapter in peft's format.
 
-    The folder replaces the last one when it is complete: nobody reads half of one.
+    The new folder replaces an earlier one when it is complete, so that readers never see a partial adapter.
 
+    Args:
+        wrapper: peft's wrapper of the model.
+        path: the folder.
+        base: path or name of the base model to record; "" keeps the recorded one.
+        card: text of the README.md; "" writes none.
     Raises:
-        StorageError: it cannot be written; the last one stays, and nothing of this one.
+        StorageError: the folder cannot be written; an earlier one stays unchanged.
     """
     if base:
         wrapper.peft_config[POLICY].base_model_name_or_path = base
@@ -161,15 +180,19 @@ def save(wrapper: Any, path: Path, base: str, card: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path, durable=False) as stage:
             stage.mkdir()
-            # The embeddings are frozen; left to itself, peft asks the hub every time whether they have been resized.
+            # The embeddings are frozen. With peft's default it requests the hub, to see if they were resized.
             wrapper.save_pretrained(stage, selected_adapters=[POLICY], save_embedding_layers=False)
-            (stage / "README.md").unlink()  # peft's is an empty form
+            (stage / "README.md").unlink()  # peft writes an empty template
             if card:
                 (stage / "README.md").write_text(card, encoding="utf-8")
 
 
 def load(wrapper: Any, path: Path) -> None:
-    """Take the policy's adapter from peft's format; StorageError if it cannot be read or is of another shape."""
+    """Load the policy's adapter from a folder in peft's format.
+
+    Raises:
+        StorageError: the file cannot be read, lacks weights, or has weights of other shapes.
+    """
     from peft import set_peft_model_state_dict
 
     file = path / "adapter_model.safetensors"
@@ -183,16 +206,16 @@ def load(wrapper: Any, path: Path) -> None:
 
 @contextmanager
 def training(model: Any, adapter: str, ranks: Ranks) -> Generator[None]:
-    """The adapter's dropout is active inside this block; a model without adapters is left as it is.
+    """Turn on the adapter's dropout inside this block; a model without adapters is unchanged.
 
-    Ranks have other rows, so each drops other units: the global generators are equal on all ranks, and stay so.
+    Every rank drops other units, because its rows differ. The generators of all ranks stay equal.
     """
     named = (one for name, one in model.named_modules() if name.endswith(f"lora_dropout.{adapter}"))
-    dropouts = [one for one in named if isinstance(one, nn.Dropout)]  # without dropout it is an Identity
+    dropouts = [one for one in named if isinstance(one, nn.Dropout)]  # with probability 0 it is an Identity
     for module in dropouts:
         module.train()
     try:
-        with _apart(model.device, ranks) if ranks.size > 1 and dropouts else nullcontext():
+        with _own_random_numbers(model.device, ranks) if ranks.size > 1 and dropouts else nullcontext():
             yield
     finally:
         for module in dropouts:

@@ -1,4 +1,4 @@
-"""Rows of different lengths as one list of tokens without padding."""
+"""Packing: rows of different lengths as one list of tokens without padding."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the tokens of R right-padded rows stand in a list without padding, a repeated prompt only once.
+    """Index tables between R right-padded rows of width S and a list of their n tokens.
+
+    A prompt that several rows share is in the list once. Example: rows [7 8 9 0] and [7 8 5 0], both with the prompt
+    [7 8], become the list [7 8 9 5].
 
     Attributes:
-        kept: [R, S] bool: the n cells in the list; not padding, and not the prompt of an earlier row.
-        position_ids: [1, n] place of each token in its row.
-        gather: [R, S] index of a row's tokens in the list; 0 in padding, which causality hides.
-        scatter: [n] index of each token among the R*S cells.
-        mask: [R, S] bool: the rows' real tokens.
-        ragged: whether these rows attend by `ragged_attention`.
+        kept: [R, S] bool, True for the n cells in the list: not padding, and not a prompt that an earlier row has.
+        position_ids: [1, n] int64, position of each token in its row.
+        gather: [R, S] int64, index of each cell's token in the list; 0 for padding, which causal attention hides.
+        scatter: [n] int64, index of each token among the R * S cells.
+        mask: [R, S] bool, True for tokens that are not padding.
+        ragged: compute attention with `ragged_attention`.
     """
 
     kept: Tensor
@@ -32,7 +35,14 @@ class Packing:
 
     @classmethod
     def of(cls, input_ids: Tensor, mask: Tensor, scored: Tensor, ragged: bool = False) -> Packing:
-        """The packing of rows [R, S]: `mask` marks real tokens, and a prompt ends where `scored` begins."""
+        """Make the packing of R rows of width S.
+
+        Args:
+            input_ids: [R, S] int64.
+            mask: [R, S] bool, True for tokens that are not padding.
+            scored: [R, S] bool; a row's prompt is all tokens before its first True, or the whole row without one.
+            ragged: see the attribute.
+        """
         rows, width = mask.shape
         columns = torch.arange(width, device=mask.device).expand_as(mask)
         prompt = mask & (scored.cumsum(-1) == 0)
@@ -46,8 +56,11 @@ class Packing:
 
     @cached_property
     def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What all layers attend by: where each row's queries begin and end in the list, [R + 1] int32; the same of
-        its keys in a list of all rows' tokens, [R + 1] int32; and the index of those tokens in the list, int64.
+        """Tables for `varlen_attn`, the same for all layers.
+
+        Returns:
+            Boundaries [R + 1] int32 of each row's queries in the list; boundaries [R + 1] int32 of each row's keys in
+            a list of all rows' tokens, shared prompts repeated; the index of each of those tokens in the list, int64.
         """
         starts = [functional.pad(cells.sum(-1).cumsum(0), (1, 0)).int() for cells in (self.kept, self.mask)]
         return starts[0], starts[1], self.gather[self.mask]

@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits: its values by bitsandbytes, its products by torch."""
+"""Frozen linear layers in 4 bits: bitsandbytes quantizes and dequantizes, torch multiplies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from retrain.training.model.loading import Loaded, fill, parameter_names
 from retrain.weights import LazyWeights
 
 _BLOCK = 64
-"""Weights that share a scale."""
+"""Number of weights that share a scale."""
 
 
 def quantize(loaded: Loaded, device: torch.device) -> Loaded:
-    """Hold every linear layer but the head in 4 bits, for LoRA; returns the model on the device, without a source.
+    """Replace every linear layer except the output head by `FourBits`, for LoRA, and freeze the model.
 
-    Where the model has a source, one whole matrix exists at a time.
+    If the model's values are read from a source, only one whole matrix is in memory at a time.
 
+    Args:
+        loaded: the model, possibly on the meta device with a source of its values.
+        device: device of the quantized model.
+    Returns:
+        `loaded` with the quantized model on the device, and without a source.
     Raises:
         MissingExtraError: bitsandbytes is not installed.
         ComponentError: the model has no linear layers.
@@ -32,7 +37,7 @@ def quantize(loaded: Loaded, device: torch.device) -> Loaded:
     source, names, head = loaded.source, parameter_names(model), model.get_output_embeddings()
     found = [name for name, one in model.named_modules() if type(one) is nn.Linear and one is not head]
     if not found:
-        raise ComponentError(f"[model] quantization: {loaded.name} has no linear layers", "leave quantization out")
+        raise ComponentError(f"[model] quantization: {loaded.name} has no linear layers", "remove quantization")
     for name in found:
         if source is not None:
             fill(model.get_submodule(name), lambda p: source(names[id(p)]))
@@ -43,12 +48,16 @@ def quantize(loaded: Loaded, device: torch.device) -> Loaded:
 
 
 class FourBits(nn.Linear):
-    """A linear layer with a frozen matrix in 4 bits (NF4), which every product dequantizes.
+    """A linear layer with a frozen matrix in 4 bits (NF4), which is dequantized for every product.
 
-    Each block of 64 weights has a float32 scale, its largest magnitude, and each weight is one of 16 multiples of it:
-    .5625 bytes a weight. Quantizing the dequantized matrix again gives the same bits.
+    Each block of 64 weights has a float32 scale, the largest magnitude in the block. Each weight is one of 16 multiples
+    of the scale. This takes 0.5625 bytes per weight. Quantizing the dequantized matrix gives the same bits again.
 
-    References: Dettmers et al., QLoRA, arXiv:2305.14314 (whose scales are quantized themselves: .516 bytes a weight).
+    Args:
+        layer: the layer to replace.
+        device: device of the 4-bit matrix.
+
+    References: Dettmers et al., QLoRA, arXiv:2305.14314 (which also quantizes the scales: 0.516 bytes per weight).
     """
 
     def __init__(self, layer: nn.Linear, device: torch.device) -> None:
@@ -56,13 +65,13 @@ class FourBits(nn.Linear):
         self._library = library("bitsandbytes.functional", "8bit")
         self.in_features, self.out_features = layer.in_features, layer.out_features
         flat = layer.weight.detach().to(device).flatten()
-        # A block is a row: on a processor bitsandbytes 0.50 mistakes the scales of a matrix whose rows end within one.
+        # One block per row: on CPUs, bitsandbytes 0.50 uses wrong scales for a matrix whose rows end inside a block.
         rows = functional.pad(flat, (0, -len(flat) % _BLOCK)).view(-1, _BLOCK)
         packed, self._state = self._library.quantize_4bit(rows, blocksize=_BLOCK, quant_type="nf4")
         self.weight, self.bias = nn.Parameter(packed, requires_grad=False), layer.bias
 
     def matrix(self) -> Tensor:
-        """[out, in] in the type that the layer had."""
+        """Return the dequantized matrix [out, in] in the dtype of the original layer."""
         size = self.out_features * self.in_features
         rows: Tensor = self._library.dequantize_4bit(self.weight, self._state)
         return rows.flatten()[:size].view(self.out_features, self.in_features)
@@ -73,7 +82,7 @@ class FourBits(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T. The backward pass dequantizes W again: kept until then, all layers would be there at once."""
+    """x W^T. The backward pass dequantizes W again; otherwise the matrices of all layers would be kept for it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: FourBits) -> Tensor:
@@ -87,7 +96,12 @@ class _Product(torch.autograd.Function):
 
 
 def dequantized(model: Any, rank: int) -> LazyWeights:
-    """The frozen weights of a quantized model by its base's names: a matrix is dequantized when it is read."""
+    """Return the frozen weights of a quantized model by the base model's names; reading a matrix dequantizes it.
+
+    Args:
+        model: the quantized model, with or without adapters.
+        rank: rank of this process.
+    """
     held, names = lora.base_weights(model), parameter_names(model)
     layers = {names[id(layer.weight)]: layer for layer in model.modules() if isinstance(layer, FourBits)}
     sizes = {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
