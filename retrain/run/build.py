@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from retrain.environments.env_pool import EnvPool
 
 _VOCABULARY_PROBLEMS = 2000
-"""Number of problems from whose texts a built-in model's tokenizer is made."""
+"""A built-in model's tokenizer is made from the texts of this many problems."""
 
 
 def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> RunContext:
-    """Build everything that a run needs, and run the warm start. Every rank calls it.
+    """Build everything that a run needs, and run the warm start. Every rank calls this.
 
     Raises:
         ComponentError: a component asks for a resource that this run does not have.
@@ -150,7 +150,7 @@ def build_trained(loaded: LoadedConfig, directory: RunDirectory, observe: Observ
 
 
 def _row_sources(loaded: LoadedConfig, sampling: SamplingContext) -> dict[str, RowSource]:
-    """Build the sources of rows by name, each with the number of rows that it provides per step."""
+    """Build the row sources by name, each with the number of rows that it provides per step."""
     bound = loaded.components.sources
     prompts, counts = division(loaded.config, [*map(ratio_of, bound.values())])
     shared = {**sampling.resources, "prompt_count": prompts, "observe": sampling.observe}
@@ -236,7 +236,7 @@ def initial_model(loaded: LoadedConfig, device: torch.device, observe: Observer,
 
 
 def _threads(loaded: LoadedConfig, device: torch.device, model: Any, ranks: Ranks) -> int:
-    """Return the number of CPU threads of this process, with `[training] threads` resolved.
+    """Return the number of CPU threads of this process: `[training] threads`, with "auto" resolved.
 
     Ranks on this machine share the cores, as do trainer and sampler when they work concurrently.
     """

@@ -1,4 +1,4 @@
-"""Collect a scored batch: sample, score, resample zero-advantage groups; and the parity check."""
+"""Collect a batch: sample, score, filter and resample groups, add rows of sources. Check parity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from retrain.training.layout import Layout
 
 _MOST_TOO_LONG = 1000
-"""Number of too long prompts in one step that ends the run."""
+"""The run ends if one step draws this many prompts that are too long."""
 _ENDS = ("done", "turns", "tokens", "context", "error", "timeout")
 """Values of `Rollout.ended` that are counted in the metrics of episodes."""
 _PARITY_ROWS = 8
@@ -44,11 +44,12 @@ class Collection:
         step: number of the step that trains on them, from 0.
         rollouts: all sampled rollouts, including those whose scoring failed.
         experts: expert rows that the step also trains on.
-        batch: the rows to train on: rollouts of the step, then `stored` ones, then expert rows; None without any.
+        batch: the rows to train on: rollouts of the step, then `stored` ones, then expert rows. None
+            if there are no rows.
         kept: indices into `rollouts`, one for each row of the batch that was sampled for the step.
         cursor: index of the task's next unused problem.
         metrics: rollout and reward statistics.
-        dropped: the filter's metrics about the groups that it left out of the batch.
+        dropped: the filter's metrics about the groups that it dropped.
         credit: metrics of credit assignment if the filter needed advantages, which the batch then
             has already; otherwise None.
         stored: rollouts provided by a source, which the step also trains on.
@@ -102,8 +103,8 @@ def collect(context: RunContext, step: int, cursor: int) -> Collection:
     rounds: list[_Round] = []
     missing, first = context.prompts if context.source is None else 0, 0
     if context.source is not None:
-        rollouts = _brought(context.pipeline, context.source)
-        rounds = [_judged(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
+        rollouts = _episodes_of(context.pipeline, context.source)
+        rounds = [_filtered(context, step, _Round(rollouts, valid_rows(rollouts), cursor, 0))]
     while missing and len(rounds) <= (rollout.max_resample if rollout.resamples else 0):
         rounds.append(_round(context, step, len(rounds), rounds[-1].cursor if rounds else cursor, missing, first))
         missing -= len({one.group for one in rounds[-1].kept})
@@ -142,9 +143,9 @@ class AddedRows(NamedTuple):
 
     Attributes:
         left_out: numbers of the step's groups that are not trained on.
-        stored: rollouts that sources brought; their groups are numbered behind those of the step.
-        experts: rows to imitate.
-        metrics: what the sources report.
+        stored: rollouts that sources added. The numbers of their groups follow those of the step.
+        experts: expert rows that sources added.
+        metrics: metrics of the sources.
     """
 
     left_out: set[int]
@@ -154,7 +155,7 @@ class AddedRows(NamedTuple):
 
 
 def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout]) -> AddedRows:
-    """Ask the sources in their order which rows to train on; the answer is that of rank 0.
+    """Call each source's `take` in order, on rank 0, and return the rows to train on.
 
     Raises:
         UserCodeError: a source returns rows that cannot be trained on.
@@ -186,14 +187,14 @@ def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout])
 
 
 def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout], rows: Sequence[Any]) -> None:
-    """Refuse rows of a source that do not fit the run.
+    """Check that the run can train on the rows that a source returned.
 
     Args:
-        given: the rollouts that the source got.
-        rows: what it returned: for a given rollout its index.
+        given: the rollouts that the source received.
+        rows: the returned rows; for a row of `given` its index.
     Raises:
-        UserCodeError: a group is not whole or mixes prompts, a row does not fit the model, or the run has no loss term
-            or no correction for such rows.
+        UserCodeError: a rollout is repeated, a group is incomplete or mixes prompts, a row does not
+            fit the model, or the run has no loss term for such rows.
     """
     again = [row for row in rows if isinstance(row, int)]
     if len({*again}) < len(again):
@@ -202,7 +203,7 @@ def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout],
     for group, count in Counter(given[row].group for row in again).items():
         if count < whole[group]:
             raise call.fail(
-                f"take returned {count} of the {whole[group]} rollouts of group {group}: return all or none"
+                f"take returned {count} of the {whole[group]} rollouts of group {group}; return all or none"
             )
     brings = source_kind.traits_of(context.components.sources[call.name].component).brings
     prompts = dict[int, tuple[int, ...]]()
@@ -214,41 +215,44 @@ def check_source_rows(context: RunContext, call: Call, given: Sequence[Rollout],
 def _misfit(
     context: RunContext, row: Rollout | ExpertRow, brings: Sequence[str], prompts: dict[int, tuple[int, ...]]
 ) -> str:
-    """Why a run cannot train on a row that a source brings, or "".
+    """Return the reason why a run cannot train on a row that a source added, or "".
 
     Args:
-        brings: the source's trait.
-        prompts: of the groups so far; the row's is added.
+        brings: kinds of rows that the source's decorator declares.
+        prompts: prompt of each group so far, by its number; the row's own is added.
     """
     is_expert = isinstance(row, ExpertRow)
     ids = row.ids if is_expert else (*row.prompt_ids, *row.completion_ids)
     model: Any = context.loaded.model
     limit, words = positions(model), int(model.get_input_embeddings().num_embeddings)
     if len(ids) > limit or max(ids) >= words:
-        return f"the model has {limit} positions and {words} tokens"
-    if ("expert" if is_expert else "rollouts") not in brings:
-        return f"its decorator says that it brings {' and '.join(brings)} alone"
+        return f"it does not fit the model, which has {limit} positions and {words} token ids"
+    if (kind := "expert" if is_expert else "rollouts") not in brings:
+        return f'its decorator must declare "{kind}" in brings to add such rows'
     if is_expert:
         trained = "expert" in context.objective.sources
         return "" if trained else 'no loss term trains on expert rows; add [[loss]] name = "sft"'
     if prompts.setdefault(row.group, row.prompt_ids) != row.prompt_ids:
-        return f"group {row.group} has two prompts; give each prompt a number of its own"
+        return f"group {row.group} has two prompts; give each prompt its own group"
     return ""
 
 
 def _with_sources(context: RunContext, step: int, rounds: list[_Round], rollouts: Sequence[Rollout]) -> AddedRows:
-    """Add what sources bring as a round of its own, which the filter judges as the others, and leave groups out."""
+    """Apply the sources to the rounds of a step.
+
+    The filter drops groups of stored rollouts as well. Their round is appended to `rounds`.
+    """
     found = rows_of_sources(context, step, rollouts)
     for part in rounds:
         _leave_out(part, found.left_out)
     if not found.stored:
         return found
-    rounds.append(_judged(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
+    rounds.append(_filtered(context, step, _Round(found.stored, valid_rows(found.stored), rounds[-1].cursor, 0)))
     return found._replace(stored=rounds[-1].kept)
 
 
 def _leave_out(found: _Round, left_out: set[int]) -> None:
-    """Remove groups that a source leaves out from a round, and from its batch."""
+    """Remove the groups that sources leave out from a round and from its batch."""
     if not left_out:
         return
     if found.batch is not None:
@@ -257,8 +261,8 @@ def _leave_out(found: _Round, left_out: set[int]) -> None:
     found.kept = [one for one in found.kept if one.group not in left_out]
 
 
-def _brought(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
-    """Return the source's episodes.
+def _episodes_of(pipeline: Pipeline, source: EpisodeSource) -> list[Rollout]:
+    """Return the episodes that the source provides for a step.
 
     Raises:
         ComponentError: credit assignment reads greedy completions, which a source does not provide.
@@ -275,9 +279,9 @@ class _Round:
 
     Attributes:
         rollouts: all rollouts of the round.
-        kept: the rollouts that may train.
+        kept: the rollouts to train on.
         cursor: index of the task's next unused problem.
-        too_long: number of problems left out because their prompts are too long.
+        too_long: number of problems skipped because their prompts are too long.
         problems: rendered problem of each group, by the group's number.
         dropped: the filter's metrics about the groups that it dropped.
         batch: the kept rollouts with advantages, if the filter needed them; otherwise None.
@@ -298,10 +302,10 @@ def _round(context: RunContext, step: int, attempt: int, cursor: int, prompts: i
     """Sample, score and filter the groups of the next `prompts` problems, numbered from `first`."""
     seed = derive_seed(context.config.training.seed, "sampling", step, attempt)
     rollouts, problems, after = sampled(context, cursor, prompts, seed, first)
-    return _judged(context, step, _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems))
+    return _filtered(context, step, _Round(rollouts, valid_rows(rollouts), after, after - cursor - prompts, problems))
 
 
-def _judged(context: RunContext, step: int, found: _Round) -> _Round:
+def _filtered(context: RunContext, step: int, found: _Round) -> _Round:
     """Drop the filter's groups from a round, and return the round.
 
     Nothing is dropped if the filter needs advantages and `[rollout] resample` is off: then the
@@ -414,22 +418,22 @@ def _weighted(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
 def draw(task: Task, chat: Chat, room: float, cursor: int, count: int, limit: str) -> tuple[list[RenderedPrompt], int]:
     """Return the next `count` rendered problems whose prompts fit into `room` tokens.
 
-    Longer prompts are skipped, because one of them must not end a run of many hours.
+    Longer prompts are skipped, because a single one must not end a run of many hours.
 
     Args:
         cursor: index of the task's next unused problem.
-        limit: setting behind `room`, as the end of the clause "the tokens that ...".
+        limit: origin of `room`, for the error message: completes "longer than the tokens that ...".
     Returns:
         The problems, and the new cursor.
     Raises:
         DataError: 1000 prompts in one step are too long.
     """
-    found, left_out = list[RenderedPrompt](), list[int]()
+    found, too_long = list[RenderedPrompt](), list[int]()
     while len(found) < count:
-        if len(left_out) >= _MOST_TOO_LONG:
+        if len(too_long) >= _MOST_TOO_LONG:
             raise DataError(
                 f"{_MOST_TOO_LONG} prompts in one step are longer than the {room:g} tokens that {limit}: they have "
-                f"{min(left_out)} to {max(left_out)} tokens; change the limit, or the data"
+                f"{min(too_long)} to {max(too_long)} tokens; change the limit, or the data"
             )
         problem = task.problem(cursor)
         prompt = chat.prompt(problem.prompt)
@@ -437,7 +441,7 @@ def draw(task: Task, chat: Chat, room: float, cursor: int, count: int, limit: st
         if len(prompt.ids) <= room:
             found.append((problem, prompt))
         else:
-            left_out.append(len(prompt.ids))
+            too_long.append(len(prompt.ids))
     return found, cursor
 
 
@@ -463,8 +467,8 @@ def score(
 ) -> list[Rollout]:
     """Return the rollouts with reward, parts, correctness and status from `[[rewards]]`.
 
-    Rollouts that an environment has rewarded, or that failed, stay as they are. Of an episode with
-    several turns, the last turn is scored.
+    Rollouts that an environment has rewarded, or that failed, stay as they are. Rewards get only the
+    last turn of an episode with several turns.
 
     Args:
         posed: the problems; the group with the smallest number belongs to the first.
@@ -556,6 +560,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
 
 
 def _episodes(area: str, played: Sequence[Rollout], count: float | None = None) -> Metrics:
+    """Return statistics of episodes, as AREA/..., with their number if it is given."""
     if not played:
         return {}
     found = {f"{area}/turns": sum(len(one.turns) for one in played) / len(played)}

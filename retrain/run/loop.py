@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from retrain.training.chat import Chat
 
 _NONFINITE = "/nonfinite"
-"""Suffix of the metrics that are 1 if an update was skipped: its loss or gradient was not finite."""
+"""Metric suffix: 1 if the update was skipped because its loss or gradient was not finite."""
 
 _AHEAD = "ahead"
 """Key of the checkpoint that holds the batches collected for later steps."""
@@ -238,7 +238,7 @@ def parity(context: RunContext, collection: Collection, timer: PhaseTimer) -> Me
 
 
 def _sampled(collection: Collection) -> Batch:
-    """The batch without the rollouts that other weights sampled."""
+    """Return the batch without stored rollouts and expert rows, which other weights sampled."""
     assert collection.batch is not None
     if not collection.stored:
         return collection.batch
@@ -300,8 +300,8 @@ def evaluate_and_record(context: RunContext, step: int, collector: Collector | N
         collector: gives the state to save if the evaluation is the best so far; None saves nothing.
     """
     rows = context.ranks.on_rank0(lambda: read_rows(context.directory.path / "eval.jsonl"))
-    known = {row["step"] for row in rows}
-    if not (context.config.eval.problems or context.sets) or step in known:
+    recorded = {row["step"] for row in rows}
+    if not (context.config.eval.problems or context.sets) or step in recorded:
         return
     context.observe("phase", {"name": f"evaluation after {step} steps"})
     began = time.perf_counter()
@@ -360,7 +360,8 @@ class PhaseTimer:
     def metrics(self) -> Metrics:
         """Return time/PHASE_s and time/step_s in seconds, and time/tokens_per_s of the rollout.
 
-        If a thread sampled, time/overlap_s is the part of its time that the loop did not wait.
+        If a thread sampled, time/overlap_s is the part of its time during which the loop did not
+        wait for it.
         """
         metrics = {f"time/{phase}_s": seconds for phase, seconds in self.spent.items()}
         if "rollout" in self.spent:
@@ -405,11 +406,11 @@ class Collector:
         if context.config.rollout.overlap:
             self._mine = replace(context, chat=replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer)))
             waiting: Any = (saved or {}).get(_AHEAD, ())
-            # Checkpoints of versions with at most one such batch hold it without a list.
+            # Older versions stored at most one such batch, without a list around it.
             self._ahead.extend(
                 Collection.restored(context.layout, one) for one in ([waiting] if "step" in waiting else waiting)
             )
-            # OpenMP's thread count is a setting of each thread; another count sums in another order.
+            # OpenMP's thread count is set per thread, and the order of sums depends on it.
             threads = torch.get_num_threads()
             self._thread = ThreadPoolExecutor(1, "sampling", _prepare, (threads, self._stop))
 
@@ -417,7 +418,7 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Interrupt sampling in the thread and wait for it: the reward pool must not close while it scores."""
+        """Interrupt the thread and wait for it: the reward pool must not close while it is used."""
         self._stop.set()
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
@@ -440,10 +441,10 @@ class Collector:
             self._coming = self._thread.submit(self._collect_all, missing, cursor, timer)
 
     def sync(self, version: int, timer: PhaseTimer, batch: Batch | None) -> Metrics:
-        """Wait for the thread, pass the trained batch to the sources, and load the trainer's weights into the sampler.
+        """Wait for the thread, pass the trained batch to the row sources, and sync the sampler's weights.
 
         Returns:
-            metrics of the sources.
+            Metrics of the row sources.
         Raises:
             RetrainError: the error that the thread raised.
         """

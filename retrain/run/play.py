@@ -1,4 +1,4 @@
-"""One episode in a terminal: a person answers the environment, or a run's model does."""
+"""Play one episode in a terminal: a person or a run's model answers the environment."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from retrain.types import Problem, Sampling
 
 
 def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterator[str]:
-    """What is said to a person who plays training problem `number`; it ends with the reward, or with the replies."""
+    """Play training problem `number` with the replies of a person.
+
+    Args:
+        replies: the person's replies; the episode stops without a reward when they are used up.
+    Yields:
+        Texts to show: the prompt, observations, rewards, and how the episode ended.
+    Raises:
+        ConfigError: the configuration has no environment.
+    """
     config = loaded.config
     if not labels(config):
-        problem = "there is nothing to play: this configuration has no environment"
+        problem = "this configuration has no environment to play"
         raise ConfigError([ConfigProblem(loaded.file, 0, 0, "[environment] name", problem, "set name")])
     posed = loaded.task(config.training.seed).problem(number)
     seed = derive_seed(config.training.seed, "play", posed.id)
@@ -31,18 +39,23 @@ def by_hand(loaded: LoadedConfig, number: int, replies: Iterator[str]) -> Iterat
 
 
 def by_model(context: RunContext, number: int) -> Iterator[str]:
-    """The same problem, played by a run's model: what it and the environment say, in turn."""
+    """Let a run's model play training problem `number`.
+
+    Yields:
+        Texts to show: the prompt, observations, replies (after "> "), rewards, and how the episode
+        ended.
+    """
     problem: Problem = context.task.problem(number)
     posed, most = [(problem, context.chat.prompt(problem.prompt))], context.config.training.max_tokens
     sampling = Sampling(stop_ids=context.loaded.stop_ids, seed=derive_seed(context.config.training.seed, "play"))
     rollouts = roll(context, posed, requests_for(posed, 1, most), sampling)
     [one] = score(context.chat, context.pool, posed, rollouts, most)
     yield one.prompt
-    heard = 0
+    position = 0
     for turn in one.turns:
-        if said := context.chat.decode(one.completion_ids[heard : turn.start]):
-            yield said
+        if observation := context.chat.decode(one.completion_ids[position : turn.start]):
+            yield observation
         yield f"> {context.chat.decode(one.completion_ids[turn.start : turn.end])}"
         yield from [f"[reward {turn.reward:g}]"] if turn.reward else []
-        heard = turn.end
+        position = turn.end
     yield f"[ended {ending(len(one.turns), one.ended or one.finish_reason, one.reward)}]"

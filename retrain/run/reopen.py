@@ -1,4 +1,4 @@
-"""A run that has been trained, opened again to evaluate, sample or export it."""
+"""Reopen a finished or interrupted run, to evaluate, sample from or export it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from retrain.types import Observer, State
 
 _SAMPLING = frozenset({"task", "engine"})
 _SCORING = _SAMPLING | {"environment", "reward"}
-"""Kinds of components that sampling and scoring take from a run; the others train it."""
+"""Kinds of components that sampling and scoring use; the other kinds are used in training only."""
 
 
 def reopen(
@@ -39,20 +39,23 @@ def reopen(
     trained: bool = True,
     credit: bool = False,
 ) -> RunContext:
-    """The context of a finished or interrupted run, with its trained weights in policy and sampler.
+    """Return the context of a finished or interrupted run, with its weights in policy and sampler.
 
-    Nothing is written to the run. What the engine hands over in files is in a temporary directory while the context
-    lives.
+    Nothing is written to the run's directory. Files for the engine go to a temporary directory,
+    which is deleted with the context.
 
     Args:
-        target: a run directory (its final model, or else its newest valid checkpoint), `best` or a checkpoint in one.
+        target: a run directory, its `best`, or one of its checkpoints. A run directory selects its
+            final model, or its newest valid checkpoint if it has no final model.
         overrides: `key=value`, as after `--set`.
-        trust: run code and reach servers that the run's configuration names, though somebody else may have written it.
-        trained: take the trained weights; otherwise those that the run started from.
-        credit: give credit as the run does; otherwise only what samples and scores is the run's own.
+        trust: run the code and connect to the servers that the run's configuration names, even if
+            somebody else may have written it.
+        trained: load the trained weights; otherwise keep the run's initial weights.
+        credit: build the run's credit assignment, too; otherwise use only its components for
+            sampling and scoring.
     Raises:
-        ConfigError: there is no run at this path, an override does not fit, or the run is not to be trusted.
-        StorageError: there is no valid checkpoint, or it cannot be trusted.
+        ConfigError: there is no run at this path, an override is invalid, or the run needs `trust`.
+        StorageError: there is no valid checkpoint, or it needs `trust`.
         EngineError: the run's engine cannot be used here.
     """
     run, saved = _locate(target, observe) if trained else (target, None)
@@ -67,7 +70,7 @@ def reopen(
 def reopen_sampler(
     target: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False
 ) -> SamplingContext:
-    """What answers prompts with the trained weights, without rewards, environment and trackers; otherwise `reopen`."""
+    """Return a context for sampling only, without rewards, environment and trackers; see `reopen`."""
     run, saved = _locate(target, observe)
     from retrain.run.build import build_sampling
 
@@ -79,7 +82,10 @@ def reopen_sampler(
 
 @contextmanager
 def _opening(loaded: LoadedConfig, observe: Observer) -> Generator[RunDirectory]:
-    """A temporary run directory: what the engine writes is no part of the run, which may go on."""
+    """Yield a temporary run directory, because the engine must not write to a run that may resume.
+
+    If a remote engine fails inside the block, the error names an alternative.
+    """
     folder = TemporaryDirectory(prefix="retrain-")
     directory = RunDirectory(Path(folder.name), "auto", loaded.config.checkpoint, observe)
     finalize(directory, folder.cleanup)
@@ -96,7 +102,7 @@ _P = TypeVar("_P", bound=SamplingContext)
 
 
 def _synced(context: _P, run: Path, saved: State | None, trained: bool = True) -> _P:
-    """The context with the trained weights in the sampler."""
+    """Load the trained weights into policy and sampler, and return the context."""
     try:
         if trained:
             _restore(context, run, saved)
@@ -110,9 +116,10 @@ def _synced(context: _P, run: Path, saved: State | None, trained: bool = True) -
 def each_checkpoint(
     run: Path, overrides: Sequence[str], observe: Observer, *, trust: bool = False
 ) -> Iterator[RunContext]:
-    """The context with the weights of every checkpoint of a run, the oldest first; one that is not valid is left out.
+    """Yield the context with the weights of each checkpoint of a run, from the oldest to the newest.
 
-    It is the same context every time, closed at the end.
+    Invalid checkpoints are skipped with a warning. The same context is yielded every time, and it is
+    closed at the end.
 
     Raises:
         ConfigError: there is no run with a checkpoint at this path.
@@ -121,7 +128,7 @@ def each_checkpoint(
     try:
         for path in reversed(checkpoint.every(run / "checkpoints")):
             if reason := checkpoint.problem(path):
-                observe("message", {"text": f"checkpoint {path}: {reason}; left out", "level": "warning"})
+                observe("message", {"text": f"checkpoint {path}: {reason}; it is skipped", "level": "warning"})
             elif context is None:
                 context = reopen(path, overrides, observe, trust=trust)
                 yield context
@@ -138,13 +145,13 @@ def each_checkpoint(
 
 
 def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> TrainState:
-    """The trained weights and signals of a run or checkpoint alone, to write them elsewhere.
+    """Return only the trained weights and signals of a run or checkpoint, to export them.
 
-    The run's engine need not be there: nothing samples.
+    Nothing samples, so the run's engine need not be installed or reachable.
 
     Raises:
-        ConfigError: there is no run at this path, or it is not to be trusted.
-        StorageError: there is no valid checkpoint, or it cannot be trusted.
+        ConfigError: there is no run at this path, or the run needs `trust`.
+        StorageError: there is no valid checkpoint, or it needs `trust`.
     """
     run, saved = _locate(target, observe)
     from retrain.run.build import build_trained
@@ -159,7 +166,10 @@ def reopen_trained(target: Path, observe: Observer, *, trust: bool = False) -> T
 
 
 def _restore(trained: TrainState, run: Path, saved: State | None) -> None:
-    """Load a checkpoint; without one the final model has been loaded already, but for an adapter."""
+    """Load a checkpoint, or without one the final model's adapter.
+
+    `stored` has already selected the other weights of the final model.
+    """
     if saved is None:
         trained.steps, trained.final = len(read_rows(run / "metrics.jsonl")), run / "model"
         if trained.policy.adapter is not None:
@@ -178,13 +188,14 @@ def stored(
     signals: Collection[str] = (),
     trust: bool = False,
 ) -> LoadedConfig:
-    """The configuration that a run was started with, overridden.
+    """Return the configuration that a run was started with, with overrides.
 
     Args:
-        final: take the run's saved model instead of what the run started from: with LoRA its adapter on its base.
-        needs: kinds of components that are used; None for all. Of a run that is not the user's own nothing else is
-            taken.
-        signals: those of a checkpoint, which are computed as well.
+        final: start from the run's final model instead of its initial model. With LoRA this selects
+            the base, and the adapter is loaded later.
+        needs: kinds of components that are used; None for all. If the run is not the user's own,
+            settings of other kinds are ignored.
+        signals: names of the signals whose state the checkpoint holds; they are built as well.
         trust: see `reopen`.
     Raises:
         ConfigError: the run is not the user's own, and its configuration names code or servers.
@@ -211,7 +222,7 @@ def stored(
 
 
 def _needed(data: Mapping[str, Any], needs: Set[str], signals: Collection[str]) -> dict[str, Any]:
-    """A stored configuration without what components of other kinds read: the defaults take their place."""
+    """Return a stored configuration in which settings of kinds that are not needed have defaults."""
     task = ("task", "tasks", "environment", "environments") if "task" in needs else ()
     scoring = ("rewards", "reward_pool") if "reward" in needs else ()
     sections = {"model", "training", "optimizer", "distributed", "warmup", "eval", *task, *scoring}
@@ -226,14 +237,14 @@ def _needed(data: Mapping[str, Any], needs: Set[str], signals: Collection[str]) 
     found["rollout"] = {"engine": data["rollout"]["engine"]} if "engine" in needs else {}
     if "reward" not in needs:
         found["eval"] = {**found["eval"], "sets": []}
-        found["rewards"] = [{"name": "overlong"}]  # it is never built, and it fits every task: it reads no answer
+        found["rewards"] = [{"name": "overlong"}]  # never built; it is valid with every task, since it reads no answer
         _without_environment(found)
     found["logging"] = {"observe": [name for name in signals if name in registry.names("signal")]}
     return found
 
 
 def _without_environment(data: dict[str, Any]) -> None:
-    """Keep the tasks of the environments alone."""
+    """Remove the environments from a configuration, and keep their tasks."""
     data.pop("environment", None)
     if mixed := data.pop("environments", None):
         data["tasks"] = [
@@ -248,7 +259,7 @@ def _without_environment(data: dict[str, Any]) -> None:
 
 
 def _reads(table: str, needs: Set[str]) -> bool:
-    """Whether a registered component of one of these kinds, or one that another package installs, reads a table."""
+    """Return True if a component of one of these kinds, built-in or installed, reads the table."""
     kinds = {one.kind for one in registry.components(tables=[table])}
     return bool(kinds & needs) or any(table in registry.names(kind) for kind in needs)
 
@@ -258,10 +269,10 @@ def _is_exact(engine: registry.Component) -> bool:
 
 
 def _start_from_final(model: Path, data: dict[str, Any]) -> None:
-    """Have a configuration start from a final model.
+    """Change a configuration so that it starts from a final model.
 
-    Adapter and base stay apart, as they were trained. Where the base has gone, the merged weights are all there is,
-    and the embedded engine must not round them.
+    A LoRA adapter and its base stay unmerged, as in training. If the base no longer exists, the
+    configuration uses the merged weights, which the embedded engine must then not round.
     """
     from retrain.training.model.loading import is_here
 
@@ -280,9 +291,12 @@ def _start_from_final(model: Path, data: dict[str, Any]) -> None:
 
 
 def _locate(target: Path, observe: Observer) -> tuple[Path, State | None]:
-    """(run directory, state of its newest checkpoint or None for the final model).
+    """Return the run directory, and the state of the selected checkpoint, or None for the final model.
 
-    It is read at once: a run that is under way may have deleted the checkpoint by the time that the model is built.
+    The checkpoint is read now, because a run in progress may delete it before the model is built.
+
+    Raises:
+        ConfigError: there is no run at this path, or it has no weights yet.
     """
     if (target / CONFIG).is_file():
         plain_files(target, deep=False)

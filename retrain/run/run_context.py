@@ -1,4 +1,4 @@
-"""Everything that a run uses, once it is built: in training, in sampling, and in the whole loop."""
+"""Objects of a built run: `TrainState` for training, `SamplingContext` for sampling, `RunContext` for all."""
 
 from __future__ import annotations
 
@@ -28,30 +28,37 @@ if TYPE_CHECKING:
 
 
 class EpisodeSource(Protocol):
-    """Where the episodes of a step come from, if the run does not play them itself."""
+    """Source of episodes that another program plays, such as a client of `retrain serve`."""
 
-    def rollouts(self) -> list[Rollout]: ...
+    def rollouts(self) -> list[Rollout]:
+        """Return the episodes of the next step."""
+        ...
 
-    def request_stop(self) -> None: ...
+    def request_stop(self) -> None:
+        """Stop waiting for episodes. Called in a signal handler."""
+        ...
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """What training changes and what that takes: all that is saved, without what samples and scores.
+    """Everything that training changes, and everything needed to save or export it.
+
+    It has no sampler, rewards or trackers.
 
     Attributes:
         config: the resolved configuration.
-        loaded: model and tokenizer with the ids that end a completion.
-        policy: what is trained.
-        engine: what samples from it.
-        components: all that the configuration names, and those that it could.
-        resources: the parts of the run that a component may ask for, by name.
-        pipeline: credit, from rewards to advantages per token.
-        objective: what the update minimizes.
-        directory: where everything is written.
-        observe: called with events as they happen.
-        steps: how many steps of the run have changed the policy's weights.
-        final: the folder of the final model that the weights come from; the signals are then new ones.
+        loaded: model and tokenizer, with the token ids that end a completion.
+        policy: the model in training.
+        engine: the engine that samples from the policy, not yet built.
+        components: the components of the configuration, with their parameters.
+        resources: objects that a component may ask for, by name.
+        pipeline: credit assignment, from rewards to advantages per token.
+        objective: the loss that the update minimizes.
+        directory: the run directory, to which all files are written.
+        observe: receives every event.
+        steps: number of finished steps.
+        final: folder of the final model if the weights come from it, otherwise None. A final model
+            does not hold the state of signals.
     """
 
     config: Config
@@ -69,34 +76,34 @@ class TrainState:
 
     @property
     def ranks(self) -> Ranks:
-        """The processes that train together."""
+        """The processes that train this model together."""
         return self.directory.ranks
 
     def restore(self, state: State) -> None:
-        """Take policy and signals from a checkpoint. A part that the checkpoint's run did not have starts anew."""
+        """Load policy and signals from a checkpoint; warn of signals that it does not hold."""
         self.policy.load_state_dict(state["policy"])
         for name, part in self.pipeline.stateful.items():
             self.restore_part(name, part, state["signals"].get(name))
         self.steps = int(state["loop"]["step"])
 
     def restore_part(self, name: str, part: StatefulComponent | RowSource, saved: State | None) -> None:
-        """Give a part its saved state, or say that there is none."""
+        """Load the saved state of a component, or warn that there is none."""
         if saved is not None:
             part.load_state_dict(saved)
             return
-        text = f"the checkpoint's run did not have {name}: it starts anew"
+        text = f"the checkpoint has no state of {name}, which therefore starts from its initial state"
         self.observe("message", {"text": text, "level": "warning"})
 
 
 @dataclass(kw_only=True)
 class SamplingContext(TrainState):
-    """What answers a prompt with the trained weights: no rewards, no environment, no trackers.
+    """Everything needed to sample from the trained weights. It has no rewards, environment or trackers.
 
     Attributes:
-        sampler: where completions come from.
-        task: where problems come from; it poses what somebody types.
+        sampler: the built engine.
+        task: source of problems; it also makes a problem of a prompt that a user types.
         chat: renders prompts.
-        has_base: a sampler that takes adapters has the base that they belong to.
+        has_base: the sampler takes adapters, and has loaded the base model already.
     """
 
     sampler: Sampler
@@ -105,14 +112,14 @@ class SamplingContext(TrainState):
     has_base: bool = False
 
     def sync(self, version: int) -> None:
-        """Give the sampler the policy's weights after `version` steps.
+        """Load the policy's weights after `version` steps into the sampler.
 
-        A sampler that takes adapters gets the frozen base once, and from then on the adapter alone.
+        A sampler that takes adapters loads the frozen base once, and afterwards only the adapter.
 
         Raises:
-            EngineError: the sampler cannot load them.
-            StorageError: it takes them from a file, which cannot be written.
-            ComponentError: it takes adapters, and the policy has none.
+            EngineError: the sampler cannot load the weights.
+            StorageError: the adapter's file cannot be written.
+            ComponentError: the sampler takes adapters, and the policy has none.
         """
         if not self.sampler.takes_adapters:
             self.sampler.load_weights(self.policy.weights(), version)
@@ -127,23 +134,24 @@ class SamplingContext(TrainState):
         self.sampler.load_adapter(folder, version)
 
     def close(self) -> None:
-        """End the sampler."""
+        """Close the sampler."""
         self.sampler.close()
 
 
 @dataclass(kw_only=True)
 class RunContext(SamplingContext):
-    """The built run. The loop knows these roles and no component's name.
+    """Everything that the training loop uses. The loop calls these roles and names no component.
 
     Attributes:
-        pool: scores completions in killable processes.
-        layout: makes batches of rollouts.
-        prompts: sampled per step.
-        env_pool: the environment that answers the model, if there is one.
-        row_sources: choose the rows that a step trains on, by name, in order.
-        trackers: sinks of metrics besides the run directory.
-        source: gives the episodes of every step instead of the task and the environment.
-        sets: the context as each of `[[eval.sets]]` needs it, by its name.
+        pool: worker processes that score completions.
+        layout: turns rollouts into batches of tensors.
+        prompts: number of prompts sampled per step.
+        env_pool: processes of the environment; None without one.
+        row_sources: sources that change which rows a step trains on, by name, in the order of their
+            calls.
+        trackers: receivers of metrics besides the run directory.
+        source: provides the episodes of every step, instead of task and environment; otherwise None.
+        sets: context for each of `[[eval.sets]]`, by name.
     """
 
     pool: RewardPool
@@ -156,15 +164,15 @@ class RunContext(SamplingContext):
     sets: Mapping[str, RunContext] = field(default_factory=dict[str, "RunContext"])
 
     def request_stop(self) -> None:
-        """Request that the sampler and the source of episodes stop after this step. Called in a signal handler."""
+        """Ask sampler and episode source to stop after this step. Called in a signal handler."""
         self.sampler.request_stop()
         if self.source is not None:
             self.source.request_stop()
 
     def state_dict(self, step: int, cursor: int) -> State:
-        """Everything a resumed run needs to continue bit for bit.
+        """Return the state from which a resumed run continues bit for bit.
 
-        There is no generator state in it: every random stream derives from the seed and the step.
+        It holds no state of random generators, because all draws derive from the seed and the step.
         """
         signals = {name: part.state_dict() for name, part in self.pipeline.stateful.items()}
         sources = {name: one.state_dict() for name, one in self.row_sources.items()}
@@ -173,7 +181,7 @@ class RunContext(SamplingContext):
 
     @property
     def data(self) -> dict[str, dict[str, Any]]:
-        """Hash of each section's data; None for a task that has no `fingerprint`."""
+        """Hashes of the data and the model, by section; None for a task without `fingerprint`."""
         found: dict[str, dict[str, Any]] = {"task": {"data": self.task.fingerprint()}}
         hashes = {name: one.fingerprint() for name, one in self.row_sources.items()}
         found |= {name: {"data": data} for name, data in hashes.items() if data is not None}
@@ -182,16 +190,19 @@ class RunContext(SamplingContext):
 
     @cached_property
     def _model(self) -> dict[str, Any]:
-        """Hashes of what a start reads of the model again: with an adapter the weights of its base, too."""
+        """Hashes of the model files that a resumed run reads again.
+
+        With an adapter this includes the base's weights, which the checkpoint does not hold.
+        """
         from retrain.training.reference import sample_digest
 
         base = {} if self.policy.adapter is None else {"weights": sample_digest(self.policy.reference_weights())}
         return {**self.loaded.digests(), **base}
 
     def load_state_dict(self, state: State) -> tuple[int, int]:
-        """Restore what `state_dict` saved; returns (step, cursor)."""
+        """Restore the state that `state_dict` returned, and return (step, cursor)."""
         self.restore(state)
-        # A run of version 0.2 had one expert, and no other source.
+        # Checkpoints of version 0.2 hold the state of one expert and of no other source.
         saved = state["loop"].get("sources", {"expert": state["loop"].get("experts")})
         for name, source in self.row_sources.items():
             self.restore_part(f"the rows of {name}", source, saved.get(name) or None)
@@ -200,7 +211,7 @@ class RunContext(SamplingContext):
         return self.steps, int(state["loop"]["cursor"])
 
     def close(self) -> None:
-        """End the processes of rewards and environment, the trackers and the sampler."""
+        """Close the processes of rewards and environment, the trackers and the sampler."""
         for pool in {id(one.pool): one.pool for one in (self, *self.sets.values())}.values():
             pool.close()
         if self.env_pool is not None:

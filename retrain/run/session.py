@@ -1,4 +1,4 @@
-"""One run from configuration to saved model: what `retrain train` does."""
+"""Run `retrain train`: from a configuration to a saved model."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ Around = Callable[[RunContext], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Resume:
-    """What to do about an earlier run of the same name.
+    """Treatment of an earlier run of the same name.
 
     Attributes:
-        mode: refuse it, continue it, continue it if it exists, or delete it.
-        path: a checkpoint to continue from, instead of the newest valid one.
-        allow_change: dotted keys whose values may differ from the earlier run's.
+        mode: "new" refuses it, "resume" requires it, "auto" continues it if it exists, and "fresh"
+            deletes it.
+        path: checkpoint to continue from; None selects the newest valid one.
+        allow_change: dotted keys whose values may differ from those of the earlier run.
     """
 
     mode: ExistingRun = "new"
@@ -49,15 +50,17 @@ class Resume:
 def run(
     loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks | None = None, around: Around = nullcontext
 ) -> Path:
-    """Train from a configuration; returns the run directory. As one of several ranks, train with the others.
+    """Train from a configuration, and return the run directory. Every rank calls this.
 
-    What can be refused is refused first: torch and transformers take seconds to import.
+    Errors that need no torch are raised before torch and transformers are imported, which takes
+    seconds.
 
     Args:
-        ranks: who trains together; None: as this process was launched.
-        around: what training happens in.
+        ranks: the processes that train together; None reads them from the environment variables of
+            the launcher.
+        around: returns a context manager; training runs inside it.
     Raises:
-        RetrainError: each way a run can end but well, with its exit code.
+        RetrainError: the run failed or was stopped; the class decides the exit code.
     """
     own = _join(loaded) if ranks is None else ranks
     with own.during("the run"):
@@ -68,7 +71,7 @@ def run(
 
 
 def _join(loaded: LoadedConfig) -> Ranks:
-    """The ranks that this process was launched as one of."""
+    """Join the ranks that this process was launched with."""
     if not launched():
         return ALONE
     from retrain.run.build import choose_device
@@ -86,7 +89,7 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
         every = (bound.component for one in (loaded, *loaded.sets.values()) for bound in one.components.every())
         plugins = source_hashes(every)
         started = {"config": resolved, "plugins": plugins, "ranks": ranks.size}
-        if previous:  # refused before torch is imported, though the checkpoint decides
+        if previous:  # checked before torch is imported; `_accept` checks the checkpoint itself
             changes = _changes(_with_new_keys(previous, resolved), masked(resolved), resume)
             if directory.complete():
                 _end_complete(path, changes, observe)
@@ -103,7 +106,9 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
                 train(context, stop, start, cursor, state)
             finish(context, time.perf_counter() - began)
         except UserCodeError as error:
-            if not str(error).endswith(note := f"after {context.steps} steps"):  # as another rank has told it
+            if not str(error).endswith(
+                note := f"after {context.steps} steps"
+            ):  # an error from another rank has the note already
                 error.add_note(note)
             raise
         finally:
@@ -112,14 +117,18 @@ def _run(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: Ranks, 
 
 
 def _check_path(resume: Resume) -> None:
-    """Refuse a path that is not a checkpoint."""
+    """Raise ConfigError if `--resume` names a path that is not a checkpoint."""
     if resume.path is not None and not checkpoint.is_one(resume.path):
         fix = "give auto, or runs/NAME/checkpoints/step-000100"
-        raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "there is no such checkpoint", fix)])
+        raise ConfigError([ConfigProblem("--resume", 0, 0, str(resume.path), "is not a checkpoint", fix)])
 
 
 def _end_complete(path: Path, changes: Sequence[str], observe: Observer) -> None:
-    """Say that a finished run without checkpoints has no step left; ConfigError if it is to go on with `changes`."""
+    """Report that a finished run without checkpoints has nothing to resume.
+
+    Raises:
+        ConfigError: the configuration has changed, and training with it needs a checkpoint.
+    """
     problem = "is finished, and its checkpoints are deleted"
     if changes:
         fix = "train it again with --fresh, or choose another name"
@@ -130,7 +139,8 @@ def _end_complete(path: Path, changes: Sequence[str], observe: Observer) -> None
 def _built(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> RunContext:
     """Build the context of the run.
 
-    The environment is written before, for a build that fails, and again afterwards: the model decides about threads.
+    The environment is recorded before the build, in case the build fails. It is recorded again
+    afterwards, because the number of threads depends on the model.
     """
     from retrain.run.build import build
 
@@ -146,23 +156,28 @@ def _directory(loaded: LoadedConfig, resume: Resume, observe: Observer, ranks: R
 
 
 def _source(loaded: LoadedConfig) -> str:
-    """The file as it was; overrides of the command line follow as comments, so that a reader sees them."""
+    """Return the text of the TOML file, followed by the command line's overrides as comments."""
     flags = [f"# {' '.join(flag.split())}\n" for flag in loaded.overrides]
-    # A run that is resumed from its own config.toml finds them there.
+    # The config.toml of a run holds its overrides already; a resumed run must not repeat them.
     new = [flag for flag in flags if flag not in loaded.text]
     return "\n".join([loaded.text, "".join(new)]) if new else loaded.text
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], resume: Resume) -> list[str]:
-    """What differs from the run to be resumed; ConfigError if it may not."""
+    """Return the differences to the run to be resumed.
+
+    Raises:
+        ConfigError: a key has changed that `--allow-change` does not name.
+    """
     return config_changes(old, new, [canonical(key) for key in resume.allow_change])
 
 
 def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an earlier run by dotted key, without secrets; keys that it did not know have their defaults.
+    """Return the settings of an earlier run by dotted key, without secrets.
 
-    The earlier run may be somebody else's: where it names code that this run, `new`, does not, nothing is imported,
-    and only its own keys are known.
+    Keys that are newer than that run get their defaults. Finding the defaults imports the code that
+    the configuration names. The earlier run may come from somebody else, so if it names code that
+    `new` does not name, nothing is imported and only its own keys are returned.
     """
     from retrain.storage.trust import powers
 
@@ -170,7 +185,7 @@ def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
     document, current = (_document({**one, "plugins": new["plugins"]}) for one in (old, new))
     if not {*powers(document)} <= {*powers(current)}:
         return known
-    with suppress(RetrainError):  # a configuration that is refused today has no defaults; its own keys are compared
+    with suppress(RetrainError):  # if it is invalid by today's rules, compare its own keys only
         return dict(flatten(masked(validate(document).resolved()))) | known
     return known
 
@@ -183,17 +198,22 @@ def _document(config: Mapping[str, Any]) -> Document:
 def _accept(
     previous: Mapping[str, Any], started: Mapping[str, Any], resume: Resume, observe: Observer, state: State
 ) -> None:
-    """Refuse a checkpoint whose run was started with other settings or other code, and say what differs.
+    """Compare the settings and plug-ins of a checkpoint's run with this run's, and warn of changes.
 
-    Secrets are no settings: they may change, and nothing shows them.
+    Secrets are not compared and never shown.
 
     Args:
-        previous: config.resolved.json, which alone is known of a checkpoint from before 0.2.
+        previous: config.resolved.json of the run; used for checkpoints of versions before 0.2, which
+            do not store the settings.
+        started: settings, plug-in hashes and number of ranks of this run.
+    Raises:
+        ConfigError: a setting or plug-in has changed that `--allow-change` does not name.
+        StorageError: neither the checkpoint nor `previous` has the settings.
     """
     known = state.get("started_with") or {"config": previous}
     if not known["config"]:
         raise StorageError(
-            "config.resolved.json cannot be read, and the checkpoint does not say what its run was started with; "
+            "config.resolved.json cannot be read, and the checkpoint does not hold the settings of its run; "
             "restore the file from a copy, or start again with --fresh"
         )
     changes = _changes(_with_new_keys(known["config"], started["config"]), masked(started["config"]), resume)
@@ -201,28 +221,31 @@ def _accept(
         old, new = ({"plugins": facts["plugins"]} for facts in (known, started))
         changes += _changes(old, new, resume)
     elif started["plugins"]:
-        changes.append(f"plug-ins that this checkpoint cannot be compared with: {', '.join(started['plugins'])}")
+        names = ", ".join(started["plugins"])
+        changes.append(f"plug-ins {names}, which the checkpoint has no hashes of, so they may have changed")
     if (saved := known.get("ranks", 1)) != started["ranks"]:
-        changes.append(f"ranks: {saved} -> {started['ranks']}, which rounds differently: the same run, not bit for bit")
+        count = started["ranks"]
+        changes.append(f"ranks: {saved} -> {count}; sums round differently, so results are not bit-identical")
     for change in changes:
         observe("message", {"text": f"resuming with {change}", "level": "warning"})
 
 
 def _watched(context: RunContext) -> RunContext:
-    """The context, with an observer that ends the run early if `[training] stop_when` asks for one."""
+    """Return the context, with a `StopCondition` as observer if `[training] stop_when` is set."""
     if (settings := context.config.training.stop_when) is not None:
         context.observe = StopCondition(settings, context.directory, context.observe)
     return context
 
 
 def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[int, int]:
+    """Load a checkpoint if there is one, and return (steps done, cursor of the task)."""
     if state is None:
         return 0, 0
     with understood(context.directory.path):
-        # The same path may hold other rows by now, and then the cursor would point into another order.
+        # The file at the same path may have changed; the cursor would then select other problems.
         saved = state["loop"]["data"]
         known = {name: facts for name, facts in context.data.items() if name in saved or name != "model"}
-        for change in _changes(saved, known, resume):  # a checkpoint of 0.1 knows nothing of the model
+        for change in _changes(saved, known, resume):  # a checkpoint of 0.1 has no hashes of the model
             context.observe("message", {"text": f"resuming with {change}", "level": "warning"})
         start, cursor = context.load_state_dict(state)
     context.observe("message", {"text": f"resumed after step {start}", "level": "info"})
@@ -230,7 +253,7 @@ def _restore(context: RunContext, state: State | None, resume: Resume) -> tuple[
 
 
 def finish(context: RunContext, seconds: float) -> None:
-    """Save the model in transformers format with its card, and say in words what came of the run."""
+    """Save the model in transformers format with its card, and report a summary of the run."""
     from retrain.run.export import export
 
     folder, run = context.directory.path / "model", context.directory.path

@@ -1,7 +1,7 @@
-"""What ends a run before its last step: a signal, or a metric.
+"""Stop a run before its last step, because of a signal or a metric.
 
-SIGTERM asks a run to stop after the current step; before the first step, and the second time, it ends at once.
-Ctrl-C ends it wherever it is.
+After SIGTERM the run finishes the current step. It ends at once if no step has begun, or if SIGTERM
+arrives a second time. Ctrl-C always ends it at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 class Stop(SignalHandler):
-    """Context manager; `requested` names the signal once it has arrived, and is empty before.
+    """Context manager that records the signal that asks the run to stop.
 
     Attributes:
-        deferred: a step may be under way. Until this is set there is nothing to save, and SIGTERM
-            raises Preempted wherever the run is.
+        requested: name of the signal; "" until one arrives.
+        deferred: a step may be in progress, and SIGTERM lets it finish. While this is False there is
+            nothing to save, and SIGTERM raises Preempted at once.
     """
 
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -35,36 +36,37 @@ class Stop(SignalHandler):
     def __init__(self) -> None:
         self.requested = ""
         self.deferred = False
-        self._came = False
-        self._tell: Callable[[], None] | None = None
+        self._arrived = False
+        self._notify: Callable[[], None] | None = None
 
-    def defer(self, tell: Callable[[], None]) -> None:
-        """From now on a step may be under way, which SIGTERM lets end; when it arrives, `tell` is called."""
-        self._tell, self.deferred = tell, True
+    def defer(self, notify: Callable[[], None]) -> None:
+        """Let a step in progress finish from now on, and call `notify` when SIGTERM arrives."""
+        self._notify, self.deferred = notify, True
 
     def receive(self, number: int) -> None:
-        """Remember the signal, and stop at once if nothing is under way or it came before."""
+        """Record the signal. Stop at once if no step is in progress or a signal arrived before."""
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._came:
-            # The step does not end in time: leave now, the previous checkpoint is intact.
+        if self._arrived:
+            # The step takes too long. The previous checkpoint is intact, so exit now.
             os._exit(Preempted.exit_code)
-        self._came = True
+        self._arrived = True
         self.requested = self.requested or signal.Signals(number).name
         if not self.deferred:
-            raise Preempted(f"stopped by {self.requested} with no step under way; --resume auto starts again")
-        if self._tell is not None:
-            self._tell()
+            raise Preempted(f"stopped by {self.requested} before a step began; --resume auto starts again")
+        if self._notify is not None:
+            self._notify()
 
 
 class StopCondition:
-    """`[training] stop_when`: an observer that ends the run when a metric has got there, with a reason.
+    """Observer for `[training] stop_when`: ends the run once the metric meets its condition.
 
-    It depends on the run's rows alone. A resumed run reads them again, and ends where it would have ended.
+    The decision depends only on the run's metric rows. A resumed run reads them again, and so ends
+    after the same step as an uninterrupted one.
 
     Args:
-        directory: its rows are read, and its `stopped` gets the reason.
-        observe: gets every event first.
+        directory: holds the rows; its `stopped` is set to the reason for ending the run.
+        observe: receives every event first.
     """
 
     def __init__(self, settings: StopWhen, directory: RunDirectory, observe: Observer) -> None:
@@ -72,15 +74,15 @@ class StopCondition:
         self._best, self._count = -inf, 0
         file = directory.path / ("eval.jsonl" if settings.event == "eval" else "metrics.jsonl")
         for row in directory.ranks.on_rank0(lambda: read_rows(file)):
-            self._see(row)
+            self._check(row)
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Take in a row of the metric, and pass every event on."""
+        """Pass the event on, and check the row if it may hold the metric."""
         self._observe(event, details)
         if event == self._settings.event:
-            self._see(details)
+            self._check(details)
 
-    def _see(self, row: Mapping[str, Any]) -> None:
+    def _check(self, row: Mapping[str, Any]) -> None:
         settings = self._settings
         value = row.get(settings.key)
         if value is None or self._directory.stopped:

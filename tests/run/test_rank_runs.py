@@ -135,7 +135,7 @@ def test_a_run_goes_from_world_to_world(ask, tmp_path):
         found = ask("moving", "training.max_steps=8", ranks=size, stop=-1 if last else 2 * place + 1, mode="auto")
         assert found["errors"] == [None] * size if last else [error[2] for error in found["errors"]] == [75] * size
         if place:
-            text = f"ranks: {worlds[place - 1]} -> {size}, which rounds differently: the same run, not bit for bit"
+            text = f"ranks: {worlds[place - 1]} -> {size}; sums round differently, so results are not bit-identical"
             assert f"resuming with {text}" in found["said"]
     ask("one", "training.max_steps=8", ranks=1)
     assert same(runs / "moving", runs / "one") <= 1e-6

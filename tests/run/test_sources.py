@@ -75,13 +75,13 @@ def own(tmp_path):
 
 
 FAULTS = {
-    "part": "returned 3 of the 4 rollouts of group 0: return all or none",
+    "part": "returned 3 of the 4 rollouts of group 0; return all or none",
     "twice": "a rollout twice",
     "text": "neither a retrain.types.Rollout nor an ExpertRow",
     "none": "returned None, not a list of rollouts and expert rows",
     "prompts": "group 7 has two prompts",
     "reward": "its reward is not a finite number",
-    "ids": r"positions and \d+ tokens",
+    "ids": r"positions and \d+ token ids",
     "expert": "no loss term trains on expert rows",
     "spans": "are not in order behind the first token of 3",
     "metric": "taken by the run",
@@ -95,7 +95,7 @@ def test_rows_that_cannot_be_trained_on_name_their_source(train, own, fault):
 
 
 def test_a_source_brings_what_its_decorator_says(train, own):
-    with pytest.raises(UserCodeError, match="its decorator says that it brings expert alone"):
+    with pytest.raises(UserCodeError, match='must declare "rollouts" in brings'):
         train(*own("Narrow"), 'loss=[{name="ppo_clip"}, {name="sft"}]', "eval.problems=0")
 
 

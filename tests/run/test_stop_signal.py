@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S
 
 def test_before_the_first_step_the_run_ends_at_once_and_the_handler_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="no step under way"), Stop():
+    with pytest.raises(Preempted, match="before a step began"), Stop():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 
