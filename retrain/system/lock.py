@@ -1,4 +1,4 @@
-"""One process at a time."""
+"""File locks that admit one process at a time."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from typing import IO, Any
 from retrain.errors import ConfigError, ConfigProblem, StorageError
 from retrain.system.files import read_plain
 
-_GREATEST_PID = 1 << 22
-"""That of Linux; `os.kill` raises OverflowError far above."""
+_MAX_PID = 1 << 22
+"""Largest PID on Linux; `os.kill` raises OverflowError for much larger numbers."""
 
 
 @contextmanager
 def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Generator[IO[str]]:
-    """Hold the lock of a file, which is made if need be; the system drops the lock when this process dies.
+    """Hold an exclusive lock on a file inside the block. The kernel releases the lock when this process dies.
 
     Args:
-        waiting: called once if another process holds the lock, before waiting for it. None does not wait.
+        path: the file; created if it does not exist.
+        waiting: called once, before the wait, if another process holds the lock. With None the call does not wait.
+    Yields:
+        The file, open for reading and writing.
     Raises:
-        BlockingIOError: another process holds it, and `waiting` is None.
-        OSError: the file cannot be opened, is not a regular file, or has a second name: a link is never followed.
+        BlockingIOError: another process holds the lock, and `waiting` is None.
+        OSError: the file cannot be opened, is not a regular file, or is a symbolic or hard link.
     """
-    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    found = os.fstat(opened)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # the owner rewrites what it locks
-        os.close(opened)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # writing to a link would change another file
+        os.close(descriptor)
         raise OSError(errno.EMLINK, f"{path.name} is a link or a special file", str(path))
-    with open(opened, "r+", encoding="utf-8") as file:
+    with open(descriptor, "r+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,20 +50,25 @@ def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Generato
 
 
 class Lock:
-    """A file that names the process that owns a run directory, by host and process id.
+    """Lock file that records the host and PID of the process that owns a run directory.
 
-    An empty file is a free lock. The lock of a process that no longer exists on this host is taken over;
-    on another host that cannot be checked, so the user is asked.
+    An empty file means that the lock is free. The lock of a process that no longer exists on this host is taken over.
+    A process on another host cannot be checked, so `acquire` raises an error that asks the user to delete the file.
+
+    Args:
+        path: the lock file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def acquire(self) -> None:
-        """Take the lock, or raise ConfigError naming the owner; OSError where it cannot be written.
+        """Take the lock for this process.
 
         Raises:
-            StorageError: the file is a link, so that the owner would be written into another file.
+            ConfigError: another process owns the lock; the error names its PID and host.
+            StorageError: the file is a link or a special file, so that writing the owner would change another file.
+            OSError: the file cannot be written.
         """
         try:
             self._acquire()
@@ -70,28 +78,28 @@ class Lock:
             raise StorageError(f"{self.path} is a link or a special file; remove it") from error
 
     def _acquire(self) -> None:
-        # Held only while reading and writing the owner, so that two starting processes take turns.
+        # The file lock is held only while the owner is read and written, so that starting processes take turns.
         with exclusive(self.path, waiting=lambda: None) as file:
             owner = self.owner()
             if owner is not None and alive(owner):
-                away = owner["host"] != socket.gethostname()
-                fix = f"if that process is gone, delete {self.path}" if away else "wait for it, or choose another name"
+                remote = owner["host"] != socket.gethostname()
+                fix = f"if that process has ended, delete {self.path}" if remote else "wait, or choose another name"
                 problem = f"in use by process {owner['pid']} on host {owner['host']}"
                 raise ConfigError([ConfigProblem(str(self.path.parent), 0, 0, "run directory", problem, fix)])
             file.truncate(0)
             file.write(json.dumps(identity(os.getpid()) | {"group": os.getpgid(0)}))
 
     def release(self) -> None:
-        """Free the lock if this process holds it."""
+        """Release the lock if this process owns it."""
         owner = self.owner()
         if owner is not None and (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid()):
             with exclusive(self.path, waiting=lambda: None) as file:
                 file.truncate(0)
 
     def owner(self) -> dict[str, Any] | None:
-        """Host, process id and process group written in the lock; None if it is free.
+        """Return host, PID, start time and process group of the owner; None if the lock is free.
 
-        A half-written owner is that of a process killed while starting: the lock is free.
+        The lock is also free if the file is incomplete, because its owner was killed while it started.
         """
         try:
             owner = dict(json.loads(read_plain(self.path)))
@@ -101,16 +109,16 @@ class Lock:
             return None
 
     def held(self) -> bool:
-        """Somebody owns the lock and may be alive."""
+        """Return whether the lock has an owner that may be alive."""
         owner = self.owner()
         return owner is not None and alive(owner)
 
 
 def alive(owner: Mapping[str, Any]) -> bool:
-    """Return whether the process with this host, pid and start time exists; True for another host."""
+    """Return whether a process exists, identified by host, PID and start time; True if it is on another host."""
     if owner["host"] != socket.gethostname():
         return True
-    if not 0 < owner["pid"] <= _GREATEST_PID:
+    if not 0 < owner["pid"] <= _MAX_PID:
         return False
     try:
         os.kill(owner["pid"], 0)
@@ -118,21 +126,22 @@ def alive(owner: Mapping[str, Any]) -> bool:
         return False
     except PermissionError:
         return True
-    return owner["born"] == _born(owner["pid"])
+    return owner["born"] == _start_time(owner["pid"])
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Host, pid and start time of a process of this machine: what `alive` asks for."""
-    return {"host": socket.gethostname(), "pid": pid, "born": _born(pid)}
+    """Return host, PID and start time of a process on this host, for `alive`."""
+    return {"host": socket.gethostname(), "pid": pid, "born": _start_time(pid)}
 
 
-def _born(pid: int) -> str | None:
-    """Start time of a process in clock ticks, which tells a reused process id; None where there is no /proc.
+def _start_time(pid: int) -> str | None:
+    """Return the start time of a process in clock ticks, which differs if the PID was reused by another process.
 
-    Also None for a process that has ended while its parent, perhaps frozen, has not waited for it.
+    Return None on a system without /proc, if there is no such process, and for a zombie, a process that has ended but
+    whose parent has not waited for it.
     """
     try:
-        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    return None if facts[0] == "Z" else facts[19]
+    return None if fields[0] == "Z" else fields[19]

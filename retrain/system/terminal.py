@@ -1,4 +1,4 @@
-"""Safe printing: masks secrets and control characters; a failing output does not end a run."""
+"""Print safely: mask secrets, replace control characters, and survive an output that cannot be written."""
 
 from __future__ import annotations
 
@@ -13,45 +13,55 @@ from retrain.system.masking import masked
 
 
 def clean(text: str) -> str:
-    """Text of models, rewards and exceptions without control: what is not printable, escapes included, is a dot."""
+    """Replace tabs by spaces and all other non-printable characters except newlines by a dot.
+
+    Text of models, rewards and exceptions could otherwise control the terminal with escape sequences.
+    """
     return "".join(char if char.isprintable() or char == "\n" else " " if char == "\t" else "·" for char in text)
 
 
 def shown(text: str) -> str:
-    """Text as it may stand in a terminal: without secrets and controls."""
+    """Return the text with secrets masked and control characters replaced, safe for a terminal."""
     return clean(masked(text))
 
 
 def say(text: str, error: bool = False) -> None:
-    """Print text without secrets and controls; what the output's encoding lacks becomes a question mark."""
+    """Print text with secrets masked and control characters replaced.
+
+    Characters that the encoding of the stream does not have become question marks.
+
+    Args:
+        text: the text.
+        error: print to standard error instead of standard output.
+    """
     stream = sys.stderr if error else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(shown(text).encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
 class CleanHandler(logging.Handler):
-    """Says log records to standard error."""
+    """Logging handler that prints records to standard error with `say`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say one record."""
+        """Print one log record."""
         with suppress(OSError):
             say(self.format(record), error=True)
 
 
 @contextmanager
 def forgiving_output() -> Generator[None]:
-    """Inside the block, an output that cannot be written any more, on a full disk or in a closed pipe, is dropped."""
+    """Discard further output inside the block once a stream cannot be written: full disk, closed pipe."""
     before = sys.stdout, sys.stderr
-    with open(os.devnull, "w") as nowhere:  # a stream that was closed from the start is None
-        sys.stdout, sys.stderr = (cast("TextIO", _Forgiving(stream or nowhere)) for stream in before)
+    with open(os.devnull, "w") as null:  # a stream is None if it was closed when Python started
+        sys.stdout, sys.stderr = (cast("TextIO", _DroppingStream(stream or null)) for stream in before)
         try:
             yield
         finally:
             sys.stdout, sys.stderr = before
 
 
-class _Forgiving:
-    """A text stream that sends the rest of its text nowhere once it cannot be written."""
+class _DroppingStream:
+    """Text stream that redirects its file descriptor to /dev/null after a failed write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -72,7 +82,7 @@ class _Forgiving:
             self._drop(0)
 
     def _drop(self, count: int) -> int:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())  # so that the interpreter's last flush succeeds as well
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())  # the interpreter's flush at exit must succeed as well
+        os.close(null)
         return count

@@ -199,7 +199,7 @@ def test_locks_of_other_hosts_reused_process_ids_and_half_written_ones(tmp_path)
     lock = Lock(tmp_path / "lock")
     assert lock.owner() is None
     lock.path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "born": None}))
-    with pytest.raises(ConfigError, match=r"on host elsewhere; if that process is gone, delete .*lock"):
+    with pytest.raises(ConfigError, match=r"on host elsewhere; if that process has ended, delete .*lock"):
         lock.acquire()
     lock.release()
     assert lock.owner()["host"] == "elsewhere"  # not ours to free
