@@ -1,4 +1,4 @@
-"""Files that readers and a crash find old or new, never in part."""
+"""Atomic writes, safe reads and hashes of files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from typing import Any, BinaryIO
 from retrain.errors import StorageError
 
 SUMS = "SHA256SUMS"
-"""File of a folder with the hash of every other file, as `sha256sum --check` reads it."""
+"""Name of the file with the hashes of a folder's other files, in the format of `sha256sum --check`."""
 
-_MOST, _SMALL, _GROWTH, _CHUNK = 2 << 30, 64 << 20, 100, 1 << 20
-NO_FILE_FIX = "check the path: it starts from the directory that the command is run in"
+_MAX_SIZE, _ALWAYS_UNPACKED, _MAX_RATIO, _CHUNK = 2 << 30, 64 << 20, 100, 1 << 20
+"""Limits of `read_plain`: bytes of the content; bytes that any compressed file may unpack to; ratio of unpacked to
+compressed size for more. Bytes of one read."""
+NO_FILE_FIX = "check the path, which is relative to the working directory"
 
 
 @contextmanager
 def staged(path: Path, durable: bool = True) -> Generator[Path]:
-    """A new name in the folder of `path`; the file or folder that the block makes there then replaces `path`.
+    """Replace a file or folder atomically: yield a temporary path, and rename it to `path` at the end of the block.
 
-    The files have the permissions that the umask allows, also those of libraries that write for their owner alone.
-    If the block raises, `path` stays as it was and nothing else stays. A folder cannot be replaced in one rename: for
-    a moment the old one has the name `path.old`, and a crash at that moment leaves it there.
+    The block creates a file or folder at the temporary path, which is in the folder of `path`. Files get the
+    permissions that the umask allows, even if a library created them with mode 0600. If the block raises, `path` is
+    unchanged and the temporary path is deleted. A folder cannot be replaced in one rename: for a moment the old folder
+    is named `path.old`, and a crash at that moment leaves it there.
 
     Args:
-        durable: flush everything to disk before the rename, and the rename after it; False where what a power cut
-            leaves is made again anyway.
+        path: the file or folder to create or replace.
+        durable: flush the data to disk before the rename, and the rename itself. False is faster and suits data
+            that can be created again after a power failure.
     """
     stage = path.with_name(f".tmp-{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     old = path.with_name(f"{path.name}.old")
@@ -42,7 +46,7 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
         _apply_umask(stage)
         if durable:
             sync(stage)
-        if stage.is_dir() and path.is_dir() and not path.is_symlink():  # a file never takes the place of a folder
+        if stage.is_dir() and path.is_dir() and not path.is_symlink():  # a file must not replace a folder
             remove(old)
             path.rename(old)
         stage.replace(path)
@@ -54,11 +58,14 @@ def staged(path: Path, durable: bool = True) -> Generator[Path]:
 
 
 def _apply_umask(stage: Path) -> None:
-    """Give files that only their owner can read the permissions of a file that `open` makes; safetensors uses 0600."""
+    """Give files that only their owner can read the permissions of a file created by `open`.
+
+    The safetensors library creates files with mode 0600.
+    """
     files = [path for path in (stage.rglob("*") if stage.is_dir() else [stage]) if path.is_file()]
     private = [path for path in files if not path.stat().st_mode & 0o077]
     if private:
-        # Asking for the umask means setting it, for all threads: a new file shows it.
+        # os.umask can only read the umask by changing it for all threads, so take the mode of a new file.
         probe = stage.with_name(f"{stage.name}-umask")
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = stat.S_IMODE(probe.stat().st_mode)
@@ -69,23 +76,23 @@ def _apply_umask(stage: Path) -> None:
 
 @contextmanager
 def published(folder: Path) -> Generator[Path]:
-    """A new folder whose files become those of `folder` when the block ends, with their hashes in SHA256SUMS.
+    """Yield a temporary folder, and move its content into `folder` at the end of the block with a SHA256SUMS file.
 
-    What else is in `folder` stays, and so does everything if the block raises; a folder that was published before
-    and holds nothing else is replaced at once.
+    A `folder` that holds only files of an earlier publication and Markdown files is replaced as a whole. Otherwise
+    files of the same name are replaced one by one, SHA256SUMS last, and all other files stay. If the block raises,
+    `folder` is unchanged. SHA256SUMS does not list Markdown files, because people edit them.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the folder cannot be written.
     """
     folder = folder.resolve()
-    ours = {line.partition("  ")[2].partition("/")[0] for line in _sums(folder)} | {SUMS}
+    ours = {line.partition("  ")[2].partition("/")[0] for line in _sum_lines(folder)} | {SUMS}
     others = folder.is_dir() and any(entry.name not in ours and entry.suffix != ".md" for entry in folder.iterdir())
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with staged(folder.with_name(f"{folder.name}.new") if others else folder) as stage:
             stage.mkdir()
             yield stage
-            # Prose is left out: people edit it.
             files = sorted(path for path in stage.rglob("*") if path.is_file() and path.suffix != ".md")
             lines = [f"{sha256(file)}  {file.relative_to(stage).as_posix()}\n" for file in files if file.name != SUMS]
             (stage / SUMS).write_text("".join(lines), encoding="utf-8")
@@ -98,18 +105,23 @@ def published(folder: Path) -> Generator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the file's content."""
+    """Replace the content of a file atomically."""
     with staged(path) as stage:
         stage.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file's content, in UTF-8."""
+    """Replace the content of a file atomically, in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def sync(path: Path, deep: bool = True) -> None:
-    """Have the disk hold a file, or a folder with all that is in it."""
+    """Flush a file, or a folder with everything in it, to disk.
+
+    Args:
+        path: the file or folder.
+        deep: flush the content of a folder as well, not only its directory entries.
+    """
     if deep and path.is_dir():
         for part in path.iterdir():
             sync(part)
@@ -121,30 +133,33 @@ def sync(path: Path, deep: bool = True) -> None:
 
 
 def no_file(path: str) -> str:
-    """Reason why a file cannot be read, in words; "" for a readable file."""
+    """Return the reason why a file cannot be read; "" if it is readable and not empty."""
     if not os.path.isfile(path):
         return f'there is no file "{path}"'
     if os.path.getsize(path) == 0:
         return f'the file "{path}" is empty'
-    return "" if os.access(path, os.R_OK) else f'the file "{path}" may not be read'
+    return "" if os.access(path, os.R_OK) else f'no permission to read the file "{path}"'
 
 
 def plain_files(folder: Path, *, deep: bool = True) -> None:
-    """StorageError if something in a folder is neither a regular file nor a directory; links are not followed.
+    """Check that a folder holds only regular files and directories, without following links.
 
     Args:
-        deep: look into its directories as well.
+        folder: the folder.
+        deep: check its subdirectories as well.
+    Raises:
+        StorageError: an entry is a link or a special file.
     """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-            kind = "a link, and may lead to what no run wrote" if entry.is_symlink() else "not a regular file"
-            raise StorageError(f"{entry.path} is {kind}; remove it, or put a copy of the file there")
+            kind = "a link, which may lead out of the run" if entry.is_symlink() else "not a regular file"
+            raise StorageError(f"{entry.path} is {kind}; remove it, or replace it by a copy of the file")
         if deep and entry.is_dir():
             plain_files(Path(entry.path))
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder. Whoever else deletes it at the same time does no harm, nor does one that stays."""
+    """Delete a file or a folder, and ignore errors: another process may delete it at the same time."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -154,11 +169,16 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path, fix: str = "free some space, and check that its folder can be written") -> Generator[None]:
-    """Turn whatever keeps `path` from being written, a full disk above all, into a StorageError."""
+    """Convert errors of the file system inside the block, such as a full disk, into a StorageError.
+
+    Args:
+        path: the file or folder that the block writes, for the error.
+        fix: advice for the error.
+    """
     try:
         yield
     except Exception as error:
-        # The Rust writer of safetensors reports a full disk as its own exception, which is not an OSError.
+        # The Rust code of safetensors reports a full disk by its own exception, which is not an OSError.
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
@@ -166,10 +186,10 @@ def writing(path: Path, fix: str = "free some space, and check that its folder c
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file to read it. A link is not followed, and nothing waits for the other end of a pipe.
+    """Open a regular file for reading, without following a link and without blocking on a named pipe.
 
     Raises:
-        OSError: there is no file, it cannot be read, or it is a link, a pipe, a device or a directory.
+        OSError: the file does not exist, cannot be read, or is a link, a pipe, a device or a directory.
     """
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -184,50 +204,51 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path) -> bytes:
-    """The content of a regular file, unpacked if its name ends in .gz.
+    """Read a regular file, and decompress its content if its name ends in .gz.
 
     Raises:
-        OSError: as `open_plain`; or it holds more than 2 GB; or unpacking makes more than 64 MB of it, and more than a
-            hundred times its size, which no rollouts do.
-        EOFError, zlib.error: it is damaged.
+        OSError: see `open_plain`; or the content is larger than 2 GB; or a compressed file unpacks to more than 64 MB
+            and more than 100 times its size. Rollouts never compress that well.
+        EOFError, zlib.error: the compressed data is damaged.
     """
     with open_plain(path) as file:
-        size, packed = os.fstat(file.fileno()).st_size, path.suffix == ".gz"
-        most = min(_MOST, max(_SMALL, _GROWTH * size)) if packed else _MOST
-        source: Any = gzip.GzipFile(fileobj=file) if packed else file
+        size, compressed = os.fstat(file.fileno()).st_size, path.suffix == ".gz"
+        limit = min(_MAX_SIZE, max(_ALWAYS_UNPACKED, _MAX_RATIO * size)) if compressed else _MAX_SIZE
+        source: Any = gzip.GzipFile(fileobj=file) if compressed else file
         parts, length = list[bytes](), 0
         while part := source.read(_CHUNK):
             parts.append(part)
             length += len(part)
-            if length > most:
-                raise OSError(errno.EFBIG, f"it holds more than {most >> 20:,} MB", str(path))
+            if length > limit:
+                raise OSError(errno.EFBIG, f"it holds more than {limit >> 20:,} MB", str(path))
         return b"".join(parts)
 
 
 def sha256(path: Path) -> str:
-    """Hash of a file's content, in hex."""
+    """Return the SHA-256 hash of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sums(folder: Path) -> list[str]:
+def _sum_lines(folder: Path) -> list[str]:
     file = folder / SUMS
     return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
 
 
 def check_sums(folder: Path, fix: str) -> None:
-    """Compare a folder's files with its hashes; a folder without any is taken as it is.
+    """Verify a folder's files against its SHA256SUMS; a folder without that file is accepted.
 
     Args:
+        folder: the folder.
         fix: how to get the files again, for the error.
     Raises:
-        StorageError: a file is missing or differs; it names the file.
+        StorageError: a file is missing or has another hash. The error names the file.
     """
     fix = f"{fix}, or delete {folder / SUMS} if the change is yours"
     try:
-        for line in _sums(folder):
+        for line in _sum_lines(folder):
             digest, _, name = line.partition("  ")
             if not name or sha256(folder / name) != digest:
-                raise StorageError(f"{folder / name}: its sha256 is not that of {SUMS}; {fix}")
-    except (OSError, ValueError) as error:  # a name may hold anything
+                raise StorageError(f"{folder / name}: its SHA-256 hash differs from that in {SUMS}; {fix}")
+    except (OSError, ValueError) as error:  # ValueError: the name has a null byte
         raise StorageError(f"{folder}: {SUMS} cannot be checked ({error}); {fix}") from error

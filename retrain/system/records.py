@@ -1,4 +1,4 @@
-"""Rows of a file and JSON files: read, checked against a type, and every mistake named with file and line."""
+"""Read rows of a file and JSON files, validate them against a type, and report every error with file and line."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from retrain.system.files import read_plain
 
 T = TypeVar("T")
 Rows = Iterable[tuple[str, Any]]
-"""(place, row) pairs: the place as errors show it, `file:number` from 1; the row as read, or a BadRow."""
+"""Pairs (place, row). The place is `file:number`, counted from 1, as errors show it. The row is the parsed value, or a
+BadRow if it could not be parsed."""
 
-_LONGEST = 1_000_000
-"""Bytes of a line; one that is longer is a mistake, and reading it whole might not fit in memory."""
-_SHOWN = 20
-_MOST = 500
-"""Characters of what is wrong with a row, whatever its fields are called."""
-_LARGE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
-"""Part of a number that is too large for a float."""
-_FIELD = re.compile(rb'"\s*:')
-"""Separator after the name of every field; may occur in text as well."""
+_MAX_LINE = 1_000_000
+"""Maximum length of a line in bytes. A longer line is an error and is not read as a whole, to limit memory."""
+_MAX_LISTED = 20
+"""Maximum number of bad rows that an error lists."""
+_MAX_REASON = 500
+"""Maximum number of characters of the reason why a row is bad, which may contain names of its fields."""
+_POSSIBLY_INFINITE = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{309}")
+"""Matches in all texts that contain a number too large for a float, and in some others."""
+_FIELD_SEPARATOR = re.compile(rb'"\s*:')
+"""Separator after the name of every field. It may also occur inside a string."""
 _EXPECTED = {
     "bool": "true or false",
     "dict": "an object with named fields",
@@ -43,13 +45,13 @@ _EXPECTED = {
     "model": "an object with named fields",
     "string": "text",
 }
-"""Prefixes of pydantic's error types, in words."""
-_BRANCHES = ("text", "messages", "str", "int", "float", "bool")
-"""Names of a union's members in pydantic's place of an error."""
+"""Maps a prefix of pydantic's error type to the expected value in words."""
+_UNION_MEMBERS = ("text", "messages", "str", "int", "float", "bool")
+"""Names of union members, which pydantic puts into the location of an error."""
 
 
-class BadRow(ValueError):  # noqa: N818 - a finding, collected with its likes
-    """Why a row cannot be used."""
+class BadRow(ValueError):  # noqa: N818 - it is collected and reported with others
+    """Reason why a row cannot be used."""
 
 
 class Message(TypedDict):
@@ -63,26 +65,28 @@ Prompt = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[Message], Tag("messages")],
     Discriminator(lambda value: "messages" if isinstance(value, list) else "text"),
 ]
-"""Text, or chat messages."""
+"""A text or a list of chat messages."""
 
 
 OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 Listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
-"""A single value stands for a list of one."""
+"""Validator that turns a value that is not a list into a list of this value."""
 
 
 def parse_json(data: bytes, finite: bool = False) -> Any:
-    """The value in JSON text.
+    """Parse JSON text.
 
     Args:
-        finite: refuse NaN, Infinity, and numbers that are too large for a float.
+        data: the text, in UTF-8.
+        finite: reject NaN, Infinity, and numbers that are too large for a float.
     Raises:
-        BadRow: it is not JSON: not UTF-8, cut off, nested more than 200 deep ...; it names the column.
+        BadRow: the text is not valid JSON or UTF-8, is truncated or is nested more than 200 levels deep. The message
+            names the column where the parser stopped.
     """
     try:
         value = from_json(data, allow_inf_nan=not finite)
-        if finite and _LARGE.search(data):
-            json.dumps(value, allow_nan=False)  # refuses what has become infinite
+        if finite and _POSSIBLY_INFINITE.search(data):
+            json.dumps(value, allow_nan=False)  # raises ValueError if a number was parsed as infinity
     except ValueError as error:
         problem, _, place = str(error).rpartition(" at line ")
         column = place.rpartition(" ")[2]
@@ -91,19 +95,24 @@ def parse_json(data: bytes, finite: bool = False) -> Any:
 
 
 def checked(schema: TypeAdapter[T], value: Any) -> T:
-    """The value as the schema's type; BadRow naming the field where it does not fit."""
+    """Validate a value against a schema and return it as the schema's type.
+
+    Raises:
+        BadRow: the value is a BadRow already, or does not fit the schema; the message names the field.
+    """
     if isinstance(value, BadRow):
         raise value
     try:
         return schema.validate_python(value)
     except ValidationError as error:
-        raise BadRow(_words(error.errors(include_url=False)[0], value)[:_MOST]) from None
+        raise BadRow(_reason(error.errors(include_url=False)[0], value)[:_MAX_REASON]) from None
 
 
-def _words(error: ErrorDetails, row: Any) -> str:
+def _reason(error: ErrorDetails, row: Any) -> str:
+    """Describe one of pydantic's errors by the field, the expected value and the value found."""
     first, *rest = error["loc"] or ("",)
     place = str(first) + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest if part not in _BRANCHES
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest if part not in _UNION_MEMBERS
     )
     kind, where = error["type"], f"{place}: " if place else ""
     if kind == "value_error":
@@ -118,7 +127,7 @@ def _words(error: ErrorDetails, row: Any) -> str:
 
 
 def jsonl_rows(path: str | Path) -> Rows:
-    """Every line of a file of JSON lines, which may be packed (.gz), parsed; blank lines are left out.
+    """Parse every line of a JSON Lines file, which may be compressed (.gz), and skip blank lines.
 
     Raises:
         DataError: the file cannot be read.
@@ -127,13 +136,13 @@ def jsonl_rows(path: str | Path) -> Rows:
     try:
         with opened(path, "rb") as file:
             number = 0
-            while line := file.readline(_LONGEST + 1):
+            while line := file.readline(_MAX_LINE + 1):
                 number += 1
-                complete = len(line) <= _LONGEST
-                while not line.endswith(b"\n") and (rest := file.readline(_LONGEST)):
+                complete = len(line) <= _MAX_LINE
+                while not line.endswith(b"\n") and (rest := file.readline(_MAX_LINE)):
                     line = rest
                 if not complete:
-                    yield f"{path}:{number}", BadRow(f"the line is longer than {_LONGEST:,} bytes")
+                    yield f"{path}:{number}", BadRow(f"the line is longer than {_MAX_LINE:,} bytes")
                 elif line.strip():
                     yield f"{path}:{number}", _parsed(line, number)
     except (OSError, EOFError, zlib.error) as error:
@@ -141,29 +150,30 @@ def jsonl_rows(path: str | Path) -> Rows:
 
 
 def _parsed(line: bytes, number: int) -> Any:
-    """A line's value, or the BadRow that it is; only the first line may begin with a byte order mark."""
+    """Return the parsed value of a line, or a BadRow. Only the first line may begin with a byte order mark."""
     try:
         row = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, finite=True)
-        # Only a row with more colons than fields can have a field twice: most are not read a second time.
-        if not isinstance(row, dict) or len(_FIELD.findall(line)) > len(cast(dict[str, Any], row)):
-            json.loads(line.decode("utf-8-sig"), object_pairs_hook=_unique)
+        # The slower parser that finds duplicate fields runs only if there are more separators than fields.
+        if not isinstance(row, dict) or len(_FIELD_SEPARATOR.findall(line)) > len(cast(dict[str, Any], row)):
+            json.loads(line.decode("utf-8-sig"), object_pairs_hook=_check_unique)
     except BadRow as reason:
         return reason
     return row
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    """Raise BadRow if an object of JSON has two fields of one name, of which readers would take one or the other."""
+def _check_unique(pairs: list[tuple[str, Any]]) -> None:
+    """Raise BadRow if a JSON object has two fields with the same name: parsers differ in which one they keep."""
     names = Counter(name for name, _ in pairs)
     if len(names) < len(pairs):
         raise BadRow(f'two fields are called "{names.most_common(1)[0][0]}"')
 
 
 def parquet_rows(path: str | Path) -> Rows:
-    """Every row of a parquet file (extra `parquet`) as a dict; places count rows from 1.
+    """Read every row of a parquet file as a dict; the place of a row is `file:number`, counted from 1.
 
     Raises:
-        DataError: the file cannot be read. MissingExtraError: pyarrow is not installed.
+        DataError: the file cannot be read.
+        MissingExtraError: pyarrow (extra `parquet`) is not installed.
     """
     arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
     number = 0
@@ -189,18 +199,25 @@ def _batch_rows(batch: Any) -> Iterator[Any]:
 
 
 def rows_of(path: str | Path) -> Rows:
-    """The rows of .jsonl, .jsonl.gz as a run writes it, or .parquet, by the file's name."""
+    """Read the rows of a file: parquet if its name ends in .parquet, else JSON Lines, compressed if it ends in .gz."""
     return parquet_rows(path) if Path(path).suffix == ".parquet" else jsonl_rows(path)
 
 
 def parsed_rows(rows: Rows, parse: Callable[[str, Any], T]) -> tuple[list[T], list[str]]:
-    """Parse rows: the results of `parse`, and `place: reason` of each row for which it raises BadRow."""
+    """Parse rows.
+
+    Args:
+        rows: the rows, each with its place.
+        parse: called with place and row; returns the parsed row or raises BadRow.
+    Returns:
+        The parsed rows, and `place: reason` of each bad row.
+    """
     found: list[T] = []
     return found, bad_rows(rows, lambda place, row: found.append(parse(place, row)))
 
 
 def bad_rows(rows: Rows, take: Callable[[str, Any], None]) -> list[str]:
-    """`place: reason` of each row for which `take`, which gets (place, row as read), raises BadRow."""
+    """Pass each row with its place to `take`; return `place: reason` of each row for which it raises BadRow."""
     bad: list[str] = []
     for place, row in rows:
         try:
@@ -211,13 +228,14 @@ def bad_rows(rows: Rows, take: Callable[[str, Any], None]) -> list[str]:
 
 
 def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> list[T]:
-    """Every row of a file, parsed.
+    """Read and parse every row of a file.
 
     Args:
-        parse: makes something of (`file:line`, row as read), or raises BadRow to say why it cannot.
-        what: the rows are, for errors: " of expert data".
+        path: the file; see `rows_of` for the formats.
+        parse: called with `file:line` and the row; returns the parsed row or raises BadRow with the reason.
+        what: kind of the rows for errors, with a leading space, such as " of expert data".
     Raises:
-        DataError: the file cannot be read, has no rows, or has bad ones; the first 20 are listed.
+        DataError: the file cannot be read, has no rows, or has bad rows; the first 20 of them are listed.
     """
     parsed, bad = parsed_rows(rows_of(path), parse)
     if bad:
@@ -228,25 +246,25 @@ def read_records(path: str, parse: Callable[[str, Any], T], what: str = "") -> l
 
 
 def refusal(bad: Sequence[str], last: str) -> DataError:
-    """The error that lists the first 20 lines of `bad`, and then says `last`."""
-    more = [f"... and {len(bad) - _SHOWN:,} more"] if len(bad) > _SHOWN else []
-    return DataError("\n".join([*bad[:_SHOWN], *more, last]))
+    """Return an error that lists the first 20 lines of `bad` and ends with the line `last`."""
+    more = [f"... and {len(bad) - _MAX_LISTED:,} more"] if len(bad) > _MAX_LISTED else []
+    return DataError("\n".join([*bad[:_MAX_LISTED], *more, last]))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
+    """Read the object in a JSON file; return {} if the file does not exist.
 
     Raises:
-        StorageError: it cannot be read, or is not an object.
+        StorageError: the file cannot be read, or its value is not an object.
     """
     return read_object(path, OBJECT)
 
 
 def read_object(path: Path, schema: TypeAdapter[T]) -> T:
-    """The value in a JSON file, of the schema's type; a file that does not exist counts as {}.
+    """Read a JSON file and validate its value against a schema; a file that does not exist counts as {}.
 
     Raises:
-        StorageError: it cannot be read, or does not fit.
+        StorageError: the file cannot be read, or its value does not fit the schema.
     """
     try:
         return checked(schema, parse_json(read_plain(path)))
@@ -257,7 +275,12 @@ def read_object(path: Path, schema: TypeAdapter[T]) -> T:
 
 
 def damaged(place: str, error: Exception) -> StorageError:
-    """The error for a file of a run or campaign that is not as it was written."""
+    """Return the error for a file of a run or campaign that is damaged.
+
+    Args:
+        place: file and line.
+        error: the exception that was raised when the file was read.
+    """
     return StorageError(f"{place}: {getattr(error, 'strerror', None) or error}; restore the file from a copy")
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from retrain.cli.main import app
 
 TASK = '[task]\nname = "jsonl"\n[warmup]\nsteps = 0\n[jsonl]\n'
-NOWHERE = '[jsonl] path: there is no file "none.jsonl"; check the path: it starts from the directory that the command'
+NOWHERE = '[jsonl] path: there is no file "none.jsonl"; check the path, which is relative to the working directory'
 EXPERT = '[[loss]]\nname = "ppo_clip"\n[[loss]]\nname = "sft"\n[expert]\n'
 
 
@@ -100,7 +100,7 @@ def test_every_condition_of_a_campaign_is_looked_at(folder, command):
     assert result.stderr.startswith('run.toml:8:1: [[campaign.conditions]] jsonl.path: there is no file "none.jsonl"; ')
     assert len(result.stderr.splitlines()) == 1
     shared = f'[campaign]\nseeds = 2\n{TASK}path = "none.jsonl"\n'
-    assert run(command, folder, shared).stderr.splitlines() == [f"run.toml:8:1: {NOWHERE} is run in"], (
+    assert run(command, folder, shared).stderr.splitlines() == [f"run.toml:8:1: {NOWHERE}"], (
         "once for all conditions"
     )
 
