@@ -1,4 +1,4 @@
-"""JSON over HTTP, with a deadline for the whole of a call, which can be broken off."""
+"""HTTP client for JSON whose calls have a deadline and can be cancelled from another thread."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ if TYPE_CHECKING:
     import httpx
 
 FAILURES = (OSError, ValueError, KeyError, TypeError)
-"""Exceptions that a dead, hanging or confused server causes."""
+"""Exceptions that `Calls` raises if a server is down, hangs or sends an invalid answer."""
 _CONNECT_S = 10.0
-"""A machine that does not take a connection within this time is gone."""
+"""Timeout of a connection attempt, in seconds."""
 _MAX_BYTES = 1 << 28
-"""Longest answer: 4 million sampled tokens with their log-probs."""
+"""Maximum size of an answer in bytes, enough for 4 million sampled tokens with their log-probs."""
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
 _SHOWN = 500
-"""Characters of a refusal that its error shows."""
+"""Maximum number of characters of a failed request's answer that HttpError shows."""
 _ADDRESS = re.compile(r"(?P<scheme>https?)://(\[[^\[\]/?#@\s]+\]|[^\[\]/?#@\s:]+)(:(?P<port>[0-9]{1,5}))?/?")
-
-
 _KEY = re.compile(r"[\x21-\x7e]*")
+"""Printable ASCII without spaces: the keys that fit into an HTTP header."""
 
 
 class HttpError(OSError):
-    """A server's refusal.
+    """Error for an answer whose HTTP status is not 200.
 
     Attributes:
         code: the HTTP status.
@@ -49,18 +48,19 @@ class HttpError(OSError):
 
 
 class Calls:
-    """JSON calls to servers, from coroutines or from threads. No error of a call shows a secret.
+    """HTTP client for JSON requests from coroutines (`ask`) and from threads (calling the object).
 
-    A call has a connection of its own, asks no proxy of the environment, follows no redirect and keeps no cookie.
+    Each call opens its own connection. It ignores proxy settings of the environment, follows no redirects and keeps no
+    cookies. Its errors never show a secret.
 
     Args:
-        seconds: until the whole answer of a call must have arrived, counted from its start: a server that sends a
-            byte now and then is late as well.
-        max_bytes: of an answer.
-        key: sent as `Authorization: Bearer`; "" sends none.
+        seconds: deadline of a call, from its start until the whole answer has arrived. A server that sends one byte
+            now and then does not extend it.
+        max_bytes: maximum size of an answer.
+        key: bearer token for the Authorization header; "" sends no such header.
 
     Attributes:
-        over: the calls of threads have been broken off, and new ones are refused.
+        over: event that `break_off` sets; from then on calls from threads fail.
     """
 
     def __init__(self, seconds: float, max_bytes: int = _MAX_BYTES, key: str = "") -> None:
@@ -75,15 +75,19 @@ class Calls:
         body: Mapping[str, Any] | None = None,
         seconds: float | None = None,
     ) -> Any:
-        """GET, or POST of a JSON body; return the answer's JSON, or its text where its type is not JSON.
+        """Send a GET request, or a POST request with a JSON body.
 
         Args:
-            seconds: instead of the deadline of all calls.
+            url: the address.
+            body: sent as JSON in a POST request; None sends a GET request.
+            seconds: deadline of this call, in place of that of the object.
+        Returns:
+            The parsed JSON of the answer, or its text if its Content-Type is not JSON.
         Raises:
             HttpError: the status is not 200.
-            TimeoutError: the answer is late.
-            OSError: there is no answer.
-            ValueError: it is longer than `max_bytes` or not the JSON that it should be, or the request cannot be sent.
+            TimeoutError: the answer has not arrived by the deadline, or the connection attempt timed out.
+            OSError: the connection failed.
+            ValueError: the answer is longer than `max_bytes` or is invalid JSON, or the request cannot be sent.
         """
         import httpx
 
@@ -106,15 +110,16 @@ class Calls:
         body: Mapping[str, Any] | None = None,
         seconds: float | None = None,
     ) -> Any:
-        """Make the call of `ask` and wait for its answer, in any thread but that of an event loop.
+        """Call `ask` and wait for its answer. Do not use it in the thread of an event loop.
 
         Raises:
-            ConnectionAbortedError: the calls have been broken off. Otherwise as `ask`.
+            ConnectionAbortedError: `break_off` was called.
+            HttpError, TimeoutError, OSError, ValueError: see `ask`.
         """
         call = event_loop.submit(self.ask(url, body, seconds))
         self._under_way.add(call)
         try:
-            if self.over.is_set():  # asked only now: `break_off` may have missed this call
+            if self.over.is_set():  # checked after `add`, because `break_off` may have missed this call
                 call.cancel()
             return call.result()
         except CancelledError:
@@ -123,7 +128,7 @@ class Calls:
             self._under_way.discard(call)
 
     def break_off(self) -> None:
-        """End every call of a thread, whoever waits for it, and refuse later ones."""
+        """Cancel all calls that threads wait for, and make later ones fail."""
         self.over.set()
         for call in list(self._under_way):
             call.cancel()
@@ -132,7 +137,7 @@ class Calls:
         import httpx
 
         answer = bytearray()
-        # A connection that is kept could belong to a server that has been started anew since.
+        # A new client per call: a connection from a pool may be stale because the server was restarted.
         async with (
             httpx.AsyncClient(verify=_tls(), trust_env=False, timeout=timeout) as client,
             client.stream(
@@ -158,7 +163,7 @@ class Calls:
 
 
 def _failure(error: BaseException) -> OSError:
-    """Return the system's reason for a lost or refused connection, where there is one, without secrets."""
+    """Convert httpx's error to an OSError without secrets, with the operating system's errno if there is one."""
     shown, cause = masked(str(error) or type(error).__name__), error
     while (deeper := cause.__cause__ or cause.__context__) is not None:
         cause = deeper
@@ -169,68 +174,71 @@ def _failure(error: BaseException) -> OSError:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the system's trusted certificates; loading them takes 20 ms."""
+    """Return a TLS context with the system's trusted certificates. It is cached because loading it takes 20 ms."""
     return ssl.create_default_context()
 
 
 def key_from(variable: str) -> str:
-    """Return the key in an environment variable; "" without a name, or if it is not set.
+    """Return the API key in an environment variable; "" if `variable` is empty or not set.
 
     Raises:
-        ValueError: the key has a character that no HTTP header takes.
+        ValueError: the key has a character that is invalid in an HTTP header.
     """
     key = secret_from(variable) if variable else ""
     if not _KEY.fullmatch(key):
-        raise ValueError(f"the environment variable {variable} has a character that no HTTP header takes")
+        raise ValueError(f"the environment variable {variable} has a character that is invalid in an HTTP header")
     return key
 
 
 def key_mistakes(variable: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield (problem, fix, fatal) of an environment variable that is to hold a key."""
+    """Yield (problem, fix, fatal) for an environment variable that should hold an API key."""
     try:
         if variable and not key_from(variable):
             yield f"the environment variable {variable} is not set", f"export {variable}=...", False
     except ValueError as error:
-        yield str(error), "set it to the key alone", True
+        yield str(error), "set it to the key alone, without spaces", True
 
 
 def address_mistakes(urls: Sequence[str], allow_remote: bool) -> Iterator[tuple[int, str, str]]:
-    """(index, problem, fix) of every address that is not a server's, occurs twice, or may not be used."""
+    """Yield (index, problem, fix) for every invalid, duplicate or forbidden server address.
+
+    Args:
+        urls: the addresses.
+        allow_remote: allow addresses that other machines can reach.
+    """
     known: dict[tuple[str, int], str] = {}
     for index, url in enumerate(urls):
         place = _place(url)
         if place is None:
             yield index, f'"{url}" is not the address of a server', 'write it as "http://127.0.0.1:8000"'
         elif not allow_remote and not is_loopback(url):
-            problem = (
-                f"{url} can be reached from other machines, and its endpoints that load weights ask for no password"
-            )
+            problem = f"{url} can be reached from other machines, and its endpoints that load weights need no password"
             yield index, problem, "use 127.0.0.1, or set allow_remote = true if the network is private"
         elif place in known:
-            yield index, f'"{url}" and "{known[place]}" are one server', "remove one of the two"
+            yield index, f'"{url}" and "{known[place]}" are the same server', "remove one of the two"
         else:
             known[place] = url
 
 
 def _place(url: str) -> tuple[str, int] | None:
-    """(host, port) that an address names; None if it is not that of a server."""
+    """Return host and port of a server address; None if the address is invalid."""
     found = _ADDRESS.fullmatch(url)
     if found is None or not 0 < (port := int(found["port"] or (443 if found["scheme"] == "https" else 80))) < 2**16:
         return None
     try:
         host = urlsplit(url).hostname or ""
-    except ValueError:  # no address of IPv6 in its brackets
+    except ValueError:  # the text in brackets is not an IPv6 address
         return None
     return "127.0.0.1" if host == "localhost" else host, port
 
 
 def address(host: str, port: int) -> str:
-    """That of a server which listens there."""
+    """Return the URL of a server that listens on a host and port."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether only this machine can reach the address; False for an invalid address."""
+    """Return whether an address is reachable only from this machine; False for an invalid address."""
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""Commands that end with their parent, signal handlers of a block, and the number of CPU threads."""
+"""Start commands that end with their parent, handle signals inside a block, and choose the number of CPU threads."""
 
 from __future__ import annotations
 
@@ -18,62 +18,68 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _WATCHER = 'read _ || { kill -s TERM -- "-$0"; sleep 5; kill -s KILL -- "-$0"; }'
-"""Shell program that ends a process group at the end of its standard input, unless it reads a line first.
+"""Shell program that kills a process group when its standard input is closed, unless it reads a line first.
 
-The kernel ends a command with its parent, but not the helpers of the command, which may have been killed, too."""
-_AGAIN_S = 0.05
-"""After how long a signal is sent again: by then the finalizer has ended, or else it is sent once more."""
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables by which the runtimes of GCC, Intel and LLVM know how long a thread spins before it sleeps."""
+The kernel ends a command with its parent, but not the children of the command. The command may have been killed too, so
+that it cannot end them itself."""
+_RESEND_S = 0.05
+"""Delay in seconds before a signal is sent again. If the finalizer still runs then, the signal is sent once more."""
+_WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Environment variables that tell the OpenMP runtimes of GCC, Intel and LLVM how long a waiting thread spins."""
 _PARAMETERS_PER_THREAD = 5_000_000
-"""From the third thread on: below that a product is over before more threads have begun it."""
+"""Parameters per thread for the third thread and further ones. The matrix products of a smaller model finish before
+more threads have started on them."""
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; all of the machine's where the system does not tell."""
+    """Return the number of CPU cores that this process may use; all cores if the system has no CPU affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_threads(parameters: int, sharing: int = 1) -> int:
-    """Threads for the training of a model on a processor.
+    """Return the number of threads for training a model on a CPU.
 
-    OMP_NUM_THREADS where it is set, read from the environment and not from torch: a fork has torch as its maker set it
-    up. Otherwise min(cores / sharing, max(2, parameters / 5 million)), and at least 1, of the cores that this process
-    may use.
+    This is OMP_NUM_THREADS if it is set. It is read from the environment instead of from torch, because a forked
+    process inherits the settings of its parent's torch. Otherwise it is
+
+        max(1, min(cores / sharing, max(2, parameters / 5 million)))
+
+    rounded down, where `cores` are those that this process may use.
 
     Args:
-        parameters: of the model.
-        sharing: processes, and threads with products of their own, among which the cores are divided.
+        parameters: number of parameters of the model.
+        sharing: number of processes, or of threads that compute independently, among which the cores are divided.
     """
-    if (said := os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]).isdecimal() and int(said):
-        return int(said)
+    if (value := os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]).isdecimal() and int(value):
+        return int(value)
     return max(1, min(usable_cores() // sharing, max(2, parameters // _PARAMETERS_PER_THREAD)))
 
 
 def wait_asleep() -> None:
-    """Let OpenMP's threads sleep while they wait for each other, as OMP_WAIT_POLICY = passive says.
+    """Set OMP_WAIT_POLICY=passive, with which OpenMP threads sleep while they wait for each other.
 
-    By default they spin for a millisecond after every product, which on a machine that others use keeps the thread that
-    is waited for from its processor. Call it before torch is imported, for its runtime reads the environment then;
-    whoever has set one of the variables has decided.
+    By default they spin for about a millisecond after every matrix product. On a shared machine they then occupy the
+    core that the awaited thread needs. Call this function before torch is imported, because its OpenMP runtime reads
+    the environment at import. The function changes nothing if one of `_WAIT_VARIABLES` is set.
     """
-    if not any(name in os.environ for name in _WAITING):
+    if not any(name in os.environ for name in _WAIT_VARIABLES):
         os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def follower(parent: int, number: int = signal.SIGTERM, code: int = 0) -> Callable[[], None]:
-    """A function that a child of `parent` calls, itself or as a `preexec_fn`, to end with it.
+    """Return a function that a child process calls, directly or as `preexec_fn`, to end when its parent ends.
 
-    The kernel sends the signal when the *thread* that started the child ends, so that thread has to stay. The
-    child's own children follow nobody. Only Linux can do this; elsewhere the function does nothing.
+    The kernel sends the signal when the *thread* that started the child ends, so that thread must keep running. The
+    setting does not extend to the child's own children. It exists only on Linux; elsewhere the function does nothing.
 
     Args:
-        number: the signal.
-        code: exit code of a child whose parent has died before the call.
+        parent: PID of the parent.
+        number: the signal that the child gets.
+        code: exit code of a child whose parent has ended before the call.
     """
     if sys.platform != "linux":
         return lambda: None
-    prctl = ctypes.CDLL(None).prctl  # loaded here: after a fork nothing may be imported
+    prctl = ctypes.CDLL(None).prctl  # loaded before the fork, because nothing may be imported after it
 
     def follow() -> None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
@@ -92,15 +98,18 @@ def start(
     code: int = 0,
     **streams: Any,
 ) -> subprocess.Popen[Any]:
-    """Start a command that ends with the thread that starts it. Every command but a worker starts here.
+    """Start a command that ends when the calling thread ends.
 
     Args:
-        environment: variables besides those of this process.
-        own_process_group: it leads a session and a process group, which `end` ends and Ctrl-C in the terminal
-            does not reach.
-        follow, code: see `follower`. None: the command outlives this process, or follows it by itself. That is
-            for a process with several threads, in which nothing may run between fork and exec.
-        streams: standard streams, working directory and encoding, as of `subprocess.Popen`.
+        command: the program and its arguments.
+        environment: environment variables to add to those of this process.
+        own_process_group: let the command lead its own session and process group, so that `end` can kill the group
+            and Ctrl-C in the terminal does not reach it.
+        follow: signal that the command gets when the calling thread ends, see `follower`. With None the command
+            outlives this process or calls `follower` itself. Use None in a process with several threads, in which it
+            is unsafe to run Python code between fork and exec.
+        code: exit code if this process has ended before the command starts, see `follower`.
+        streams: further arguments of `subprocess.Popen`: standard streams, working directory, encoding.
     """
     return subprocess.Popen(  # noqa: S603 - commands of this package
         command,
@@ -115,10 +124,13 @@ def start(
 def process_group(
     command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, **streams: Any
 ) -> Generator[subprocess.Popen[Any]]:
-    """Run a command that starts helpers of its own; none of them is left after the block or this process.
+    """Run a command inside the block, and kill its whole process group when the block or this process ends.
 
     Args:
-        grace_s: see `end`.
+        command: the program and its arguments.
+        environment: environment variables to add to those of this process.
+        grace_s: seconds between SIGTERM and SIGKILL, see `end`.
+        streams: further arguments of `subprocess.Popen`.
     """
     process = start(command, environment, **streams)
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -131,28 +143,33 @@ def process_group(
 
 
 class Process(Protocol):
-    """A process as its parent sees it; `subprocess.Popen` is one."""
+    """Interface to a child process. `subprocess.Popen` and `retrain.system.fork.Fork` implement it."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit code. Raises subprocess.TimeoutExpired."""
+        """Wait until the process ends and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended within `timeout` seconds.
+        """
         ...
 
     def terminate(self) -> None:
-        """Send SIGTERM, unless it has ended."""
+        """Send SIGTERM unless the process has ended."""
         ...
 
 
 def end(process: Process, grace_s: float = 0.0) -> None:
-    """End a process that leads a group, and the whole group; harmless if it has ended.
+    """Kill the process group that a process leads, and wait for the process. It may have ended already.
 
     Args:
-        grace_s: seconds that the process has to end after SIGTERM, before SIGKILL goes to the group.
+        process: the leader of the group.
+        grace_s: seconds that the leader gets to end after SIGTERM, before the group gets SIGKILL. 0 sends no SIGTERM.
     """
     if grace_s:
         process.terminate()
@@ -164,13 +181,13 @@ def end(process: Process, grace_s: float = 0.0) -> None:
 
 
 class SignalHandler(ABC):
-    """Context manager inside whose block signals call `receive`. Only the main thread can enter it.
+    """Context manager that calls `receive` for signals inside its block. Only the main thread can enter it.
 
-    A signal that the process was started to ignore, such as Ctrl-C in a background job, stays ignored. Python drops
-    what is raised while it finalizes an object: such a signal is sent again.
+    Signals that are ignored on entry stay ignored, such as Ctrl-C in a background job. Python discards exceptions that
+    are raised while it finalizes an object. If it discards one that `receive` raised, the signal is sent again.
 
     Attributes:
-        numbers: the signals.
+        numbers: the signals to handle.
     """
 
     numbers: tuple[int, ...] = (signal.SIGTERM,)
@@ -199,17 +216,21 @@ class SignalHandler(ABC):
         if error is None or dropped.exc_value is not error:
             self._hook(dropped)
             return
-        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        again = threading.Timer(_RESEND_S, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
 
     @abstractmethod
     def receive(self, number: int) -> None:
-        """Handler of a signal."""
+        """Handle the signal `number`."""
 
 
 class Leave(SignalHandler):
-    """SIGTERM raises SystemExit(0), unless the process is leaving already."""
+    """Signal handler that raises SystemExit(0) at SIGTERM, except while `under_way` is True.
+
+    Attributes:
+        under_way: set by the user of the class when the process has begun to exit.
+    """
 
     under_way = False
 

@@ -52,7 +52,7 @@ def test_what_is_no_address_is_refused_with_its_place(tmp_path, url, engine):
 @pytest.mark.parametrize("twin", ["http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://localhost:8000"])
 def test_a_server_that_is_there_twice_is_refused(tmp_path, twin):
     [problem] = problems(tmp_path, SERVER, "[vllm]", f'urls = ["http://127.0.0.1:8000", "{twin}"]')
-    assert "are one server; remove one of the two" in problem
+    assert "are the same server; remove one of the two" in problem
 
 
 def test_servers_are_told_apart_by_host_and_port(tmp_path):
