@@ -1,9 +1,9 @@
-"""One event loop, in a thread of its own, for everything that waits: worker processes, episodes and requests.
+"""One event loop in its own thread, for everything that waits: worker processes, episodes and requests.
 
-Another thread hands `run` a coroutine and waits for its result. While it waits, it calls the functions that the
+Another thread passes a coroutine to `run` and waits for its result. While it waits, it calls the functions that the
 coroutine passes to `call_in_caller`. An engine therefore samples in the thread that built it, where signals interrupt
-it, and never in the thread of the loop. What works in another thread than the main one looks at a `StopFlag` instead,
-for example between two tokens.
+it, and never in the thread of the loop. Signals do not interrupt other threads than the main one, so their code checks
+a `StopFlag` instead, for example between two tokens.
 """
 
 from __future__ import annotations
@@ -24,49 +24,54 @@ from retrain.errors import EngineError
 T = TypeVar("T")
 _Calls = SimpleQueue["Callable[[], None] | None"]
 
-_calls: ContextVar[_Calls] = ContextVar("calls")
-"""Functions for the thread that waits for the current task; None once the task has ended."""
+_caller_queue: ContextVar[_Calls] = ContextVar("calls")
+"""Queue of functions for the thread that waits in `run` for the current task. None marks the end of the task."""
 
 _starting = threading.Lock()
 _thread = threading.local()
+"""Holds the `StopFlag` of each thread."""
 
 
 class StopFlag:
-    """A flag for the work of a thread, which another thread sets."""
+    """Flag by which one thread asks another to stop its work.
+
+    Attributes:
+        is_set: True once the other thread should stop.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._calls = threading.Lock(), list[Callable[[], object]]()
+        self._lock, self._wake_calls = threading.Lock(), list[Callable[[], object]]()
         self.is_set = False
 
     def set(self) -> None:
-        """Let `check_stop` raise in threads that have adopted the flag, and wake those that wait."""
+        """Make `check_stop` raise in threads that have adopted the flag, and wake those that wait in `waking`."""
         with self._lock:
             self.is_set = True
-            for call in self._calls:
+            for call in self._wake_calls:
                 call()
 
     def adopt(self) -> None:
-        """Make it the flag of the calling thread."""
+        """Make this the flag of the calling thread."""
         _thread.flag = self
 
     @contextmanager
     def waking(self, call: Callable[[], object]) -> Generator[None]:
         """Call a function when the flag is set inside this block, or at once if it is set already."""
         with self._lock:
-            self._calls.append(call)
+            self._wake_calls.append(call)
             if self.is_set:
                 call()
         try:
             yield
         finally:
             with self._lock:
-                self._calls.remove(call)
+                self._wake_calls.remove(call)
 
 
 def thread_flag() -> StopFlag:
-    """Return the flag of the calling thread.
+    """Return the flag of the calling thread; a new one if it has not adopted any.
 
-    The main thread adopts none, and gets one that nobody sets: signals interrupt it wherever it is.
+    The main thread adopts no flag, because signals interrupt it.
     """
     if not hasattr(_thread, "flag"):
         StopFlag().adopt()
@@ -80,15 +85,15 @@ def check_stop() -> None:
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the event loop; return or raise what it does.
+    """Run a coroutine in the event loop, wait for it, and return its result or raise its exception.
 
     An exception in the calling thread, such as KeyboardInterrupt, cancels the coroutine, and is raised again once the
-    coroutine has ended. The thread's stop flag does the same. Of an exception group the first exception is raised,
-    because exit codes depend on its class.
+    coroutine has ended. So does the EngineError of the thread's stop flag. If the coroutine raises an exception group,
+    its first exception is raised, because the exit code of the program depends on the class of the exception.
     """
     loop, calls, ended = _current_loop(), _Calls(), threading.Event()
     context, tasks = copy_context(), list[asyncio.Task[T]]()
-    context.run(_calls.set, calls)
+    context.run(_caller_queue.set, calls)
 
     def end(_: object = None) -> None:
         ended.set()
@@ -101,7 +106,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     def stop() -> None:
         if tasks:
             tasks[0].cancel()
-        else:  # the exception came before `start` was scheduled
+        else:  # the exception was raised before `start` was scheduled
             coroutine.close()
             end()
 
@@ -112,7 +117,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
                 call()
     except BaseException:
         loop.call_soon_threadsafe(stop)
-        # Not the None in `calls`: an exception right after it was taken would leave nothing to wait for.
+        # Do not wait for the None in `calls`, which the loop above may have taken just before the exception.
         ended.wait()
         raise
     try:
@@ -122,25 +127,31 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a coroutine in the event loop and return a future of its result. Only `run` lets it call its caller."""
+    """Start a coroutine in the event loop and return a future of its result.
+
+    The coroutine must not use `call_in_caller`, because no thread waits in `run` for it.
+    """
     return asyncio.run_coroutine_threadsafe(coroutine, _current_loop())
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines together and return their results in order. The first exception cancels the others."""
+    """Run coroutines concurrently and return their results in order. The first exception cancels the others."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in coroutines]
     return [task.result() for task in tasks]
 
 
 async def call_in_caller(function: Callable[[], T]) -> T:
-    """Call a function in the thread that waits in `run` for the current task; return or raise what it does."""
+    """Call a function in the thread that waits in `run` for the current task; return its result or raise its exception.
+
+    BaseExceptions that are not Exceptions, such as KeyboardInterrupt, are raised in that thread instead.
+    """
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[tuple[list[T], Exception | None]] = loop.create_future()
+    future: asyncio.Future[tuple[list[T], Exception | None]] = loop.create_future()
 
     def answer(results: list[T], error: Exception | None) -> None:
-        if not found.done():
-            found.set_result((results, error))
+        if not future.done():
+            future.set_result((results, error))
 
     def call() -> None:
         try:
@@ -149,8 +160,8 @@ async def call_in_caller(function: Callable[[], T]) -> T:
             results, error = [], raised
         loop.call_soon_threadsafe(answer, results, error)
 
-    _calls.get().put(call)
-    results, error = await found
+    _caller_queue.get().put(call)
+    results, error = await future
     if error is not None:
         raise error
     return results[0]
@@ -163,7 +174,7 @@ def _current_loop() -> asyncio.AbstractEventLoop:
 
 @cache
 def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """The loop of this process; a fork needs another one."""
+    """Return the event loop of the process with this PID. A fork has no thread for its parent's loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name=f"event loop of {pid}", daemon=True).start()
     return loop

