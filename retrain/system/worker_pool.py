@@ -1,7 +1,7 @@
-"""Worker processes that answer calls, each call under a deadline of its own.
+"""Pool of worker processes that answer calls, each with its own deadline.
 
-A call is a pickle, from the parent, which is trusted. An answer is a line of JSON, `[number of the call, answer]`,
-because what runs in the worker is not trusted. A line that does not answer a call under way ends the worker.
+A call is a pickle, because the worker trusts its parent. An answer is a line of JSON, `[number of the call, answer]`,
+because the parent does not trust the code in the worker. The parent ends a worker that sends any other line.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from retrain.system.worker_process import WorkerProcess, WorkerSpec, start_worke
 T = TypeVar("T")
 
 _START_TIMEOUT_S = 120.0
-_LONGEST_ANSWER = 1 << 20
+_MAX_ANSWER = 1 << 20
 _CHUNK = 32
-"""Independent calls that wait in a busy worker."""
-_LOOKS, _LOOK_S = 1000, 0.005
-"""Number of looks at the exit code of a process that has closed its pipe, and seconds between them."""
-_MOST_IDLE_LOSSES = 5
-"""Workers in a row that may be lost without an answer and without a call that is to blame."""
+"""Maximum number of independent calls that a worker gets at once."""
+_EXIT_POLLS, _EXIT_POLL_S = 1000, 0.005
+"""Number of times that the exit code of a worker with a closed pipe is polled, and seconds between them."""
+_MAX_IDLE_LOSSES = 5
+"""Number of workers in a row that may be lost without an answer and without a guilty call."""
 
 
 class CallLost(Exception):  # noqa: N818 - not always an error
-    """A call has no answer, because its worker has ended or was ended.
+    """Raised for a call that gets no answer, because its worker has ended or was killed.
 
     Attributes:
         kind: "timeout" or "crashed".
-        guilty: True if this call ended the worker, False if it did not, None if it may have been one of several.
+        guilty: True if this call ended the worker, False if it did not, None if it is one of several possible causes.
     """
 
     def __init__(self, kind: str, detail: str, guilty: bool | None) -> None:
@@ -47,11 +47,12 @@ class CallLost(Exception):  # noqa: N818 - not always an error
 
 @dataclass(eq=False)
 class _Call:
-    """A call without an answer.
+    """A call that waits for its answer.
 
     Attributes:
+        future: completed with the parsed answer, or with CallLost.
         parse: turns the answer into the future's result; raises ValueError if the answer is invalid.
-        deadline: in the loop's time; None until the worker is busy with the call.
+        deadline: in the time of the event loop; None until the worker starts on the call.
     """
 
     future: asyncio.Future[Any]
@@ -61,11 +62,12 @@ class _Call:
 
 @dataclass
 class Usage:
-    """Counts of the workers of a pool.
+    """Usage counters of a pool.
 
     Attributes:
-        calls: made. seconds: that workers were busy, summed over workers.
-        idle_losses: workers in a row that were lost without an answer and without a guilty call.
+        calls: number of calls.
+        seconds: total time that workers were busy, summed over workers.
+        idle_losses: number of workers in a row that were lost without an answer and without a guilty call.
     """
 
     calls: int = 0
@@ -74,38 +76,39 @@ class Usage:
 
 
 class WorkerConnection(asyncio.Protocol):
-    """The parent's end of one worker. The first `at_once` open calls are under way.
+    """The parent's end of the pipe to one worker. The worker is busy with the first `at_once` open calls.
 
-    No method raises into the event loop, which would log the exception and close the pipe without telling anyone.
+    Methods called by the event loop catch all exceptions. The loop would only log an exception and close the pipe.
 
     Attributes:
-        ready: the answer to the first call, `hello`.
-        lost: why there are no more answers; None while the worker lives.
+        ready: future of the answer to the first call, `hello`.
+        lost: the reason why no more answers come; None while the worker lives.
     """
 
     def __init__(self, process: WorkerProcess, usage: Usage) -> None:
         self._process, self._usage, self._spec = process, usage, process.spec
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Any] = self._loop.create_future()
-        start = _Call(self.ready, lambda answer: answer, self._loop.time() + _START_TIMEOUT_S)
-        self._open: dict[int, _Call] = {0: start}
-        self._numbered, self._sent, self._unsent = 1, 1, list[bytes]()
-        self._unread, self._began, self._answered = b"", 0.0, False
-        self._timer: asyncio.TimerHandle | None = self._loop.call_at(start.deadline or 0.0, self._look)
-        self._failed = False
+        hello = _Call(self.ready, lambda answer: answer, self._loop.time() + _START_TIMEOUT_S)
+        self._open: dict[int, _Call] = {0: hello}
+        self._next_number, self._first_unsent, self._unsent = 1, 1, list[bytes]()
+        self._unread, self._busy_since, self._has_answered = b"", 0.0, False
+        self._timer: asyncio.TimerHandle | None = self._loop.call_at(hello.deadline or 0.0, self._check_deadlines)
+        self._ended = False
         self.lost: CallLost | None = None
 
     @classmethod
     async def start(cls, spec: WorkerSpec, usage: Usage) -> WorkerConnection:
-        """Start a process and send it its first call."""
+        """Start a worker process and send its first call."""
         process = await asyncio.wrap_future(start_worker(spec))
         process.pipe.setblocking(False)
-        made = await asyncio.get_running_loop().create_connection(partial(cls, process, usage), sock=process.pipe)
-        return made[1]
+        factory = partial(cls, process, usage)
+        _, connection = await asyncio.get_running_loop().create_connection(factory, sock=process.pipe)
+        return connection
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """PID of the worker process."""
         return self._process.process.pid
 
     def connection_made(self, transport: Any) -> None:
@@ -114,17 +117,22 @@ class WorkerConnection(asyncio.Protocol):
         transport.write(pickle.dumps((tuple(self._spec.containment), self._spec.hello)))
 
     def call(self, body: Any, parse: Callable[[Any], T]) -> asyncio.Future[T]:
-        """Make a call. `parse` is applied to the answer as it is read: an answer that it refuses ends the worker."""
+        """Send a call and return a future of its result.
+
+        Args:
+            body: the call; it is pickled.
+            parse: turns the answer into the result. If it raises, the answer is invalid and the worker is killed.
+        """
         call = _Call(self._loop.create_future(), parse)
         if self.lost is not None:
             _fail(call, CallLost(self.lost.kind, str(self.lost), guilty=False))
             return call.future
         if not self._open:
-            self._began = self._loop.time()
-        self._open[self._numbered] = call
-        self._numbered += 1
+            self._busy_since = self._loop.time()
+        self._open[self._next_number] = call
+        self._next_number += 1
         self._usage.calls += 1
-        if not self._unsent:  # the calls of one round of the loop are one write
+        if not self._unsent:  # all calls of one iteration of the event loop are written together
             self._loop.call_soon(self._send)
         self._unsent.append(pickle.dumps(body))
         return call.future
@@ -133,105 +141,108 @@ class WorkerConnection(asyncio.Protocol):
         if self._process.has_closed_pipe():
             self.eof_received()
         if self.lost is None:
-            self._transport.write(b"".join(self._unsent))  # what the pipe does not take, the loop writes later
-            self._sent = self._numbered
-            self._wind()
+            self._transport.write(b"".join(self._unsent))  # the transport buffers what the pipe does not accept yet
+            self._first_unsent = self._next_number
+            self._set_deadlines()
         self._unsent.clear()
 
-    def _wind(self) -> None:
-        """Set the deadlines of calls that the worker has come to. One timer serves all of them."""
+    def _set_deadlines(self) -> None:
+        """Set the deadlines of the calls that the worker has started on. All deadlines share one timer."""
         for number, call in islice(self._open.items(), self._spec.at_once):
-            if call.deadline is None and number < self._sent:
+            if call.deadline is None and number < self._first_unsent:
                 call.deadline = self._loop.time() + self._spec.seconds
                 if self._timer is None or self._timer.when() > call.deadline:
                     if self._timer is not None:
                         self._timer.cancel()
-                    self._timer = self._loop.call_at(call.deadline, self._look)
+                    self._timer = self._loop.call_at(call.deadline, self._check_deadlines)
 
-    def _look(self) -> None:
-        """Lose the worker if a deadline has passed. The loop has read what was in the pipe before it calls a timer."""
+    def _check_deadlines(self) -> None:
+        """Kill the worker if a deadline has passed. The event loop reads the pipe before it calls a timer."""
         now, deadlines = self._loop.time(), {n: call.deadline for n, call in self._open.items() if call.deadline}
         if late := {number for number, deadline in deadlines.items() if deadline <= now}:
             return self._lose("timeout", f"took longer than {self._spec.seconds:g} s", late)
-        self._timer = self._loop.call_at(min(deadlines.values()), self._look) if deadlines else None
+        self._timer = self._loop.call_at(min(deadlines.values()), self._check_deadlines) if deadlines else None
 
     def data_received(self, data: bytes) -> None:
-        """Take answers. What arrived before an invalid line is still an answer, so that the right call is blamed."""
+        """Handle answers. Lines before an invalid one count as answers, so that the right call is blamed."""
         *lines, self._unread = (self._unread + data).split(b"\n")
         try:
-            if len(self._unread) > _LONGEST_ANSWER:
+            if len(self._unread) > _MAX_ANSWER:
                 raise ValueError("it sent an answer without an end")
             for line in lines:
-                self._take(line)
-        except _SecondAnswerError as error:  # by an earlier call, unless calls run in threads
-            several = self._spec.at_once > 1
-            self._lose("crashed", f"ended its process ({error})", None if several else set())
+                self._handle_answer(line)
+        except _SecondAnswerError as error:  # an earlier call is to blame, unless calls run in threads
+            threads = self._spec.at_once > 1
+            self._lose("crashed", f"ended its process ({error})", None if threads else set())
         except Exception as error:
             self._lose("crashed", f"ended its process ({error})")
         else:
-            self._wind()
+            self._set_deadlines()
 
-    def _take(self, line: bytes) -> None:
+    def _handle_answer(self, line: bytes) -> None:
+        """Complete the call that a line answers; raise ValueError if the line is invalid."""
         try:
             number, answer = json.loads(line)
         except (ValueError, TypeError, RecursionError):
             raise ValueError("it sent an invalid answer") from None
         if type(number) is not int or number not in islice(self._open, self._spec.at_once):
-            if type(number) is int and 0 < number < self._numbered and number not in self._open:
+            if type(number) is int and 0 < number < self._next_number and number not in self._open:
                 raise _SecondAnswerError("it answered a call twice")
             raise ValueError("it sent an answer to no call")
         result = self._open[number].parse(answer)
         call = self._open.pop(number)
-        self._answered = self._answered or number > 0
+        self._has_answered = self._has_answered or number > 0
         if number and not self._open:
-            self._usage.seconds += self._loop.time() - self._began
-        if not call.future.done():  # its caller may have been cancelled
+            self._usage.seconds += self._loop.time() - self._busy_since
+        if not call.future.done():  # the caller may have been cancelled
             call.future.set_result(result)
 
     def eof_received(self) -> None:
-        """Send no more calls: they would be blamed for an end that came before them."""
+        """Stop sending calls when the worker closes its pipe; a later call must not be blamed for it."""
         self.lost = self.lost or CallLost("crashed", "ended its process", guilty=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Read what a failed write has left unread, and lose the worker."""
+        """Read the answers that are still in the pipe after a failed write, and kill the worker."""
         with suppress(OSError):
             while self.lost is None and (rest := self._process.pipe.recv(1 << 16)):
                 self.data_received(rest)
         self.eof_received()
-        if not self._failed:
-            self._explain(_LOOKS)
+        if not self._ended:
+            self._lose_with_exit_code(_EXIT_POLLS)
 
-    def _explain(self, looks: int) -> None:
-        """Lose the worker once its exit code is known, or after so many looks."""
-        if looks and self._process.process.poll() is None:
-            self._loop.call_later(_LOOK_S, self._explain, looks - 1)
+    def _lose_with_exit_code(self, polls: int) -> None:
+        """Give up the worker once its exit code is known, or after a number of polls."""
+        if polls and self._process.process.poll() is None:
+            self._loop.call_later(_EXIT_POLL_S, self._lose_with_exit_code, polls - 1)
         else:
             self._lose("crashed", f"ended its process ({self._process.how_it_ended()})")
 
     def retire(self) -> None:
-        """End the worker without blame; its open calls are to be made again."""
-        self._answered = True
+        """Kill the worker without blaming a call. Its open calls can be repeated in another worker."""
+        self._has_answered = True
         self._lose("crashed", "was ended", set())
 
-    def _lose(self, kind: str, detail: str, late: set[int] | None = None) -> None:
-        """End the worker and fail its open calls.
+    def _lose(self, kind: str, detail: str, guilty_calls: set[int] | None = None) -> None:
+        """Kill the worker and fail its open calls with CallLost.
 
         Args:
-            late: the guilty calls, if they are known; None blames those under way.
+            kind: "timeout" or "crashed".
+            detail: the reason, for errors.
+            guilty_calls: numbers of the guilty calls; None blames the calls that the worker was busy with.
         """
-        if self._failed:
+        if self._ended:
             return
-        self._failed, self.lost = True, CallLost(kind, detail, guilty=False)
-        under_way = [number for number in islice(self._open, self._spec.at_once) if number < self._sent]
-        blamed = True if len(under_way) == 1 else None
-        fruitful = self._answered
+        self._ended, self.lost = True, CallLost(kind, detail, guilty=False)
+        current = [number for number in islice(self._open, self._spec.at_once) if number < self._first_unsent]
+        blame = True if len(current) == 1 else None
+        idle = not self._has_answered
         for number, call in self._open.items():
-            guilty = (blamed if number in under_way else False) if late is None else number in late
-            fruitful = fruitful or guilty is not False
+            guilty = (blame if number in current else False) if guilty_calls is None else number in guilty_calls
+            idle = idle and guilty is False
             _fail(call, CallLost(kind, detail, guilty))
-        self._usage.idle_losses = 0 if fruitful else self._usage.idle_losses + 1
+        self._usage.idle_losses = self._usage.idle_losses + 1 if idle else 0
         if self._open and 0 not in self._open:
-            self._usage.seconds += self._loop.time() - self._began
+            self._usage.seconds += self._loop.time() - self._busy_since
         if self._timer is not None:
             self._timer.cancel()
         self._open.clear()
@@ -246,18 +257,18 @@ class _SecondAnswerError(ValueError):
 def _fail(call: _Call, lost: CallLost) -> None:
     if not call.future.done():
         call.future.set_exception(lost)
-        call.future.exception()  # mark it as retrieved: its caller may have been cancelled
+        call.future.exception()  # mark the exception as retrieved, because the caller may have been cancelled
 
 
 class WorkerPool:
-    """Workers of one kind, each started when it is needed and replaced once it is lost.
+    """Pool of workers of one kind. A worker is started when it is needed, and replaced when it is lost.
 
-    All methods but `close` are for the event loop.
+    All methods are coroutines or functions for the thread of the event loop.
 
     Attributes:
         size: number of workers for independent calls.
-        usage: counts of all workers.
-        hello: the rest of the answer to the first call, `["ready", *rest]`.
+        usage: counters of all workers.
+        hello: `rest` of the answer to the first call, `["ready", *rest]`.
     """
 
     def __init__(self, spec: WorkerSpec, size: int) -> None:
@@ -269,28 +280,32 @@ class WorkerPool:
         """Start all workers.
 
         Raises:
-            ComponentError: a worker refuses what it is to load.
-            UserCodeError: it raises, ends or takes too long as it loads.
+            ComponentError: a worker rejects the component that it should load.
+            UserCodeError: a worker raises, ends or takes too long while it loads the component.
         """
         await asyncio.gather(*map(self.worker, range(self.size)))
 
-    async def worker(self, place: Hashable) -> WorkerConnection:
-        """Return the live worker of a place. The first caller starts it, and the others wait for the same worker."""
-        task = self._workers.get(place)
+    async def worker(self, key: Hashable) -> WorkerConnection:
+        """Return the live worker with this key. The first caller starts it; concurrent callers wait for the same one.
+
+        Raises:
+            ComponentError, UserCodeError: see `start`.
+        """
+        task = self._workers.get(key)
         if task is not None and task.done() and (task.cancelled() or task.exception() or task.result().lost):
             task = None
         if task is None:
-            task = self._workers[place] = asyncio.create_task(self._started())
-        # Shielded: a caller that is cancelled must not end the worker of the others.
+            task = self._workers[key] = asyncio.create_task(self._start_one())
+        # Shielded, because the cancellation of one caller must not cancel the start for the others.
         return task.result() if task.done() else await asyncio.shield(task)
 
-    async def _started(self) -> WorkerConnection:
+    async def _start_one(self) -> WorkerConnection:
         what, usage = self._spec.what, self.usage
-        if usage.idle_losses >= _MOST_IDLE_LOSSES:
+        if usage.idle_losses >= _MAX_IDLE_LOSSES:
             raise UserCodeError(f"{what} ended its process {usage.idle_losses} times in a row without answering a call")
         worker = await WorkerConnection.start(self._spec, usage)
         try:
-            how, *rest = await worker.ready
+            status, *rest = await worker.ready
         except CallLost as lost:
             if lost.kind == "timeout":
                 text = f"loading {what} took longer than {_START_TIMEOUT_S:g} s; look at its imports"
@@ -300,11 +315,11 @@ class WorkerPool:
         except asyncio.CancelledError:
             worker.retire()
             raise
-        if how == "ready":
+        if status == "ready":
             self.hello = rest
             return worker
         worker.retire()
-        if how == "refused":
+        if status == "refused":
             raise ComponentError(*rest)
         raise UserCodeError(f"loading {what} raised {rest[0]}{self._spec.hint}\n{rest[2]}")
 
@@ -314,50 +329,55 @@ class WorkerPool:
         parse: Callable[[int, Any], T],
         spent: Callable[[T], bool] = lambda _: False,
     ) -> list[T | CallLost]:
-        """Make independent calls; return the answers in order, and CallLost for each call that ended its worker.
+        """Distribute independent calls over the workers.
 
-        All workers are ready before the first call. What a lost worker had not begun, another one does.
+        All workers are started before the first call. Calls that a lost worker had not started go to another worker.
 
         Args:
+            bodies: the calls.
             parse: turns the index of a call and its answer into a result; raises ValueError if the answer is invalid.
-            spent: whether the worker that gave this result must be replaced.
+            spent: returns True for a result after which the worker must be replaced.
+        Returns:
+            The result of each call in order; CallLost for a call that ended its worker or may have ended it.
+        Raises:
+            ComponentError, UserCodeError: see `start`.
         """
         await self.start()
-        found: dict[int, T | CallLost] = {}
+        results: dict[int, T | CallLost] = {}
         queue = deque(range(len(bodies)))
 
-        async def work(place: int) -> None:
+        async def work(key: int) -> None:
             while queue:
-                worker = await self.worker(place)
+                worker = await self.worker(key)
                 count = min(len(queue), max(1, min(_CHUNK, len(queue) // (2 * self.size))))
                 chunk = [queue.popleft() for _ in range(count)]
                 futures = [worker.call(bodies[index], partial(parse, index)) for index in chunk]
                 again = list[int]()
                 for index, future in zip(chunk, futures, strict=True):
                     try:
-                        found[index] = result = await future
+                        results[index] = result = await future
                         if spent(result):
                             worker.retire()
                     except CallLost as lost:
                         if lost.guilty is False:
                             again.append(index)
                         else:
-                            found[index] = lost
+                            results[index] = lost
                 queue.extendleft(reversed(again))
 
         async with asyncio.TaskGroup() as group:
-            for place in range(self.size):
-                group.create_task(work(place))
-        return [found[index] for index in range(len(bodies))]
+            for key in range(self.size):
+                group.create_task(work(key))
+        return [results[index] for index in range(len(bodies))]
 
-    def release(self, place: Hashable) -> None:
-        """End the worker of a place."""
-        if (task := self._workers.pop(place, None)) is not None:
+    def release(self, key: Hashable) -> None:
+        """Kill the worker with this key, if there is one."""
+        if (task := self._workers.pop(key, None)) is not None:
             if task.done() and not task.cancelled() and not task.exception():
                 task.result().retire()
             task.cancel()
 
     async def close(self) -> None:
-        """End all workers. A later call starts new ones."""
-        for place in list(self._workers):
-            self.release(place)
+        """Kill all workers. A later call starts new ones."""
+        for key in list(self._workers):
+            self.release(key)
