@@ -103,6 +103,10 @@ class Binder:
                 self.document.report(finding._replace(at=at))
 
     def _params(self, slot: Slot, component: Component) -> dict[str, Any]:
+        """Return the parameters of a slot: those in the component's table, overridden by those next to its name.
+
+        A component that shares a table with others gets only the keys of its own schema.
+        """
         table = self.document.data.get(component.table, {})
         own = dict(slot.params) if slot.inline or is_dotted(slot.name) else {}
         sharing = [other for other in self.slots if other.params_path == slot.params_path and is_dotted(other.name)]
@@ -110,8 +114,8 @@ class Binder:
             own = component.takes(own)
         if not isinstance(table, dict):
             return own
-        alone = len(registry.components(tables=[component.table])) == 1
-        return (dict(table) if alone else component.takes(table)) | own
+        has_one_reader = len(registry.components(tables=[component.table])) == 1
+        return (dict(table) if has_one_reader else component.takes(table)) | own
 
     def _locate(self, slot: Slot, component: Component, location: Path) -> Path:
         """Return the path of a parameter: in the component's own table or next to its name."""

@@ -95,9 +95,9 @@ def _affordable(task: Task) -> int:
 def _check_answers(
     loaded: LoadedConfig, problems: Callable[[], Iterable[Problem]], document: Document, at: Path
 ) -> None:
-    """Record reference answers that a reward cannot compare with, by its trait `answers`.
+    """Record an error for reference answers that a reward cannot compare with, by its trait `answers`.
 
-    With an environment nothing is checked: which episodes the rewards score is known only during training.
+    A run with an environment is not checked, because only training shows which episodes the rewards score.
     """
     if labels(loaded.config):
         return
@@ -113,17 +113,17 @@ def _check_answers(
 
 def _check_demonstrations(config: Config, task: Task, document: Document) -> None:
     """Record an error if a problem of the warm start has no demonstration."""
-    what = "replies" if labels(config) else "solution"
+    field = "replies" if labels(config) else "solution"
     count = min(config.warmup.problems, config.warmup.steps * config.warmup.batch_size, _DEMONSTRATIONS)
-    lacking = next((one for one in map(task.problem, range(count)) if getattr(one, what) in (None, ())), None)
+    lacking = next((one for one in map(task.problem, range(count)) if getattr(one, field) in (None, ())), None)
     if lacking is not None:
-        text = f"the warm start imitates worked solutions, and problem {lacking.id!r} has no {what}"
+        text = f"the warm start imitates worked solutions, and problem {lacking.id!r} has no {field}"
         fix = "set [warmup] steps = 0, or give the task solutions"
         document.refuse(("warmup", "steps"), text, fix, DataError.exit_code)
 
 
 def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -> None:
-    """Record an error if a reward in the form of another trainer reads a column that the data do not have."""
+    """Record an error if a reward with the signature of another trainer reads a column that the data do not have."""
     known = {"completion": "", "answer": problem.answer, "problem": problem.facts, "completion_ids": ()}
     for index, reward in enumerate(loaded.components.all("reward")):
         form = form_of(reward.component)
@@ -136,7 +136,7 @@ def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -
 
 
 def _has_chat_template(config: Config) -> bool | None:
-    """Return whether the model has a chat template; None if that is known only after downloading the model."""
+    """Return True if the model has a chat template; None if the model must be downloaded to know."""
     if config.model.path == RANDOM_MODEL or config.model.chat == "off":
         return False
     folder = FilePath(model_location(config.model.path))

@@ -17,11 +17,11 @@ from retrain.registry import Finding
 from retrain.registry.built_in import ALIASES, ALTERNATIVES
 from retrain.system.masking import HIDDEN, literal_secrets
 
-_BEYOND = (ValueError, RecursionError)
+_PARSER_ERRORS = (ValueError, RecursionError)
 """Raised by Python for integers of thousands of digits, and by tomli for hundreds of levels of nesting."""
-_MOST = 100
+_MAX_LISTED = 100
 """Largest number of errors that are listed; further ones are only counted."""
-_DEEPEST = 32
+_MAX_PARTS = 32
 """Largest number of parts of an overridden key; no valid key has more."""
 EXTENDS = "extends"
 """Key that names another file; the keys of this file override those of the named one."""
@@ -64,7 +64,7 @@ class Document:
     @property
     def full(self) -> bool:
         """True if a hundred errors are listed, so that further ones are only counted in `unlisted`."""
-        return len(self.problems) >= _MOST
+        return len(self.problems) >= _MAX_LISTED
 
     def at(self, path: Path, problem: str, fix: str, exit_code: int = 2) -> ConfigProblem:
         """Return a problem at the place of `path`, or of the innermost table around it that the file has."""
@@ -130,7 +130,7 @@ class Document:
         flag = f"--set {name}={HIDDEN}" if secret else f"--set {text}"
         if not equals:
             problem = "the value is missing"
-        elif len(path) > _DEEPEST:
+        elif len(path) > _MAX_PARTS:
             problem = f"the key has {len(path)} parts"
         else:
             path = ALIASES.get(path, path)
@@ -186,7 +186,7 @@ def _over_bases(document: Document, chain: tuple[FilePath, ...]) -> Document:
         raise ConfigError([document.at(at, f'"{value}" extends this file in turn', "break the cycle")])
     base = _over_bases(_parsed(str(path)), (*chain, path.resolve()))
     for name in document.data:
-        lay(base, (name,), document.data[name], document, (name,))
+        merge(base, (name,), document.data[name], document, (name,))
     base.problems += document.problems
     return replace(base, file=document.file, text=flat(document.file, base.data))
 
@@ -210,7 +210,7 @@ def _parsed(name: str) -> Document:
     except tomli.TOMLDecodeError as error:
         fix = "write each key once, strings in quotes, and true and false in lower case"
         raise _unreadable(name, error.lineno, error.colno, f"not valid TOML: {error.msg}", fix) from None
-    except _BEYOND as error:
+    except _PARSER_ERRORS as error:
         raise _unreadable(name, *_longest_line(text), f"cannot be read: {error}", _SHORTER) from None
     places = {path: Place(name, line, column, path) for path, (line, column) in positions(text).items()}
     document = Document(name, text, data, places)
@@ -219,7 +219,7 @@ def _parsed(name: str) -> Document:
 
 
 def _longest_line(text: str) -> tuple[int, int]:
-    """Return line and column of the longest line: most likely it has the value that the parser cannot read."""
+    """Return line and column of the longest line, which most likely contains the value that the parser cannot read."""
     lines = text.split("\n")
     return max(range(len(lines)), key=lambda index: len(lines[index])) + 1, 1
 
@@ -230,14 +230,22 @@ def fork(document: Document) -> Document:
     return replace(document, data=copy.deepcopy(document.data), places={**document.places}, **lists)
 
 
-def lay(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
-    """Set `value` at `path`, with the place of `at` in `source`; tables are merged, other values replaced."""
+def merge(document: Document, path: Path, value: Any, source: Document, at: Path) -> None:
+    """Set `value` at `path`, with the places of `at` in `source`. Tables are merged; other values are replaced.
+
+    Args:
+        document: the configuration to change.
+        path: path of the value in `document`.
+        value: the value to set.
+        source: the configuration that the value comes from.
+        at: path of the value in `source`.
+    """
     if isinstance(value, dict):
         if at in source.places:
             document.places.setdefault(path, source.places[at])
         _table(document, path)
         for key, inner in value.items():
-            lay(document, (*path, key), inner, source, (*at, key))
+            merge(document, (*path, key), inner, source, (*at, key))
         return
     path = ALIASES.get(path, path)
     table = _table(document, path[:-1])
@@ -285,7 +293,7 @@ def _unreadable(file: str, line: int, column: int, problem: str, fix: str) -> Co
 def _value(text: str) -> Any:
     try:
         document = tomli.loads(f"value = {text}")
-    except (tomli.TOMLDecodeError, *_BEYOND):
+    except (tomli.TOMLDecodeError, *_PARSER_ERRORS):
         return text
     return document["value"] if len(document) == 1 else text
 

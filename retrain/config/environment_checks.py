@@ -80,8 +80,8 @@ def launch(config: Config, resolved: Resolved) -> Launch:
         name = str(entry.name)
         one = None if needs_own_interpreter(config, name) else next(bound)
         target, params = (name, entry.params) if one is None else (one.path, one.arguments)
-        known = None if one is None else registry.environment.traits_of(one.component)
-        traits = {"replay": known.replay, "rewards": known.rewards} if known else {}
+        declared = None if one is None else registry.environment.traits_of(one.component)
+        traits = {"replay": declared.replay, "rewards": declared.rewards} if declared else {}
         hellos[label] = Hello(name, target, params, paths, environment.timeout_s, limits, traits)
     sandboxed = environment.workers > 0 and pool.sandbox != "off" and not missing()
     return Launch(

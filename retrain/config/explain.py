@@ -227,7 +227,7 @@ def _batch(loaded: LoadedConfig) -> dict[str, Any]:
 
 
 def _sources(loaded: LoadedConfig, rows: int) -> dict[str, Any]:
-    """The rows that each source brings, of so many in a step."""
+    """Return the number of rows that each source provides, out of the `rows` of a step."""
     sources = loaded.components.sources
     counts = division(loaded.config, [*map(ratio_of, sources.values())])[1]
     written, files, others = 0, list[str](), list[dict[str, Any]]()
@@ -330,6 +330,7 @@ def _memory(loaded: LoadedConfig, shape: ModelShape, others: tuple[Sequence[str]
         return {name: size for name, size in sizes.items() if not (remote and name in OF_THE_SAMPLER)}
 
     def on_gpu(shape: ModelShape, gpu: float) -> int:
+        """Return the bytes that stay in GPU memory."""
         return sum(size for name, size in taken(shape, gpu).items() if name != "offloaded")
 
     def megabytes(gpu: float) -> dict[str, float]:

@@ -22,7 +22,7 @@ from retrain.config.document import Document, read
 from retrain.config.environment_checks import check_interpreter
 from retrain.config.mistakes import Catalog, catalog, close, collect, unknown_key
 from retrain.config.positions import Path
-from retrain.config.presets import lay_task, lay_under, leaves, of_eval_set
+from retrain.config.presets import apply_preset, apply_task_settings, leaves, of_eval_set
 from retrain.config.resolve import MIXED, LoadedConfig, Resolved, Slot, needs_import, slots
 from retrain.config.rules import RULES
 from retrain.config.rules.section_rules import search_paths, unmeasured
@@ -74,8 +74,8 @@ def validate(document: Document) -> LoadedConfig:
         ConfigError: all other errors with places and fixes.
     """
     hide_named(document.data)
-    preset = lay_under(document)
-    lay_task(document)
+    preset = apply_preset(document)
+    apply_task_settings(document)
     config, binder, resolved = _check_schema(document)
     _check_rules(document, binder, config, resolved)
     sets = _eval_sets(document, config)

@@ -135,14 +135,14 @@ def unknown_key(path: Path, value: Any, known: Catalog) -> tuple[str, str]:
     siblings = known.get(table, [])
     if near := did_you_mean(key, siblings, cutoff=0.75):
         return "unknown key", near
-    if homes := [home for home, keys in known.items() if key in keys and home != table]:
-        places = " or ".join(f"[{'.'.join(home)}]" for home in homes[:3])
-        return "unknown key here", f"{key} belongs {f'in {places}' if homes[0] else 'at the top level'}"
+    if owners := [owner for owner, keys in known.items() if key in keys and owner != table]:
+        places = " or ".join(f"[{'.'.join(owner)}]" for owner in owners[:3])
+        return "unknown key here", f"{key} belongs {f'in {places}' if owners[0] else 'at the top level'}"
     fix = f"keys of [{'.'.join(table)}]: {', '.join(siblings) or 'none'}"
     if not table:
         fix = f"tables: {', '.join(sorted(siblings))}" if is_table else "put every key into a table, such as [training]"
-    what = "unknown table" if is_table and not table else "unknown key"
-    return what, did_you_mean(key, siblings, fix)
+    problem = "unknown table" if is_table and not table else "unknown key"
+    return problem, did_you_mean(key, siblings, fix)
 
 
 def _retype(path: Path, wanted: str, value: Any) -> str:

@@ -36,6 +36,8 @@ def positions(text: str) -> dict[Path, tuple[int, int]]:
 
 
 class _Scanner:
+    """Walk valid TOML from its start, and record where every key, header and list item begins."""
+
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
         self.lines = [0, *(match.end() for match in re.finditer("\n", text))]

@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from retrain import registry
-from retrain.config.document import Document, flat, fork, lay, read, show
+from retrain.config.document import Document, flat, fork, merge, read, show
 from retrain.config.positions import Path
 from retrain.config.sections.heldout import EvalSet
 from retrain.errors import ConfigProblem
@@ -49,7 +49,7 @@ def preset_summary(name: str) -> str:
     return (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
-def lay_under(document: Document) -> Preset | None:
+def apply_preset(document: Document) -> Preset | None:
     """Add the keys of the preset that `document` names and does not set itself; return None without a preset.
 
     Tables are merged key by key. A list, such as `[[loss]]`, is taken as a whole from the document, else from the
@@ -67,13 +67,13 @@ def lay_under(document: Document) -> Preset | None:
         return None
     source = read(file)
     document.problems += source.problems
-    preset = _laid(document, source, str(name))
+    preset = _fill_in(document, source, str(name))
     if own:
         document.text = flat(document.file, document.data)
     return preset
 
 
-def _laid(document: Document, source: Document, name: str) -> Preset:
+def _fill_in(document: Document, source: Document, name: str) -> Preset:
     """Add the keys of a preset that the document does not set."""
     keys: dict[str, Any] = {}
     overridden: dict[str, str] = {}
@@ -96,7 +96,10 @@ def _laid(document: Document, source: Document, name: str) -> Preset:
 
 
 def _each_entry(found: Iterator[tuple[Path, Any]], data: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield the keys of a preset; a key of a table that `data` has several of, such as `[[expert]]`, once for each."""
+    """Yield the keys of a preset. A key of a table that `data` lists several times is yielded for every entry.
+
+    An example is `[expert] ratio` of a preset in a configuration with several `[[expert]]`.
+    """
     for path, value in found:
         table, *rest = path
         several = data.get(str(table)) if rest else None
@@ -125,7 +128,7 @@ def _replaces(preset: str, path: Path, value: Any) -> tuple[str, str]:
     return f'replaces {json.dumps(value, default=str)} of preset "{preset}"', "remove it to have the preset's"
 
 
-def lay_task(document: Document) -> None:
+def apply_task_settings(document: Document) -> None:
     """Add the settings that a registered task recommends (trait `settings`) and the document does not set."""
     section = document.data.get("task")
     name = section.get("name") if isinstance(section, dict) else None
@@ -136,12 +139,11 @@ def lay_task(document: Document) -> None:
             _put(document.data, path, copy.deepcopy(value))
 
 
-_MOVED: dict[str, Path] = {"task": ("task", "name"), "task_params": ("task", "params"), "rewards": ("rewards",)}
+_PATHS: dict[str, Path] = {"task": ("task", "name"), "task_params": ("task", "params"), "rewards": ("rewards",)}
 """Key of an evaluation set -> its path in the configuration of a run; any other key belongs to [eval]."""
 
-
-_WHOLE = {"heldout_fraction": 1.0, "heldout_path": None, "heldout_split": None}
-"""Parameters for which a task holds out every row."""
+_ALL_HELD_OUT = {"heldout_fraction": 1.0, "heldout_path": None, "heldout_split": None}
+"""Parameters of a registered task that hold out every row of its data set."""
 
 
 def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
@@ -154,10 +156,10 @@ def of_eval_set(document: Document, index: int, entry: EvalSet) -> Document:
         found.data.pop("tasks", None)
         found.data["task"] = {}
         if registry.is_registered("task", entry.task):  # every row of an evaluation file is held out
-            found.data["task"]["params"] = registry.find("task", entry.task).takes(_WHOLE)
+            found.data["task"]["params"] = registry.find("task", entry.task).takes(_ALL_HELD_OUT)
     changes = entry.model_dump(mode="json", exclude_defaults=True) | {"problems": entry.problems}
     for key in [key for key in changes if key != "name"]:
-        lay(found, _MOVED.get(key, ("eval", key)), changes[key], document, (*at, key))
+        merge(found, _PATHS.get(key, ("eval", key)), changes[key], document, (*at, key))
     return found
 
 
@@ -171,7 +173,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _set_already(data: Any, path: Path) -> Path:
-    """Return the part of `path` at which the document sets a value, or ()."""
+    """Return the shortest part of `path` at which the document sets a value, or ()."""
     for depth, part in enumerate(path, 1):
         if isinstance(part, str) and part not in data:
             return ()

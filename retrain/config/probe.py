@@ -24,9 +24,11 @@ from retrain.training.chat import plain_text
 from retrain.types import POLICY_COLUMNS, Batch, Problem
 
 _GROUPS, _PROMPT = 4, 3
+"""Number of groups in the synthetic batch; number of tokens in each prompt."""
 _EPISODES, _LETTERS = 64, ascii_lowercase + digits + " =+-"
 """Number of problems searched for one of each environment; alphabet of random replies."""
 _RUN_SCALARS = ("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths")
+"""Resources of a component that are known without a model."""
 
 
 def probe(loaded: LoadedConfig) -> dict[str, str]:
@@ -40,9 +42,9 @@ def probe(loaded: LoadedConfig) -> dict[str, str]:
         results = {"task": problem, "rewards": "skipped: the task gave no problem"}
     else:
         results = {"task": f"ok: {problem.prompt!r} -> {problem.answer!r}"}
-        results["rewards"] = _said(attempt(lambda: _rewards(loaded, problem)))
-        results["data"] = _said(attempt(lambda: check_data(loaded)) or "passed the checks before training")
-    results["credit and loss"] = _said(attempt(lambda: _credit_and_loss(loaded)))
+        results["rewards"] = _with_status(attempt(lambda: _rewards(loaded, problem)))
+        results["data"] = _with_status(attempt(lambda: check_data(loaded)) or "passed the checks before training")
+    results["credit and loss"] = _with_status(attempt(lambda: _credit_and_loss(loaded)))
     return results
 
 
@@ -68,12 +70,12 @@ def _episode(loaded: LoadedConfig, pool: EnvPool, problem: Problem) -> list[dict
     label = {"of": problem.environment} if problem.environment else {}
     rows: list[dict[str, Any]] = [{**label, "prompt": plain_text(problem.prompt)}]
     draw = Random(seed)
-    made = ("".join(draw.choices(_LETTERS, k=draw.randint(1, 12))) for _ in range(turns))
-    who = "demonstrated reply" if problem.replies else "random reply"
+    random_replies = ("".join(draw.choices(_LETTERS, k=draw.randint(1, 12))) for _ in range(turns))
+    kind_of_reply = "demonstrated reply" if problem.replies else "random reply"
 
     def replies() -> Iterator[str]:
-        for reply in islice(problem.replies or made, turns):
-            rows.append({who: reply})
+        for reply in islice(problem.replies or random_replies, turns):
+            rows.append({kind_of_reply: reply})
             yield reply
 
     for kind, text in text_episode(pool, problem.facts, seed, replies(), loaded.config.training.max_tokens):
@@ -173,5 +175,5 @@ def attempt(action: Callable[[], Any]) -> Any:
         return f"failed: {type(error).__name__}: {error}"
 
 
-def _said(result: str) -> str:
+def _with_status(result: str) -> str:
     return result if result.startswith("failed") else f"ok: {result}"

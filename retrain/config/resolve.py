@@ -143,7 +143,7 @@ class Resolved:
 
     @cached_property
     def in_use(self) -> Mapping[Slot, Bound]:
-        """`slots` without the sources of expert rows alone where no loss term trains on expert rows."""
+        """`slots` without the sources that provide only expert rows, if no loss term trains on expert rows."""
         if "expert" in self.objective(exact=False).sources:
             return self.slots
         return {slot: one for slot, one in self.slots.items() if slot.kind != "source" or brings(one, "rollouts")}
@@ -256,7 +256,7 @@ def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
 
 
 def _expert_slots(config: Config) -> Iterator[Slot]:
-    """`[expert]`, or every `[[expert]]`, that names a file: each is a source."""
+    """Yield a source for `[expert]`, or for each `[[expert]]`, that names a file."""
     for index, entry in enumerate(config.experts):
         if entry.path is not None:
             at: Path = ("expert", index) if isinstance(config.expert, tuple) else ("expert",)
@@ -283,7 +283,14 @@ def needs_import(slot: Slot) -> bool:
 
 
 def division(config: Config, ratios: Sequence[float]) -> tuple[int, list[int]]:
-    """Return the prompts of a step, and the rows of each source with these shares of it, which replace prompts."""
+    """Divide the rows of a step between prompts and sources.
+
+    Args:
+        config: the sections.
+        ratios: share of the step's rows that each source provides.
+    Returns:
+        (number of prompts, number of rows of each source); the rows of sources replace prompts.
+    """
     rows = config.training.batch_size * config.training.group_size
     # 1e-9 absorbs rounding: 0.07 * 100 is 7.000000000000001, which `ceil` would make 8.
     own = [ceil(ratio * rows - 1e-9) for ratio in ratios]
@@ -297,7 +304,7 @@ def ratio_of(source: Bound) -> float:
 
 
 def brings(source: Bound, rows: str) -> bool:
-    """Return whether a source may provide rows of this sort: "rollouts" or "expert"."""
+    """Return True if a source may provide rows of this sort: "rollouts" or "expert"."""
     return rows in registry.source.traits_of(source.component).brings
 
 
@@ -355,7 +362,7 @@ class LoadedConfig:
 
     @property
     def division(self) -> tuple[int, int]:
-        """Prompts of a step, and rows that sources add in the place of other prompts."""
+        """Number of prompts in a step, and number of rows that sources provide instead of further prompts."""
         prompts, own = division(self.config, [*map(ratio_of, self.components.sources.values())])
         return prompts, sum(own)
 

@@ -318,7 +318,7 @@ class Config(Section):
 
     @property
     def experts(self) -> tuple[Expert, ...]:
-        """`[expert]`, or every `[[expert]]`."""
+        """Entries of `[[expert]]`, or the single `[expert]`."""
         return self.expert if isinstance(self.expert, tuple) else (self.expert,)
 
     @model_validator(mode="before")

@@ -35,7 +35,7 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
     ),
     ((chain("clip_cov"),), TRANSFORMS, 'the bounds of "clip_cov" are for advantages of unit variance'),
     (("algorithm.advantage_mode=rloo", chain("otb")), "[algorithm] advantage_mode", "replaces the advantages"),
-    ((chain("otb"), "algorithm.filter=accuracy_band"), "[algorithm] filter", 'and "otb" has credit for them'),
+    ((chain("otb"), "algorithm.filter=accuracy_band"), "[algorithm] filter", 'although "otb" gives them credit'),
     (
         ("algorithm.advantage_mode=lite_ppo", "rollout.resample=uninformative"),
         "[rollout] resample",

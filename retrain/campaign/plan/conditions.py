@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from retrain.campaign.plan.campaign_schema import Campaign, ConditionEntry
-from retrain.config.document import Document, fork, lay
+from retrain.config.document import Document, fork, merge
 from retrain.config.positions import Path
 from retrain.config.presets import leaves
 from retrain.config.schema import Algorithm
@@ -76,7 +76,7 @@ def conditions(settings: Campaign, source: Document, base: Document) -> list[Con
 def _on_task(task: str, place: int, settings: Campaign, source: Document, base: Document) -> Iterator[Condition]:
     """Yield the conditions on one task; errors are recorded for the first task only, as all tasks share them."""
     own = fork(base)
-    lay(own, ("task", "name"), task, source, ("campaign", "tasks", place))
+    merge(own, ("task", "name"), task, source, ("campaign", "tasks", place))
     for one in _conditions(settings, source if place == 0 else fork(source), own):
         against = one.against and f"{task}: {one.against}"
         yield replace(one, label=f"{task}: {one.label}", against=against, task=task)
@@ -104,7 +104,7 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
         for point in product(*axes):
             document = fork(base)
             for path, value, place in (*own, *point):
-                lay(document, path, value, source, place)
+                merge(document, path, value, source, place)
             suffix = "".join(f",{path[-1]}={_short(value)}" for path, value, _ in point)
             against = entry.against and entry.against + suffix
             found.append(

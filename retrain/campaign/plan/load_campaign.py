@@ -18,7 +18,7 @@ from retrain.campaign.plan.campaign_schema import Campaign
 from retrain.campaign.plan.conditions import Condition, conditions, owned, rungs, within
 from retrain.config.binder import Binder
 from retrain.config.data_checks import check_data
-from retrain.config.document import Document, canonical, fork, lay, read
+from retrain.config.document import Document, canonical, fork, merge, read
 from retrain.config.load import validate
 from retrain.config.mistakes import catalog, collect
 from retrain.config.positions import Path as Key
@@ -227,11 +227,11 @@ def _base(settings: Campaign, source: Document) -> Document:
     tables = {component.table for component in registry.components("executor")}
     for name, value in source.data.items():
         if name != SECTION and name not in tables:
-            lay(base, (name,), value, source, (name,))
+            merge(base, (name,), value, source, (name,))
     training = base.data.get("training")
     written = training.get("max_steps", 0) if isinstance(training, dict) else 0
     if settings.max_steps is not None and type(written) is int and written >= 0:  # validation reports an invalid value
-        lay(base, ("training", "max_steps"), settings.max_steps, source, (SECTION, "max_steps"))
+        merge(base, ("training", "max_steps"), settings.max_steps, source, (SECTION, "max_steps"))
     return base
 
 

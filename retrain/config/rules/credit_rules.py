@@ -178,7 +178,7 @@ def own_rows(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 
 def stored_rollouts(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Credit can be computed for rollouts that were not sampled in the step."""
+    """Refuse credit that needs the problems of the step if a source brings other rollouts."""
     brought = [one for one in resolved.all("source") if brings(one, "rollouts")]
     for stage in resolved.pipeline.graph if brought else ():
         if "continue_from" in stage.bound.component.needs or "problems" in stage.reads:
@@ -190,7 +190,7 @@ def overlap(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Require components that can sample and score while the policy is updated, if `overlap` is set."""
     if not config.rollout.overlap:
         return
-    engine, judge = resolved.optional("engine"), resolved.one("filter")
+    engine, group_filter = resolved.optional("engine"), resolved.one("filter")
     by_outcomes = resolved.pipeline.judges_rollouts
     if engine is not None:
         try:
@@ -204,11 +204,11 @@ def overlap(config: Config, resolved: Resolved) -> Iterator[Finding]:
         )
         yield Finding(_OVERLAP, problem, "set overlap = 0, or workers >= 1")
     if config.rollout.resamples and not by_outcomes:
-        problem = f'resampling needs "{judge.name}", which reads scores of the policy, and updates change these'
+        problem = f'resampling needs "{group_filter.name}", which reads scores of the policy, and updates change these'
         fix = 'set overlap = 0, resample = "none", or a filter that reads only outcomes, such as "accuracy_band"'
         yield Finding(_OVERLAP, problem, fix)
-    elif by_outcomes and judge.component.stateful:
-        problem = f'the filter "{judge.name}" is a class: its state would depend on timing'
+    elif by_outcomes and group_filter.component.stateful:
+        problem = f'the filter "{group_filter.name}" is a class: its state would depend on timing'
         yield Finding(_OVERLAP, problem, "set overlap = 0, or use a function as filter")
 
 

@@ -108,13 +108,13 @@ def two_references(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def equal_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn about a filter that drops groups by their outcomes although credit has other sources than outcomes."""
-    judge = resolved.one("filter")
-    if not (registry.filter.traits_of(judge.component).drops and resolved.pipeline.judges_rollouts):
+    group_filter = resolved.one("filter")
+    if not (registry.filter.traits_of(group_filter.component).drops and resolved.pipeline.judges_rollouts):
         return
     for stage in _credit(resolved):
         traits = _traits(stage)
         if isinstance(traits, TransformTraits) and traits.beyond_rewards:
-            problem = f'"{judge.name}" drops groups by their outcomes, and "{stage.name}" has credit for them'
+            problem = f'"{group_filter.name}" drops groups by their outcomes, although "{stage.name}" gives them credit'
             yield Finding(_FILTER, problem, 'use filter = "uninformative", which reads advantages', fatal=False)
 
 

@@ -138,9 +138,9 @@ def blocks(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Refuse to shard tensors that are quantized in blocks."""
     four, eight = config.model.quantization is not None, config.optimizer.name == "adamw8bit"
     if config.distributed.shard == "full" and (four or (eight and config.model.lora is None)):
-        what, size = ("[model] quantization keeps weights", 64) if four else ("adamw8bit keeps its moments", 256)
+        cause, size = ("[model] quantization keeps weights", 64) if four else ("adamw8bit keeps its moments", 256)
         fix = "remove quantization" if four else '[optimizer] name = "adamw"'
-        problem = f"{what} in blocks of {size} weights, which cannot be sharded"
+        problem = f"{cause} in blocks of {size} weights, which cannot be sharded"
         yield Finding(("distributed", "shard"), problem, f'use shard = "none", or {fix}')
 
 
@@ -209,7 +209,7 @@ def truncation(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 
 def sandbox(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """Require a sandbox if `[reward_pool] sandbox` does."""
+    """Require a sandbox for rewards if `[reward_pool] sandbox` is "require"."""
     pool = config.reward_pool
     reason = "workers = 0 runs rewards in the trainer" if pool.workers == 0 else missing()
     if pool.sandbox == "require" and reason:

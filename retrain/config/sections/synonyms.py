@@ -52,9 +52,8 @@ _ESTIMATORS = {
     "reinforce_plus_plus": '[algorithm] advantage_mode = "reinforce_pp"',
 }
 """`adv_estimator` of verl, whose `grpo` divides by the standard deviation, and `advantage_estimator` of OpenRLHF."""
-
 _HICRA = {"true": '[algorithm] algorithm_mode = "hicra_entropy"', "false": '[algorithm] algorithm_mode = "grpo"'}
-"""HICRA for TRL has one switch, and amplifies by entropy unless planning tokens are asked for."""
+"""`use_hicra` of HICRA for TRL, which amplifies tokens of high entropy unless planning tokens are requested."""
 _TRINITY = {
     "mix": '[algorithm] algorithm_mode = "mix"',
     "mix_chord": '[algorithm] algorithm_mode = "chord"',
@@ -78,31 +77,32 @@ _TABLES = {
     "buffer": "[training] batch_size counts prompts, [task] name says where they come from, and [expert] path names "
     "the file of the expert's answers"
 }
-"""Tables of other trainers, with what stands for them here."""
+"""Tables of other trainers, with the keys that replace them here."""
 
 
 def _key(name: str) -> Callable[[Any], str]:
-    """The same value under another key."""
+    """Return a function that formats the value under the key `name`."""
     return lambda value: f"{name} = {_toml(value)}"
 
 
-def _said(text: str) -> Callable[[Any], str]:
+def _fixed(text: str) -> Callable[[Any], str]:
+    """Return a function that gives the same advice for every value."""
     return lambda value: text
 
 
-def _chosen(table: dict[str, str]) -> Callable[[Any], str]:
-    """A key that depends on the value; all of them for a value that is not known."""
+def _by_value(table: dict[str, str]) -> Callable[[Any], str]:
+    """Return a function that looks up the advice for a value, and lists all advice for an unknown value."""
     return lambda value: table.get(str(value).lower().replace("-", "_"), " or ".join(dict.fromkeys(table.values())))
 
 
-def _reduced(key: str) -> Callable[[Any], str]:
-    """A key of ours that names a reduction."""
+def _reduction(key: str) -> Callable[[Any], str]:
+    """Return a function that translates the name of a reduction, which is the value of `key` here."""
 
-    def say(value: Any) -> str:
+    def advice(value: Any) -> str:
         name = _REDUCTIONS.get(str(value).replace("-", "_"))
         return f'{key} = "{name}"' if name else f"{key} is {', '.join(map(_toml, _REDUCTIONS.values()))}"
 
-    return say
+    return advice
 
 
 def _clip(value: Any) -> str:
@@ -131,68 +131,68 @@ WORDS: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("per_device_train_batch_size", "generation_batch_size"), _prompts),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "ppo_micro_batch_size_per_gpu", "micro_train_batch_size", "micro_batch_size"),
-        _said("[training] micro_batch_tokens bounds the memory of a forward; it changes no result"),
+        _fixed("[training] micro_batch_tokens bounds the memory of a forward; it changes no result"),
     ),
     **dict.fromkeys(
         ("ppo_mini_batch_size", "steps_per_generation"),
-        _said("[training] minibatches is how many optimizer steps a batch is divided into"),
+        _fixed("[training] minibatches is the number of optimizer steps per pass over a batch"),
     ),
     **dict.fromkeys(("max_grad_norm", "grad_clip", "max_norm"), _key("[optimizer] max_grad_norm")),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), _key("[optimizer] schedule")),
-    **dict.fromkeys(("warmup_ratio", "lr_warmup_steps_ratio"), _said("[optimizer] warmup_steps counts steps")),
-    **dict.fromkeys(("optim", "optimizer_type"), _said('[optimizer] name is "adamw", "adamw8bit" or "muon"')),
+    **dict.fromkeys(("warmup_ratio", "lr_warmup_steps_ratio"), _fixed("[optimizer] warmup_steps counts steps")),
+    **dict.fromkeys(("optim", "optimizer_type"), _fixed('[optimizer] name is "adamw", "adamw8bit" or "muon"')),
     **dict.fromkeys(("lr_warmup_steps", "num_warmup_steps"), _key("[optimizer] warmup_steps")),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_betas"), _said("[optimizer] betas = [0.9, 0.95]")),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_betas"), _fixed("[optimizer] betas = [0.9, 0.95]")),
     "adam_epsilon": _key("[optimizer] eps"),
     **dict.fromkeys(("total_training_steps", "num_train_steps"), _key("[training] max_steps")),
     **dict.fromkeys(
         ("num_train_epochs", "total_epochs", "num_epochs", "num_episodes"),
-        _said("[training] max_steps counts steps of batch_size prompts; the data are read over and over"),
+        _fixed("[training] max_steps counts steps of batch_size prompts; the data are repeated as often as needed"),
     ),
-    **dict.fromkeys(("report_to", "use_wandb", "logger"), _said(_TRACKER)),
+    **dict.fromkeys(("report_to", "use_wandb", "logger"), _fixed(_TRACKER)),
     **dict.fromkeys(("wandb_project", "project_name"), _key("[wandb] project")),
-    "logging_steps": _said("every step is logged; [logging] rollouts_every says which completions are stored"),
-    **dict.fromkeys(("eval_strategy", "save_strategy"), _said("[eval] every and [checkpoint] every count steps")),
+    "logging_steps": _fixed("every step is logged; [logging] rollouts_every says which completions are stored"),
+    **dict.fromkeys(("eval_strategy", "save_strategy"), _fixed("[eval] every and [checkpoint] every count steps")),
     **dict.fromkeys(
-        ("resume_from_checkpoint", "resume_mode"), _said("`retrain train FILE --resume auto` continues a run")
+        ("resume_from_checkpoint", "resume_mode"), _fixed("`retrain train FILE --resume auto` continues a run")
     ),
     **dict.fromkeys(
         ("push_to_hub", "hub_model_id"),
-        _said("`retrain export RUN DIRECTORY --push-to-hub OWNER/NAME` uploads a model"),
+        _fixed("`retrain export RUN DIRECTORY --push-to-hub OWNER/NAME` uploads a model"),
     ),
     **dict.fromkeys(("output_dir", "default_local_dir", "save_path"), _key("[logging] dir")),
     **dict.fromkeys(("run_name", "experiment_name"), _key("[logging] name")),
     **dict.fromkeys(("save_steps", "save_freq", "save_interval"), _key("[checkpoint] every")),
     **dict.fromkeys(("save_total_limit", "max_actor_ckpt_to_keep"), _key("[checkpoint] keep")),
-    **dict.fromkeys(("metric_for_best_model", "load_best_model_at_end"), _said('[checkpoint] best = "eval/accuracy"')),
+    **dict.fromkeys(("metric_for_best_model", "load_best_model_at_end"), _fixed('[checkpoint] best = "eval/accuracy"')),
     **dict.fromkeys(("eval_steps", "test_freq"), _key("[eval] every")),
     **dict.fromkeys(("model_name_or_path", "pretrain", "model_name"), _key("[model] path")),
     **dict.fromkeys(("lora_r", "lora_rank", "rank"), _key("[model.lora] r")),
     "lora_alpha": _key("[model.lora] alpha"),
     "lora_target_modules": _key("[model.lora] target_modules"),
-    "use_peft": _said("a table [model.lora] trains adapters"),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), _said('[model] quantization = "nf4"')),
-    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "mixed_precision"), _said('[model] dtype = "bfloat16"')),
-    **dict.fromkeys(("use_vllm", "vllm_mode", "inference_backend"), _said('[rollout] engine = "vllm"')),
+    "use_peft": _fixed("a table [model.lora] trains adapters"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), _fixed('[model] quantization = "nf4"')),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "mixed_precision"), _fixed('[model] dtype = "bfloat16"')),
+    **dict.fromkeys(("use_vllm", "vllm_mode", "inference_backend"), _fixed('[rollout] engine = "vllm"')),
     "tensor_model_parallel_size": _key("[vllm] tensor_parallel_size"),
     "vllm_gpu_memory_utilization": _key("[vllm] gpu_memory_utilization"),
     **dict.fromkeys(
         ("deepspeed", "fsdp", "nnodes", "n_gpus_per_node", "num_processes", "ngpus_trainer", "actor_num_gpus_per_node"),
-        _said(
+        _fixed(
             "`retrain train FILE --ranks N` trains on several GPUs; [distributed] shard says what each of them holds"
         ),
     ),
     **dict.fromkeys(("max_async_level", "async_level"), _key("[rollout] overlap")),
     **dict.fromkeys(
         ("min_p", "repetition_penalty"),
-        _said("completions are drawn from the distribution that is trained: [rollout] takes none of it"),
+        _fixed("completions are sampled from the distribution that is trained, so [rollout] has no such key"),
     ),
     "mask_truncated_completions": _key("[rollout] mask_truncated"),
-    **dict.fromkeys(("loss_type", "loss_mode", "policy_loss", "policy_loss_type"), _chosen(_LOSS_TYPES)),
+    **dict.fromkeys(("loss_type", "loss_mode", "policy_loss", "policy_loss_type"), _by_value(_LOSS_TYPES)),
     **dict.fromkeys(("sapo_temperature_pos", "tau_pos"), _key("[sapo] tau_pos")),
     **dict.fromkeys(("sapo_temperature_neg", "tau_neg"), _key("[sapo] tau_neg")),
     **{f"vespo_{name}": _key(f"[vespo] {name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
-    "use_adaptive_entropy": _said('[[loss]] name = "adaptive_entropy"'),
+    "use_adaptive_entropy": _fixed('[[loss]] name = "adaptive_entropy"'),
     "entropy_target": _key("[entropy_coefficient] target"),
     **{f"entropy_coef_{name}": _key(f"[entropy_coefficient] {name}") for name in ("min", "max", "delta")},
     "clip_cov_ratio": _key("[clip_cov] rate"),
@@ -205,44 +205,45 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "kl_discount_factor": _key("[opd] gamma"),
     "distillation_is_clip": _key("[cispo] eps_max"),
     "step_advantage_w": _key("[gigpo] omega"),
-    "multi_objective_aggregation": _chosen(_AGGREGATIONS),
-    "importance_sampling_level": _chosen(_LEVELS),
-    "use_kl_loss": _said('[[loss]] name = "kl", beside the others; [kl] weight is its coefficient'),
+    "multi_objective_aggregation": _by_value(_AGGREGATIONS),
+    "importance_sampling_level": _by_value(_LEVELS),
+    "use_kl_loss": _fixed('[[loss]] name = "kl", beside the others; [kl] weight is its coefficient'),
     **dict.fromkeys(
         ("critic_learning_rate", "gae_lambda", "lam", "lambd", "vf_coef", "cliprange_value", "critic_warmup"),
-        _said('[algorithm] algorithm_mode = "ppo" has a critic: [critic] lr, clip and warmup_steps, and [gae] lam'),
+        _fixed('[algorithm] algorithm_mode = "ppo" has a critic: [critic] lr, clip and warmup_steps, and [gae] lam'),
     ),
-    **dict.fromkeys(("loss_agg_mode", "grpo_loss_agg_mode"), _reduced("[algorithm] reduction")),
-    "sft_loss_agg_mode": _reduced("[mix] sft_reduction"),
+    **dict.fromkeys(("loss_agg_mode", "grpo_loss_agg_mode"), _reduction("[algorithm] reduction")),
+    "sft_loss_agg_mode": _reduction("[mix] sft_reduction"),
     "hicra_alpha": _key("[hicra] alpha"),
     "hicra_entropy_topk": _key("[hicra] entropy_topk"),
-    "use_hicra": _chosen(_HICRA),
-    "use_planning_tokens": _said(
+    "use_hicra": _by_value(_HICRA),
+    "use_planning_tokens": _fixed(
         '[algorithm] algorithm_mode = "hicra" amplifies planning tokens; with "hicra_entropy" they join the tokens of '
         "high entropy if [hicra] use_planning_tokens = true"
     ),
-    **dict.fromkeys(("algorithm_type", "sample_strategy", "policy_loss_fn", "advantage_fn"), _chosen(_TRINITY)),
+    **dict.fromkeys(("algorithm_type", "sample_strategy", "policy_loss_fn", "advantage_fn"), _by_value(_TRINITY)),
     "repeat_times": _key("[training] group_size"),
     "mu": _key("[mix] mu"),
     "expert_data_ratio": _key("[expert] ratio"),
     "sft_dataset": _key("[expert] path"),
     **dict.fromkeys(
-        ("auxiliary_buffers", "sft_dataset_name"), _said("[expert] path names the file of the expert's answers")
+        ("auxiliary_buffers", "sft_dataset_name"), _fixed("[expert] path names the file of the expert's answers")
     ),
     **dict.fromkeys(
         ("train_batch_size_expert", "train_batch_size_usual"),
-        _said(
+        _fixed(
             "[expert] ratio is the expert's share of a step's rows; sums are divided by the counts of the whole step"
         ),
     ),
     "clip_range": _clip,
     "clip_range_low": _key("[ppo_clip] eps_low"),
     "clip_range_high": _key("[ppo_clip] eps_high"),
-    "use_dynamic_bsz": _said("[training] micro_batch_tokens bounds the memory of a forward; it changes no result"),
-    **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _chosen(_SCALED)),
-    **dict.fromkeys(("adv_estimator", "advantage_estimator"), _chosen(_ESTIMATORS)),
+    "use_dynamic_bsz": _fixed("[training] micro_batch_tokens bounds the memory of a forward; it changes no result"),
+    **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), _by_value(_SCALED)),
+    **dict.fromkeys(("adv_estimator", "advantage_estimator"), _by_value(_ESTIMATORS)),
     **dict.fromkeys(
-        ("reward_weights", "reward_funcs", "gdpo_reward_weights"), _said("[[rewards]] has a name and a weight for each")
+        ("reward_weights", "reward_funcs", "gdpo_reward_weights"),
+        _fixed("[[rewards]] has a name and a weight for each"),
     ),
     **dict.fromkeys(("train_files", "train_file", "prompt_data"), _key("[jsonl] path")),
     **dict.fromkeys(("prompt_key", "input_key"), _key("[jsonl] prompt_field")),
@@ -252,36 +253,35 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "dataset_split": _key("[hub] split"),
     **dict.fromkeys(
         ("seq_len", "max_seq_length", "max_length", "sequence_len"),
-        _said("[training] max_prompt_tokens bounds prompts, and max_tokens completions"),
+        _fixed("[training] max_prompt_tokens bounds prompts, and max_tokens completions"),
     ),
-    **dict.fromkeys(("packing", "use_remove_padding"), _said("rows are always packed")),
+    **dict.fromkeys(("packing", "use_remove_padding"), _fixed("rows are always packed")),
     **dict.fromkeys(("val_files", "eval_dataset"), _key("[jsonl] heldout_path")),
 }
-"""Key elsewhere -> what to write here, made from its value there."""
+"""Key of another trainer -> function from its value to the advice what to write here."""
 
 
 def translated(key: str, value: Any) -> str:
-    """Return what to write instead of another trainer's key, or "" for a key that is not known.
+    """Return the advice what to write instead of another trainer's key, or "" for an unknown key.
 
-    Each key of a table that has no counterpart here, such as Trinity-RFT's `policy_loss_fn_args`, is answered by
-    itself.
+    A table without a counterpart here, such as Trinity-RFT's `policy_loss_fn_args`, gets advice for each of its keys.
     """
     if key in _NESTED and isinstance(value, Mapping):
         table = cast("Mapping[str, Any]", value)
-        known = list(dict.fromkeys(says for name, one in table.items() if (says := _says(name, one))))
+        known = list(dict.fromkeys(advice for name, one in table.items() if (advice := _advice(name, one))))
         return f"here {'; '.join(known)}" if known else ""
     if isinstance(value, Mapping):
         return f"here {_TABLES[key]}" if key in _TABLES else ""
-    says = _says(key, value)
-    return says and f"{'write' if ' = ' in says else 'here'} {says}"
+    advice = _advice(key, value)
+    return advice and f"{'write' if ' = ' in advice else 'here'} {advice}"
 
 
-def _says(key: str, value: Any) -> str:
+def _advice(key: str, value: Any) -> str:
     return WORDS[key](value) if key in WORDS else ""
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it; the reader fills in the values of tables and lists."""
+    """Format a value as in TOML; tables and lists become "...", which the user fills in."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value) if isinstance(value, int | float) else "..."
@@ -291,4 +291,4 @@ UNREAD: dict[tuple[str, str], str] = {
     ("hicra", "use_planning_tokens"): 'transform "hicra" always amplifies planning tokens, and them alone: remove the '
     'key, or use "hicra_entropy", which amplifies tokens of high entropy and with this key planning tokens too',
 }
-"""Fixes for keys that another trainer's word makes plausible where nothing reads them."""
+"""(table, key) -> fix for a key that users of another trainer may set although nothing reads it."""
