@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from retrain.data.problem_store import ProblemStore, hash_key
 from retrain.errors import DataError
 from retrain.functional.seeds import digest_of, epoch_order
+from retrain.functional.templates import PLACE, as_text, column
 from retrain.protocols import Task
 from retrain.registry import Finding, task
 from retrain.system import records
@@ -27,8 +28,6 @@ from retrain.types import Problem
 
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
-"""A column in a template; empty braces do not name one."""
 _BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
 _FILE = {**_BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
 """Trait `when` of a task that reads a file."""
@@ -76,7 +75,7 @@ class RowFormat:
 
     def pose(self, text: str) -> str | list[Any]:
         """The prompt that a question becomes: it stands for every column of the template."""
-        return self.posed(_PLACE.sub(lambda _: text, self.prompt_template) if self.prompt_template else text)
+        return self.posed(PLACE.sub(lambda _: text, self.prompt_template) if self.prompt_template else text)
 
 
 @dataclass
@@ -333,7 +332,7 @@ def _is_chat(row: Any, reading: RowFormat) -> bool:
 def _filled(row: dict[str, Any], names: Mapping[str, str], reading: RowFormat) -> dict[str, Any]:
     """The row with the columns that its own ones hold or make: dotted names, a template, other trainers' names."""
     row = dict(row)
-    if names["answer"] == "answer" and "answer" not in row and (truth := _inside(row, "reward_model.ground_truth")):
+    if names["answer"] == "answer" and "answer" not in row and (truth := column(row, "reward_model.ground_truth")):
         row["answer"] = truth[0]
     messages: Any = row.get(names["prompt"])
     said: Any = _last(row.get("completion"))
@@ -342,10 +341,10 @@ def _filled(row: dict[str, Any], names: Mapping[str, str], reading: RowFormat) -
     if said and row.get(names["solution"]) is None:
         row[names["solution"]] = said
     for name in names.values():
-        if name not in row and (value := _inside(row, name)):
+        if name not in row and (value := column(row, name)):
             row[name] = value[0]
     if reading.prompt_template is not None:
-        row[names["prompt"]] = _PLACE.sub(lambda place: _shown(row, place[1]), reading.prompt_template)
+        row[names["prompt"]] = PLACE.sub(lambda place: _shown(row, place[1]), reading.prompt_template)
     return row
 
 
@@ -357,21 +356,11 @@ def _last(said: Any, role: str = "") -> Any:
     return last.get("content") if isinstance(last, dict) and role in ("", last.get("role")) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def _inside(row: dict[str, Any], name: str) -> list[Any]:
-    """Return the value at a dotted name in a list of one; an empty list without it."""
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return []
-        value = cast("dict[str, Any]", value)[part]
-    return [value]
-
-
 def _shown(row: dict[str, Any], name: str) -> str:
     """A column as a template shows it."""
-    if not (value := _inside(row, name)):
+    if not (value := column(row, name)):
         raise records.BadRow(f'no field "{name}", which prompt_template shows; it has {", ".join(row)}')
-    return value[0] if isinstance(value[0], str) else json.dumps(value[0], ensure_ascii=False)
+    return as_text(value[0])
 
 
 def _as_text(value: Any) -> Any:
