@@ -128,7 +128,7 @@ def _check_columns(loaded: LoadedConfig, problem: Problem, document: Document) -
     for index, reward in enumerate(loaded.components.all("reward")):
         form = form_of(reward.component)
         try:
-            if form.name != "retrain":
+            if form.name not in ("retrain", "group"):
                 form.arguments([{name: known[name] for name in form.reads}])
         except ValueError as error:
             fix = "rename the column, or the parameter"

@@ -153,6 +153,7 @@ def _rewards(loaded: LoadedConfig, problem: Problem) -> str:
         "max_tokens": loaded.config.training.max_tokens,
         "finish_reason": "stop",
         "completion_ids": (0,),
+        "group": 0,
     }
     settings: dict[str, Any] = {**loaded.config.reward_pool.model_dump(), "workers": 1, "max_failed": 1.0}
     with RewardPool(loaded.rewards, search_paths=loaded.config.plugins.search_paths, **settings) as pool:

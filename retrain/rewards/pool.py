@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, cast
 from retrain.errors import ComponentError, UserCodeError
 from retrain.protocols import ALONE, Ranks
 from retrain.registry import Bound, reward
-from retrain.rewards.signatures import form_of
-from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load
+from retrain.rewards.signatures import FIELDS, GROUP, form_of
+from retrain.rewards.worker import RewardResult, Settings, evaluate, invalid, load, size
 from retrain.system import event_loop
 from retrain.system.sandbox import missing
 from retrain.system.worker_pool import CallLost, WorkerPool
@@ -30,7 +30,7 @@ _LONGEST = 4000
 """Characters of a worker's message."""
 
 _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
-"""(number of the reward among those of its workers, the completions that it scores at once)."""
+"""(number of the reward among those of its workers, the completions or groups that it scores at once)."""
 
 
 class Entry(NamedTuple):
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     Attributes:
         bound, weight: the reward, and its weight in the sum; weight 0 records a part only.
         timeout_s: seconds of one of its calls, of a whole batch if it scores one; unset: those of the pool.
-        concurrency: completions that a coroutine function scores at once.
+        concurrency: completions, or groups of them, that a coroutine function scores at once.
         network: it runs outside the sandbox.
     """
 
@@ -103,7 +103,7 @@ class RewardPool:
         self._weights = [one.weight for one in entries]
         self._judges = [reward.traits_of(one.bound.component).correctness for one in entries]
         self.names = unique_names([one.bound.name for one in entries])
-        # How many completions a call takes; 0 is the whole batch.
+        # Number of completions, or of groups of them, in a call; 0 is the whole batch.
         self._widths = [
             0 if form.batch else one.concurrency if form.is_async else 1
             for one, form in zip(entries, self._forms, strict=True)
@@ -142,6 +142,8 @@ class RewardPool:
     def score(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
         """One score per item, in order. An item maps names of FIELDS to their values.
 
+        Items with one `group` are compared with each other; an item without it is a group of its own.
+
         Raises:
             UserCodeError: more than `max_failed` of the items could not be scored.
         """
@@ -159,28 +161,44 @@ class RewardPool:
 
     def _call_all(self, items: Sequence[Mapping[str, Any]]) -> list[list[RewardResult]]:
         """Return the replies of all rewards for every item."""
-        by_reward: list[list[RewardResult]] = [[] for _ in self.names]
+        by_item: list[dict[int, RewardResult]] = [{} for _ in items]
         calls = [
             [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
             for numbers, _ in self._scorers
         ]
 
-        answers = event_loop.gather(one.call_all(some) for (_, one), some in zip(self._scorers, calls, strict=True))
+        answers = event_loop.gather(
+            one.call_all([call for call, _ in some]) for (_, one), some in zip(self._scorers, calls, strict=True)
+        )
         try:
             every = event_loop.run(answers)
         except BaseException:
             self.close()  # Cancelling a coroutine does not stop its worker.
             raise
         for (numbers, _), some, found in zip(self._scorers, calls, every, strict=True):
-            for (place, _), results in zip(some, found, strict=True):
-                by_reward[numbers[place]] += results
-        return [list(some) for some in zip(*by_reward, strict=True)]
+            for ((place, _), indices), results in zip(some, found, strict=True):
+                for index, result in zip(indices, results, strict=True):
+                    by_item[index][numbers[place]] = result
+        return [[results[number] for number in range(len(self.names))] for results in by_item]
 
-    def _calls(self, place: int, number: int, items: Sequence[Mapping[str, Any]]) -> list[_RewardCall]:
-        """The calls of a reward: each with one completion, with as many as it scores at once, or with all."""
-        width = self._widths[number] or max(1, len(items))
-        given = [{name: item[name] for name in self._forms[number].reads} for item in items]
-        return [(place, given[first : first + width]) for first in range(0, len(given), width)]
+    def _calls(
+        self, place: int, number: int, items: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[_RewardCall, list[int]]]:
+        """The calls of a reward, each with the indices of its items.
+
+        A call has one completion or group, as many as the reward scores at once, or all.
+        """
+        if GROUP in (reads := self._forms[number].reads):
+            units = _groups(items)
+            given = [{GROUP: [{k: items[i][k] for k in FIELDS if k in items[i]} for i in unit]} for unit in units]
+        else:
+            units = [[index] for index in range(len(items))]
+            given = [{name: item[name] for name in reads} for item in items]
+        width = self._widths[number] or max(1, len(given))
+        return [
+            ((place, given[first : first + width]), [index for unit in units[first : first + width] for index in unit])
+            for first in range(0, len(given), width)
+        ]
 
     def _combine(self, replies: Sequence[RewardResult]) -> Score:
         parts = {name: reply.value for name, reply in zip(self.names, replies, strict=True)}
@@ -260,17 +278,26 @@ class _Scorer:
             await self._workers.close()
 
     def _score(self, number: int, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-        return _spread(evaluate(self._local[number], items), len(items))
+        return _spread(evaluate(self._local[number], items), size(items))
 
     def _read(self, call: _RewardCall, answer: Any) -> list[RewardResult]:
         name = self._settings.rewards[call[0]][0]
-        found = _spread([_reply(one, name) for one in answer] if isinstance(answer, list) else [], len(call[1]))
-        if len(found) != len(call[1]):
+        count = size(call[1])
+        found = _spread([_reply(one, name) for one in answer] if isinstance(answer, list) else [], count)
+        if len(found) != count:
             raise ValueError(_INVALID_REPLY)
         return found
 
     def _lost(self, call: _RewardCall, lost: CallLost) -> list[RewardResult]:
-        return [RewardResult(lost.kind, detail=f"{self._settings.rewards[call[0]][0]} {lost}")] * len(call[1])
+        return [RewardResult(lost.kind, detail=f"{self._settings.rewards[call[0]][0]} {lost}")] * size(call[1])
+
+
+def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Return the indices of the items of each group, in the order of their first items."""
+    found: dict[Any, list[int]] = {}
+    for index, item in enumerate(items):
+        found.setdefault(item.get(GROUP, f"item {index}"), []).append(index)
+    return [*found.values()]
 
 
 def _spent(result: list[RewardResult]) -> bool:

@@ -15,6 +15,8 @@ FIELDS: tuple[str, ...] = (
 """Names that a reward may read: completion and answer are text; prompt is the rendered text; problem
 is a dict with id, prompt, answer and extra; length and max_tokens are counts of tokens; finish_reason is
 "stop" or "length"; completion_ids are token ids."""
+GROUP = "group"
+"""Parameter of a reward that compares: all completions of a prompt, each a dict of FIELDS."""
 
 _TRL = ("prompts", "completions", "completion_ids")
 _TRL_HOOKS = ("log_extra", "log_metric", "trainer_state")
@@ -27,8 +29,8 @@ class Form(NamedTuple):
     """Calling convention of a reward.
 
     Attributes:
-        name: "retrain", "trl", "verl" or "verl_batch".
-        reads: the FIELDS that its arguments are made from.
+        name: "retrain", "group", "trl", "verl" or "verl_batch".
+        reads: the FIELDS that its arguments are made from, or GROUP alone.
         names: its positional parameters, less `self`; `required` has those without a default.
         open: it takes **columns.
         is_async: it is a coroutine function.
@@ -50,6 +52,7 @@ class Form(NamedTuple):
         """The form in words, for `explain`."""
         said = {
             "retrain": "by the names of its parameters, one completion at a time",
+            "group": "once for each prompt, with the list of its completions",
             "trl": "as TRL calls a reward function: lists of prompts, completions and columns of the data",
             "verl": "as verl calls compute_score, one completion at a time",
             "verl_batch": "as verl calls a batched compute_score: lists of data_sources, solution_strs ...",
@@ -62,7 +65,7 @@ class Form(NamedTuple):
         Raises:
             ValueError: a column that it names is not in the data.
         """
-        if self.name == "retrain":
+        if self.name in ("retrain", "group"):
             return {name: items[0][name] for name in self.reads}
         rows = [self._row(item) for item in items]
         names = dict.fromkeys(name for row in rows for name in row)
@@ -112,6 +115,9 @@ def form_of(component: Component) -> Form:
     elif "solution_str" in names or "solution_strs" in names:
         name, reads = "verl" if "solution_str" in names else "verl_batch", ("completion", "answer", "problem")
         _refuse(component, [one for one in required if one not in (*_VERL, *_VERL_BATCH)], "verl")
+    elif GROUP in names:
+        name, reads = "group", (GROUP,)
+        _refuse(component, [one for one in required if one != GROUP], "group")
     else:
         name, reads = "retrain", tuple(one for one in names if one in FIELDS)
         _refuse(component, [one for one in required if one not in FIELDS])
@@ -128,14 +134,10 @@ def form_of(component: Component) -> Form:
 
 def _refuse(component: Component, unknown: Sequence[str], caller: str = "") -> None:
     if unknown:
-        known = f"{caller} gives {', '.join(_VERL)}" if caller else f"name its parameters among: {', '.join(FIELDS)}"
-        others = (
-            ""
-            if caller
-            else (
-                "; or write it as TRL does, (completions, **columns), or as verl does, (data_source, solution_str, ...)"
-            )
-        )
-        raise ComponentError(
-            f'reward "{component.name}" reads {", ".join(unknown)}, which no completion has', f"{known}{others}"
-        )
+        fix = {
+            "": f"name its parameters among: {', '.join(FIELDS)}; or {GROUP} alone; or write it as TRL does, "
+            "(completions, **columns), or as verl does, (data_source, solution_str, ...)",
+            "verl": f"verl gives {', '.join(_VERL)}",
+            "group": f"read them from the dicts in {GROUP}: {', '.join(FIELDS)}",
+        }[caller]
+        raise ComponentError(f'reward "{component.name}" reads {", ".join(unknown)}, which no completion has', fix)

@@ -16,7 +16,7 @@ from retrain.errors import ComponentError
 from retrain.registry.call import described, own_frames
 from retrain.registry.component import Component
 from retrain.registry.lookup import load_object
-from retrain.rewards.signatures import Form, form_of
+from retrain.rewards.signatures import GROUP, Form, form_of
 from retrain.system.worker_process import limit, serve
 from retrain.types import fits_float32
 
@@ -57,6 +57,11 @@ class LoadedReward(NamedTuple):
     runner: asyncio.Runner
 
 
+def size(items: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of completions in the items of a call: an item is one, or a group of them."""
+    return sum(len(item[GROUP]) if GROUP in item else 1 for item in items)
+
+
 def start(hello: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any] | None]:
     """Load the rewards. A call is (number of the reward, completions); its answer is a list of `RewardResult`."""
     settings = Settings(*hello)
@@ -84,11 +89,11 @@ def load(name: str, target: str, params: Mapping[str, Any], settings: Settings) 
 
 
 def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-    """Score completions and return the replies; a single one if the whole call fails."""
+    """Score completions and return the reply for each; a single one if the whole call fails."""
     if reward.form.is_async:
         return reward.runner.run(_gathered(reward, items))
     try:
-        return _checked(reward, reward.function(**reward.form.arguments(items)), len(items))
+        return _checked(reward, reward.function(**reward.form.arguments(items)), size(items))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -96,7 +101,7 @@ def evaluate(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[R
 
 
 async def _gathered(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> list[RewardResult]:
-    """The replies of coroutines that run together, each of one completion, or of all if it takes a batch."""
+    """The replies of coroutines that run together, each of one item, or of all if it takes a batch."""
     together = [items] if reward.form.batch else [[item] for item in items]
     return [reply for found in await asyncio.gather(*(_awaited(reward, some) for some in together)) for reply in found]
 
@@ -105,12 +110,13 @@ async def _awaited(reward: LoadedReward, items: Sequence[Mapping[str, Any]]) -> 
     limit_ = asyncio.timeout(reward.timeout_s)
     try:
         async with limit_:
-            return _checked(reward, await reward.function(**reward.form.arguments(items)), len(items))
+            return _checked(reward, await reward.function(**reward.form.arguments(items)), size(items))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         late = f"{reward.name} took longer than {reward.timeout_s:g} s"
-        return [RewardResult("timeout", detail=late) if limit_.expired() else _raised(reward, error)]
+        failed = RewardResult("timeout", detail=late) if limit_.expired() else _raised(reward, error)
+        return [failed] * size(items)
 
 
 def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
@@ -121,7 +127,7 @@ def _raised(reward: LoadedReward, error: BaseException) -> RewardResult:
 
 def _checked(reward: LoadedReward, found: Any, count: int) -> list[RewardResult]:
     """Turn the return value of a reward into replies."""
-    if not reward.form.batch:
+    if not reward.form.batch and reward.form.name != "group":
         return [_score(reward.name, found)]
     values: Any = found.tolist() if hasattr(type(found), "tolist") else found
     if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != count:

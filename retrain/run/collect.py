@@ -488,6 +488,7 @@ def score(
                 "max_tokens": max_tokens,
                 "finish_reason": rollout.finish_reason,
                 "completion_ids": rollout.completion_ids,
+                "group": rollout.group,
             }
         )
     scored = list(rollouts)
