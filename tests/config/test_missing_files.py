@@ -100,9 +100,7 @@ def test_every_condition_of_a_campaign_is_looked_at(folder, command):
     assert result.stderr.startswith('run.toml:8:1: [[campaign.conditions]] jsonl.path: there is no file "none.jsonl"; ')
     assert len(result.stderr.splitlines()) == 1
     shared = f'[campaign]\nseeds = 2\n{TASK}path = "none.jsonl"\n'
-    assert run(command, folder, shared).stderr.splitlines() == [f"run.toml:8:1: {NOWHERE}"], (
-        "once for all conditions"
-    )
+    assert run(command, folder, shared).stderr.splitlines() == [f"run.toml:8:1: {NOWHERE}"], "once for all conditions"
 
 
 def test_what_the_run_does_not_read_is_not_missed(folder):

@@ -63,5 +63,5 @@ def test_a_list_of_another_length_is_invalid_for_the_whole_group():
 
 
 def test_a_group_stands_alone():
-    with pytest.raises(ComponentError, match="reads teacher.*read them from the dicts in group"):
+    with pytest.raises(ComponentError, match=r"reads teacher.*read them from the dicts in group"):
         pool("more")
