@@ -1,1 +1,1 @@
-"""The credit audit: what the credit of a method is worth under a policy, before anyone trains with it."""
+"""The credit audit: quality of a method's credit and gradient under a fixed policy, without training."""

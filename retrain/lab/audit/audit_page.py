@@ -1,4 +1,4 @@
-"""Audits as one HTML page that needs nothing else."""
+"""Report of audits as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retrain.lab.audit.credit_audit import LOST, Audit, Figure, Shown, Verdict
+from retrain.lab.audit.credit_audit import COSTLIEST, Audit, Figure, ShownCompletion, Verdict
 from retrain.lab.audit.methods import ORACLE
 from retrain.report.charts import dot, line, number
 from retrain.report.exported_figures import Drawing, stacked
@@ -15,13 +15,13 @@ from retrain.report.page import Table, fill
 
 HEADINGS = ("effective batch", "of the oracle's", "bias", "signal to noise", "correlation")
 _STRONGEST = 0.95
-"""Quantile of a strip's credit that has the strongest color."""
+"""Quantile of the size of a completion's credit that gets the strongest color."""
 _WIDEST = 4.0
-"""Effective batch at the end of the axis."""
+"""Largest effective batch on the axis."""
 
 
 def cells(verdict: Verdict) -> list[str]:
-    """The figures of a method as texts with their intervals, in the order of HEADINGS."""
+    """Format the figures of a method with their intervals, in the order of HEADINGS."""
     return [
         _with_interval(one, form)
         for one, form in zip(verdict.figures.values(), (".2f", ".2f", ".3f", ".3f", ".3f"), strict=True)
@@ -31,12 +31,16 @@ def cells(verdict: Verdict) -> list[str]:
 def _with_interval(figure: Figure, form: str) -> str:
     value, low, high = figure
     if value is None:
-        return "too noisy to tell"
+        return "inconclusive"
     return f"{value:{form}}" if low == high else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def page(audits: Sequence[Audit]) -> str:
-    """The document: what each method is worth at every checkpoint, where it puts its credit, and completions."""
+    """Return the HTML page: for every checkpoint the figures of each method, the tokens that it credits, and examples.
+
+    Args:
+        audits: audits of checkpoints of one run, at least one.
+    """
     names = list(dict.fromkeys(name for one in audits for name in one.methods))
     path = [[name, *(_with_interval(one.methods[name].effective_batch, ".2f") for one in audits)] for name in names]
     return fill(
@@ -44,12 +48,12 @@ def page(audits: Sequence[Audit]) -> str:
         title=f"Credit audit of {audits[-1].run}",
         path=Table(["", *(f"step {one.step}" for one in audits)], path) if len(audits) > 1 else None,
         audits=[_section(one) for one in audits],
-        lost=LOST,
+        costliest=COSTLIEST,
     )
 
 
 def exported(audits: Sequence[Audit]) -> dict[str, Drawing]:
-    """Return the figure of every checkpoint by its name: effective batches with their intervals."""
+    """Return a drawing per checkpoint by its name: the methods' effective batches with their intervals."""
     found: dict[str, Drawing] = {}
     for one in audits:
         rows = [(name, drawing, texts[0]) for name, drawing, texts in _section(one)["figures"]]
@@ -75,21 +79,23 @@ def _section(audit: Audit) -> dict[str, Any]:
 
 
 def _whisker(figure: Figure, most: float) -> str:
-    """A dot with its interval on an axis from 0 to `most`, and the line of grpo's 1."""
+    """Draw a figure as a dot with its interval, on an axis from 0 to `most`, with a line at 1, the baseline's value."""
 
     def across(value: float | None) -> float:
         return 12 + 316 * min(value or 0.0, most) / most
 
     low, middle, high = (across(figure.low), 13.0), (across(figure.value), 13.0), (across(figure.high), 13.0)
-    better, worse = (figure.low or 0.0) > 1.005, figure.high is not None and figure.high < 0.995  # to two digits
+    # The interval must exclude 1 when it is rounded to two digits.
+    better, worse = (figure.low or 0.0) > 1.005, figure.high is not None and figure.high < 0.995
     kind = "better" if better else "worse" if worse else "unclear"
     marks = line(f"{kind} whisker", low, high) + dot(kind, middle, 5) if figure.value is not None else ""
     zero = line("zero", (across(1.0), 0.0), (across(1.0), 26.0))
     return f'<svg class="forest" viewBox="0 0 340 26" role="img">{zero}{marks}</svg>'
 
 
-def _strips(shown: Shown, names: Sequence[str]) -> dict[str, Any]:
-    lines = {"true advantage": shown.truth, **{name: shown.credit[name] for name in names if name in shown.credit}}
+def _strips(shown: ShownCompletion, names: Sequence[str]) -> dict[str, Any]:
+    given = {name: shown.credit[name] for name in names if name in shown.credit}
+    lines = {"true advantage": shown.true_advantages, **given}
     rows: list[tuple[str, float, str, Sequence[float]]] = []
     for name, values in lines.items():
         sizes = sorted(abs(value) for value in values if value) or [1.0]

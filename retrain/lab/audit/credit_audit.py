@@ -1,7 +1,8 @@
-"""Credit against the truth: values by continuations, and the gradient that every method expects.
+"""The credit audit: compares the credit and the gradient of methods with the true advantages and the policy gradient.
 
-On batches that the run would have trained on next, the value of every beginning of a completion is measured: it is
-continued. That gives the true advantage of every token, twice and independently, and with it the policy gradient.
+The audit samples the batches that the run would have trained on next. It measures the value of every prefix of a
+completion as the mean reward of continuations. Two independent halves of the continuations give two independent
+estimates of the true advantage of every token, and of the policy gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from retrain.algorithms.planning.token_text import TokenText
 from retrain.errors import ComponentError, DataError
 from retrain.functional.seeds import derive_seed
 from retrain.lab.audit import gradient_quality as G
-from retrain.lab.audit.methods import BASELINE, ORACLE, USUAL, Method, own_method
+from retrain.lab.audit.methods import BASELINE, DEFAULT_METHODS, ORACLE, Method, own_method
 from retrain.lab.monte_carlo.prefixes import credit, prefixes, values_at
 from retrain.report.samples import best_and_worst
 from retrain.run.collect import sampled, valid_rows
@@ -32,17 +33,17 @@ from retrain.types import POLICY_COLUMNS, Batch, Rollout
 
 LEVEL = 0.05
 """Intervals have the level 1 - LEVEL."""
-LOST = "where a wrong answer was lost"
-"""The token of a wrong completion whose true advantage is the least."""
-_SHOWN = 8
-"""Times as many continuations for the completions that are shown."""
+COSTLIEST = "costliest token of a wrong answer"
+"""Label of the token with the lowest true advantage of a wrong completion."""
+_SHOWN_FACTOR = 8
+"""Completions on the page get this many times more continuations than others."""
 
 CreditFn = Callable[[Batch, int], Tensor]
-"""(batch, its number) -> advantages [N, T]."""
+"""(batch, index of the batch) -> advantages [N, T]."""
 
 
 class Figure(NamedTuple):
-    """An estimate with its interval; None for what the data cannot tell."""
+    """An estimate with its interval; all three are None if the data are too noisy for an estimate."""
 
     value: float | None
     low: float | None
@@ -50,7 +51,7 @@ class Figure(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Tensor, least: float = -math.inf, most: float = math.inf) -> Figure:
-        """From (value, low, high), cut to the range that is possible."""
+        """Make a figure from [value, low, high], clipped to the range of possible values, `least` to `most`."""
         value, low, high = numbers.tolist()
         if not all(map(math.isfinite, (value, low, high))):
             return cls(None, None, None)
@@ -58,12 +59,12 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A batch with its truth.
+class MeasuredBatch:
+    """A batch with measured true advantages.
 
     Attributes:
-        batch: with the columns that methods share, and `token_values`.
-        first, second: [N, T], two independent estimates of every token's advantage.
+        batch: has the columns that methods share, among them `token_values`.
+        first, second: [N, T], two independent estimates of every token's true advantage.
         classes: masks [N, T] of kinds of tokens, by name.
     """
 
@@ -73,21 +74,22 @@ class Measured:
     classes: Mapping[str, Tensor]
 
     @property
-    def truth(self) -> Tensor:
-        """[N, T], the better estimate."""
+    def true_advantages(self) -> Tensor:
+        """Mean of both estimates [N, T], which is the better estimate."""
         return (self.first + self.second) / 2
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Figures of a method.
+    """Figures of a method; docs/audit.md explains them.
 
     Attributes:
-        effective_batch: over that of the baseline.
-        of_oracle: effective batch over that of the oracle. Both share their batches, so this interval tells whether
-            a method is above the oracle, and the intervals of two effective batches do not.
-        bias, noise, correlation: see `gradient_quality.Quality`; correlation of credit with the true advantage.
-        where: size of its credit by kind of token, in multiples of its size overall.
+        effective_batch: effective signal-to-noise ratio of the gradient, relative to the baseline's.
+        of_oracle: the same relative to the oracle's. Method and oracle are measured on the same batches, so the
+            interval of this ratio, not those of two effective batches, shows if a method is above the oracle.
+        bias, noise: see `gradient_quality.Quality`.
+        correlation: correlation of credit with the true advantage over tokens.
+        where: size of credit on each kind of token, relative to its size on all tokens.
     """
 
     effective_batch: Figure
@@ -99,7 +101,7 @@ class Verdict:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """By the names of `retrain audit --json`."""
+        """Figures by their names in the output of `retrain audit --json`."""
         return {
             "effective_batch": self.effective_batch,
             "of_oracle": self.of_oracle,
@@ -110,12 +112,12 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A completion with the credit of its tokens: `truth`, and by method."""
+class ShownCompletion:
+    """A completion of the page, with its true advantages and each method's credit, one value per token."""
 
     rollout: Rollout
     tokens: Sequence[str]
-    truth: Sequence[float]
+    true_advantages: Sequence[float]
     credit: Mapping[str, Sequence[float]]
 
 
@@ -124,9 +126,15 @@ class Audit:
     """The audit of a checkpoint.
 
     Attributes:
-        reliability: share of the variance of the measured advantages that is no noise, in [0, 1].
-        methods: by name, the oracle among them. where: as in a verdict, of the true advantages.
-        tokens: sampled by continuations. batches, continuations: what it was made from.
+        run: directory of the run.
+        step: training step of the checkpoint.
+        reliability: share of the measured advantages' variance that is not measurement noise, in [0, 1].
+        methods: verdicts by the method's name, the oracle among them.
+        where: size of the true advantages on each kind of token, relative to their size on all tokens.
+        shown: completions of one prompt.
+        tokens: number of tokens sampled in continuations.
+        batches: number of batches.
+        continuations: number of continuations of every prefix.
     """
 
     run: str
@@ -134,13 +142,13 @@ class Audit:
     reliability: float
     methods: Mapping[str, Verdict]
     where: Mapping[str, float]
-    shown: Sequence[Shown]
+    shown: Sequence[ShownCompletion]
     tokens: int
     batches: int
     continuations: int
 
     def facts(self) -> dict[str, Any]:
-        """As `retrain audit --json` prints it."""
+        """Return the output of `retrain audit --json` as JSON values."""
         methods = {
             name: {figure: found._asdict() for figure, found in one.figures.items()}
             for name, one in self.methods.items()
@@ -149,7 +157,7 @@ class Audit:
 
 
 ReportProgress = Callable[[str], None]
-"""Called with a line on what an audit has done, and how long the rest will take by what it took so far."""
+"""Called with a line of progress: completed work, its seconds, and an estimate of the seconds left."""
 
 
 def audit(
@@ -160,51 +168,55 @@ def audit(
     continuations: int,
     progress: ReportProgress = lambda _: None,
 ) -> Audit:
-    """Audit the credit of methods under the policy of a run that has been opened again.
+    """Audit the credit of methods under the policy of a run.
 
     Args:
-        names: of methods; without any, the usual ones and the run's own.
-        batches: at least 4. continuations: of every beginning, at least 2.
+        context: the reopened run.
+        run: its directory.
+        names: names of methods; empty selects `DEFAULT_METHODS` and the run's own method.
+        batches: number of batches, at least 4.
+        continuations: number of continuations of every prefix, at least 2.
         progress: called after each batch, and after each method.
     Raises:
-        ComponentError: a method that does not exist, or a run with an environment.
-        DataError: a batch of which nothing could be scored.
+        ComponentError: a method does not exist, or the run has an environment.
+        DataError: no completion of a batch could be scored.
     """
     if context.env_pool is not None:
-        problem = "its [environment] cannot be put back to the middle of an episode, where completions are continued"
-        raise ComponentError(f"this run cannot be audited: {problem}", "audit a run without one")
-    wanted = dict.fromkeys([BASELINE, *(names or (*USUAL, own_method(context.components)))])
+        problem = "its [environment] cannot be restored to the middle of an episode, where continuations begin"
+        raise ComponentError(f"this run cannot be audited: {problem}", "audit a run without an environment")
+    wanted = dict.fromkeys([BASELINE, *(names or (*DEFAULT_METHODS, own_method(context.components)))])
     methods = {name: Method(context, name) for name in wanted if name != ORACLE}
     sampler, reduction = _Sampler(context, continuations), _reduction(context.objective)
-    found, began = list[Measured](), time.monotonic()
+    found, began = list[MeasuredBatch](), time.monotonic()
     for index in range(batches):
         found.append(sampler.batch(index))
-        progress(_so_far(f"continued the completions of batch {index + 1} of {batches}", began, index + 1, batches))
+        progress(_progress_line(f"sampled continuations of batch {index + 1}/{batches}", began, index + 1, batches))
     reliability, verdicts = judge(found, methods, context.policy.gradient, reduction, progress)
-    truth = _where([one.first for one in found], [one.second for one in found], found)
+    where = _where([one.first for one in found], [one.second for one in found], found)
     shown = sampler.shown(found[0], methods)
-    return Audit(str(run), context.steps, reliability, verdicts, truth, shown, sampler.tokens, batches, continuations)
+    return Audit(str(run), context.steps, reliability, verdicts, where, shown, sampler.tokens, batches, continuations)
 
 
-def _so_far(what: str, began: float, done: int, of: int) -> str:
-    """A line of progress with an estimate: the rest takes as long for each as what is done."""
+def _progress_line(text: str, began: float, done: int, total: int) -> str:
+    """Add to a text the time since `began`, and an estimate of the time for the other `total - done` units."""
     spent = time.monotonic() - began
-    return f"{what} in {spent:.0f} s, about {spent / done * (of - done):.0f} s left of this part"
+    return f"{text} in {spent:.0f} s, about {spent / done * (total - done):.0f} s left of this part"
 
 
 def _reduction(objective: Objective) -> Callable[[Batch], Tensor]:
-    """How the run's loss weighs the policy's tokens."""
+    """Return the function that computes the weights [N, T] of a batch's tokens in the run's policy loss."""
     terms = [one.name for one in objective.terms if source_of(one) == "policy"]
     if not terms:
-        raise ComponentError("no loss term trains on what the policy samples, so that there is no credit", "add one")
+        problem = "this run has no credit: none of its loss terms trains on the policy's samples"
+        raise ComponentError(problem, "add a policy loss to [algorithm]")
     return lambda batch: objective.step(batch).weights[terms[0]]
 
 
 class _Sampler:
-    """Batches with their truth, of the problems that the run would have come to next.
+    """Samples batches of the run's next problems and measures their true advantages.
 
     Attributes:
-        tokens: sampled in continuations so far.
+        tokens: number of tokens sampled in continuations so far.
         rollouts: the rows of the first batch.
     """
 
@@ -212,29 +224,38 @@ class _Sampler:
         self._context, self._count = context, continuations
         self._text = TokenText(context.loaded.tokenizer)
         planning = context.components.signal("planning_mask")
-        assert planning is not None, "it is a component of the package"
+        assert planning is not None, "planning_mask is a component of this package"
         self._planning = planning.build(context.resources)
         self._cursor, self.tokens = context.steps * context.prompts, 0
         self.rollouts: list[Rollout] = []
 
-    def batch(self, index: int) -> Measured:
-        """Batch number `index`; streams of its own, so that it is independent of others and of any training."""
+    def batch(self, index: int) -> MeasuredBatch:
+        """Sample and measure batch number `index`.
+
+        Its random numbers derive from the seed, the step and the index, so it is independent of other batches and of
+        training.
+        """
         context = self._context
         seed = derive_seed(context.config.training.seed, "audit", context.steps, index)
         rollouts, problems, self._cursor = sampled(context, self._cursor, context.prompts, seed)
         kept = valid_rows(rollouts)
         if not kept:
-            raise DataError("none of the completions of a batch could be scored; see retrain score, or the rewards")
+            raise DataError("no completion of a batch could be scored; check the rewards with `retrain score`")
         self.rollouts = self.rollouts or kept
         batch = context.layout.batch(kept, context.steps).replace(problems=problems)
         columns = context.policy.logprobs(batch, sorted(POLICY_COLUMNS))
         planning, _ = self._planning(batch.input_ids, batch.response_mask)
-        first, second, values = self._truth(batch, self._count, seed)
+        first, second, values = self._true_advantages(batch, self._count, seed)
         batch = batch.replace(**columns, planning_mask=planning, token_values=values)
-        return Measured(batch, first, second, self._classes(batch))
+        return MeasuredBatch(batch, first, second, self._classes(batch))
 
-    def _truth(self, batch: Batch, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Two estimates of every token's advantage, each of half of the continuations; and the values."""
+    def _true_advantages(self, batch: Batch, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Measure the true advantages of a batch.
+
+        Returns:
+            Two estimates [N, T] of the advantages, each from half of the `count` continuations of every prefix, and
+            the values [N, T] from all of them.
+        """
         mask = batch.response_mask
         found, numbers = prefixes(batch.input_ids, mask, batch.group_ids, mask)
         seed = derive_seed(seed, "continuations")
@@ -245,17 +266,21 @@ class _Sampler:
         return first, second, values_at(mask, rewards, numbers)
 
     def _classes(self, batch: Batch) -> dict[str, Tensor]:
-        """Masks of kinds of tokens: by the planning signal, by text as the task knows it, by entropy."""
+        """Return masks [N, T] of kinds of tokens by name.
+
+        The kinds are planning and execution tokens, the answer (the last word), spans that the task names, and
+        quarters of the policy's entropy.
+        """
         mask, planning = batch.response_mask, batch.column("planning_mask").bool()
         found = {"planning": planning & mask, "execution": mask & ~planning, "answer": torch.zeros_like(mask)}
         for row, (ids, own, group) in enumerate(zip(batch.input_ids, mask, batch.group_ids.tolist(), strict=True)):
             texts = self._text.pieces(ids[own].tolist())
             text, ends = "".join(texts), [*accumulate(map(len, texts))]
             last = len(text.rstrip()) - len((text.split() or [""])[-1])
-            known = self._context.task.spans(batch.problems[group][0], text)
+            of_task = self._context.task.spans(batch.problems[group][0], text)
             for name, spans in {
                 "answer": [(last, len(text))],
-                **{f"task: {name}": known[name] for name in known},
+                **{f"task: {name}": of_task[name] for name in of_task},
             }.items():
                 inside = [
                     any(a < end and end - len(t) < b for a, b in spans) for t, end in zip(texts, ends, strict=True)
@@ -267,41 +292,47 @@ class _Sampler:
             found[f"entropy, quarter {quarter}"] = mask & (entropy > low) & (entropy <= high)
         return found
 
-    def shown(self, one: Measured, methods: Mapping[str, CreditFn]) -> list[Shown]:
-        """The best and the worst completions of a prompt, their truth by more continuations."""
+    def shown(self, one: MeasuredBatch, methods: Mapping[str, CreditFn]) -> list[ShownCompletion]:
+        """Return the best and the worst completions of a prompt, with true advantages from more continuations."""
         places = best_and_worst([rollout.row() for rollout in self.rollouts])
-        rows, sharper = one.batch.rows(torch.tensor(places)), self._count * _SHOWN
-        first, second, _ = self._truth(rows, sharper, derive_seed(self._context.config.training.seed, "shown"))
+        rows, seed = one.batch.rows(torch.tensor(places)), derive_seed(self._context.config.training.seed, "shown")
+        first, second, _ = self._true_advantages(rows, self._count * _SHOWN_FACTOR, seed)
         given = {name: method(one.batch, 0)[places] for name, method in methods.items()}
-        found: list[Shown] = []
+        found: list[ShownCompletion] = []
         for row, place in enumerate(places):
             rollout = self.rollouts[place]
             span = slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.completion_ids))
             tokens = self._context.chat.pieces(rollout.completion_ids)
-            truth = ((first + second) / 2)[row, span].tolist()
-            found.append(
-                Shown(rollout, tokens, truth, {name: all_[row, span].tolist() for name, all_ in given.items()})
-            )
+            advantages = ((first + second) / 2)[row, span].tolist()
+            credits_ = {name: all_[row, span].tolist() for name, all_ in given.items()}
+            found.append(ShownCompletion(rollout, tokens, advantages, credits_))
         return found
 
 
 def judge(
-    batches: Sequence[Measured],
+    batches: Sequence[MeasuredBatch],
     methods: Mapping[str, CreditFn],
     gradient: Callable[[Batch, Tensor], Tensor],
     reduction: Callable[[Batch], Tensor],
     progress: ReportProgress = lambda _: None,
 ) -> tuple[float, dict[str, Verdict]]:
-    """Reliability of the truth, and the verdicts of the oracle and of every method, the baseline among them.
+    """Compute the reliability of the true advantages and the verdicts on the oracle and every method.
 
-    The oracle's gradient has two independent estimates as well; their product is the square of the exact one's.
+    The oracle's gradient has two independent estimates. Their inner product estimates the squared length of the exact
+    gradient without bias.
 
     Args:
-        gradient: see `Policy.gradient`. reduction: weights [N, T] of a batch's tokens in the loss.
+        batches: at least 3 measured batches.
+        methods: methods by name; the baseline must be among them.
+        gradient: see `Policy.gradient`.
+        reduction: returns the weights [N, T] of a batch's tokens in the loss.
+        progress: called after the true gradients, and after each method.
+    Returns:
+        The reliability in [0, 1], and the verdicts by name.
     """
     quantile = float(stdtrit(len(batches) - 1, 1 - LEVEL / 2))
     weights = [reduction(one.batch) for one in batches]
-    began, passes = time.monotonic(), 3 + len(methods)  # two halves and the truth
+    began, passes = time.monotonic(), 3 + len(methods)  # two halves, the true gradient, and the methods
 
     def gradients(credits_: Sequence[Tensor]) -> Tensor:
         pairs = zip(batches, weights, credits_, strict=True)
@@ -309,23 +340,23 @@ def judge(
 
     first, second = [one.first for one in batches], [one.second for one in batches]
     halves = gradients(first), gradients(second)
-    # The true gradient weighs every completion alike, whatever the run's reduction does.
-    true = torch.stack([gradient(one.batch, one.truth / len(one.batch.rewards)) for one in batches])
+    # The true gradient gives every completion the same weight, unlike some reductions.
+    true = torch.stack([gradient(one.batch, one.true_advantages / len(one.batch.rewards)) for one in batches])
     quality = {ORACLE: G.quality((halves[0] + halves[1]) / 2, true, (halves[0] * halves[1]).sum(-1))}
     others = {ORACLE: (Figure(1.0, 1.0, 1.0), _where(first, second, batches))}
     del halves
-    progress(_so_far("computed the true gradients", began, 3, passes))
+    progress(_progress_line("computed the true gradients", began, 3, passes))
     for number, (name, method) in enumerate(methods.items(), 4):
         given = [method(one.batch, index) for index, one in enumerate(batches)]
         x = gradients(given)
         quality[name] = G.quality(x, true, x.square().sum(-1))
         others[name] = _correlation(batches, given, quantile), _where(given, given, batches)
-        progress(_so_far(f"judged {name}", began, number, passes))
-    base, best = quality[BASELINE].worth, quality[ORACLE].worth
+        progress(_progress_line(f"computed the gradients of {name}", began, number, passes))
+    base, best = quality[BASELINE].effective_snr, quality[ORACLE].effective_snr
     verdicts = {
         name: Verdict(
-            Figure.of(G.ratio_interval(one.worth / base, quantile), least=0.0),
-            Figure.of(G.ratio_interval(one.worth / best, quantile), least=0.0),
+            Figure.of(G.ratio_interval(one.effective_snr / base, quantile), least=0.0),
+            Figure.of(G.ratio_interval(one.effective_snr / best, quantile), least=0.0),
             Figure.of(G.interval(one.bias, quantile), 0.0, 2.0),
             Figure.of(G.interval(one.noise, quantile), least=0.0),
             *others[name],
@@ -335,8 +366,8 @@ def judge(
     return _reliability(batches), verdicts
 
 
-def _covariance(batches: Sequence[Measured], given: Sequence[Tensor]) -> Tensor:
-    """[1 + B, 3, 3] of credit, first and second truth over tokens."""
+def _covariance(batches: Sequence[MeasuredBatch], given: Sequence[Tensor]) -> Tensor:
+    """Covariances [1 + B, 3, 3] of credit, first and second estimate over tokens; see `gradient_quality`."""
     columns = [
         torch.stack([values[one.batch.response_mask] for values in (x, one.first, one.second)], 1)
         for one, x in zip(batches, given, strict=True)
@@ -344,26 +375,37 @@ def _covariance(batches: Sequence[Measured], given: Sequence[Tensor]) -> Tensor:
     return G.covariance(torch.stack([G.moments(table) for table in columns]))
 
 
-def _reliability(batches: Sequence[Measured]) -> float:
-    """Of the mean of both halves, by Spearman and Brown's formula from the correlation of one with the other."""
+def _reliability(batches: Sequence[MeasuredBatch]) -> float:
+    """Reliability of the mean of both estimates: 2 c / (1 + c), with c the correlation between them over tokens.
+
+    References: Spearman (1910) and Brown (1910), the Spearman-Brown formula.
+    """
     found = _covariance(batches, [one.first for one in batches])[0]
     half = max(0.0, float(found[1, 2] / (found[1, 1] * found[2, 2]).sqrt().clamp(min=1e-30)))
     return 2 * half / (1 + half)
 
 
-def _correlation(batches: Sequence[Measured], given: Sequence[Tensor], quantile: float) -> Figure:
-    """Of credit with the true advantage over tokens; the noise of the measurement is taken out of the variance."""
+def _correlation(batches: Sequence[MeasuredBatch], given: Sequence[Tensor], quantile: float) -> Figure:
+    """Correlation of credit with the true advantage over tokens, corrected for measurement noise.
+
+    The covariance of the two estimates replaces the variance of their mean, because their noise is independent.
+    """
     found = _covariance(batches, given)
-    if float(G.interval(found[:, 1, 2], quantile)[1]) <= 0:  # nothing but noise may have been measured
+    if float(G.interval(found[:, 1, 2], quantile)[1]) <= 0:  # the estimates may consist of noise alone
         return Figure(None, None, None)
     along = (found[:, 0, 1] + found[:, 0, 2]) / 2
     return Figure.of(G.interval(along / (found[:, 0, 0] * found[:, 1, 2]).sqrt(), quantile), -1.0, 1.0)
 
 
-def _where(first: Sequence[Tensor], second: Sequence[Tensor], batches: Sequence[Measured]) -> dict[str, float]:
-    """Size of credit by kind of token over its size on all tokens: roots of mean products of independent estimates.
+def _where(first: Sequence[Tensor], second: Sequence[Tensor], batches: Sequence[MeasuredBatch]) -> dict[str, float]:
+    """Size of credit on each kind of token, relative to its size on all tokens.
 
-    LOST is a mean with its sign: the token is chosen by one half of the truth, and looked at in the other.
+    A size is the root of the mean product of two independent estimates, which noise does not bias. COSTLIEST is
+    different: it is a mean that keeps its sign, of tokens that one estimate selects and the other evaluates.
+
+    Args:
+        first, second: two independent estimates of the credit [N, T] of each batch.
+        batches: the batches.
     """
 
     def size(masks: Sequence[Tensor]) -> float:
@@ -374,11 +416,11 @@ def _where(first: Sequence[Tensor], second: Sequence[Tensor], batches: Sequence[
     names = dict.fromkeys(name for one in batches for name in one.classes)
     masks = {name: [one.classes.get(name, ~one.batch.response_mask & False) for one in batches] for name in names}
     found = {name: size(several) / whole for name, several in masks.items()}
-    lost: list[Tensor] = []
+    costliest: list[Tensor] = []
     for one, a, b in zip(batches, first, second, strict=True):
         mask = one.batch.response_mask
         wrong = ~one.batch.correct & mask.any(-1)
-        for chosen_by, seen in ((one.first, b), (one.second, a)):
-            place = chosen_by.masked_fill(~mask, math.inf).argmin(-1, keepdim=True)
-            lost.append(seen.gather(-1, place)[wrong, 0])
-    return found | {LOST: float(torch.cat(lost).mean()) / whole}
+        for selecting, evaluated in ((one.first, b), (one.second, a)):
+            place = selecting.masked_fill(~mask, math.inf).argmin(-1, keepdim=True)
+            costliest.append(evaluated.gather(-1, place)[wrong, 0])
+    return found | {COSTLIEST: float(torch.cat(costliest).mean()) / whole}

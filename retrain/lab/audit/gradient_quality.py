@@ -1,8 +1,9 @@
-"""How good a stochastic gradient is: where it points, how noisy it is, and what it is worth, from B batches.
+"""Bias and noise of a stochastic gradient, estimated from the gradients of B batches.
 
-Gradients of different batches are independent, so that their inner products have no noise in their mean:
+Gradients of different batches are independent, so the mean of their inner products is not biased by noise:
     <E x, E y> = E <x_a, y_b> for a != b,   tr Cov x = E |x_b|^2 - |E x|^2
-Every estimate comes as [..., 1 + B]: that of all batches, then those that leave out one of them, for the jackknife.
+Every estimate is a tensor [..., 1 + B] for the jackknife: first the estimate from all batches, then those from all
+batches but one.
 """
 
 from __future__ import annotations
@@ -15,25 +16,31 @@ from torch import Tensor
 
 
 class Quality(NamedTuple):
-    """Figures of a gradient x against a reference r, each [..., 1 + B].
+    """Figures of a gradient x with respect to a reference r, each [..., 1 + B].
 
     Attributes:
-        bias: 1 - cos(E x, E r); NaN where an estimate of |E x|^2 or |E r|^2 is not above 0.
-        noise: the signal-to-noise ratio |E x|^2 / tr Cov x; NaN, as `worth`, where tr Cov x seems not above 0.
-        worth: squared length of one batch's gradient along E r, over that of everything else in it,
-            <E x, E r>^2 / (E |x|^2 |E r|^2 - <E x, E r>^2); 0 where the inner product is negative. It is
-            1 / (tan^2 + 1 / (SNR cos^2)), with the angle between E x and E r: the reciprocal of the squared error
-            of the gradient at its best scale, squared bias plus variance. A gradient without bias has SNR, which
-            grows with its batch, so worth over that of another without bias is a ratio of batches.
+        bias: 1 - cos(E x, E r); NaN where the estimate of |E x|^2 or |E r|^2 is not positive.
+        noise: signal-to-noise ratio SNR = |E x|^2 / tr Cov x; NaN where the estimate of tr Cov x is not positive.
+        effective_snr: <E x, E r>^2 / (E |x|^2 |E r|^2 - <E x, E r>^2), the squared length of a batch's gradient along
+            E r over that of the rest of it. It equals 1 / (tan^2 a + 1 / (SNR cos^2 a)), with a the angle between E x
+            and E r: the reciprocal of the squared error, squared bias plus variance, at the best scale of x. It is 0
+            where the inner product is negative, and NaN where the denominator is not positive. Without bias it is SNR,
+            which is proportional to the batch size, so the ratio of two such figures is a ratio of batch sizes.
     """
 
     bias: Tensor
     noise: Tensor
-    worth: Tensor
+    effective_snr: Tensor
 
 
 def inner(x: Float[Tensor, "*R B D"], y: Float[Tensor, "*R B D"]) -> Float[Tensor, "*R C"]:
-    """<E x, E y> from pairs of different batches; C = 1 + B."""
+    """Estimate <E x, E y> from pairs of different batches.
+
+    Args:
+        x, y: gradients of B batches and D parameters.
+    Returns:
+        [..., C] with C = 1 + B.
+    """
     count = x.shape[-2]
     own, left, right = (x * y).sum(-1), x.sum(-2, keepdim=True), y.sum(-2, keepdim=True)
     whole = (left * right).sum(-1) - own.sum(-1, keepdim=True)
@@ -42,30 +49,36 @@ def inner(x: Float[Tensor, "*R B D"], y: Float[Tensor, "*R B D"]) -> Float[Tenso
 
 
 def mean(values: Float[Tensor, "*R B"]) -> Float[Tensor, "*R C"]:
-    """Mean over the batches."""
+    """Mean over all batches, and over all batches but one; C = 1 + B."""
     total = values.sum(-1, keepdim=True)
     return torch.cat([total / values.shape[-1], (total - values) / (values.shape[-1] - 1)], -1)
 
 
 def quality(x: Float[Tensor, "*R B D"], r: Float[Tensor, "*R B D"], squares: Float[Tensor, "*R B"]) -> Quality:
-    """Figures of the gradients x of B >= 3 batches.
+    """Estimate the figures of a gradient.
 
     Args:
-        r: gradients of the same batches whose expectation is the true one, up to its length.
-        squares: estimates of |x_b|^2: (x * x).sum(-1), or the product of two halves where x itself is an estimate.
+        x: gradients of B >= 3 batches and D parameters.
+        r: gradients of the same batches whose expectation has the direction of the true gradient.
+        squares: estimates of |x_b|^2: (x * x).sum(-1), or the inner product of two independent halves of x.
     """
     signal, along, true, length = inner(x, x), inner(x, r), inner(r, r), mean(squares)
     noise, aligned = length - signal, along.clamp(min=0).square()
     rest = length * true - aligned
-    noise, rest = (one.where(one > 0, torch.nan) for one in (noise, rest))  # NaN: too few batches to see it
+    noise, rest = (one.where(one > 0, torch.nan) for one in (noise, rest))  # happens with too few batches
     return Quality(1 - along / (signal * true).sqrt(), signal / noise, aligned / rest)
 
 
 def interval(estimates: Float[Tensor, "*R C"], quantile: float) -> Float[Tensor, "*R 3"]:
-    """Value, low, high: value -+ quantile * se,  se^2 = (B - 1)/B * sum_b (t_b - mean t)^2 over leave-one-out t_b.
+    """Jackknife interval of an estimate t.
+
+    t -+ quantile * se,  se^2 = (B - 1)/B * sum_b (t_b - mean_b t_b)^2, with t_b the estimate without batch b
 
     Args:
-        quantile: of Student's t with B - 1 degrees of freedom.
+        estimates: [..., 1 + B].
+        quantile: quantile of Student's t with B - 1 degrees of freedom.
+    Returns:
+        [..., 3]: value, low, high.
     References: Efron and Stein, The Jackknife Estimate of Variance (1981).
     """
     value, others = estimates[..., 0], estimates[..., 1:]
@@ -74,19 +87,31 @@ def interval(estimates: Float[Tensor, "*R C"], quantile: float) -> Float[Tensor,
 
 
 def ratio_interval(estimates: Float[Tensor, "*R C"], quantile: float) -> Float[Tensor, "*R 3"]:
-    """`interval` of a positive ratio, on the scale of its logarithm; on its own scale where an estimate is 0."""
+    """Jackknife interval of a positive ratio, computed for its logarithm; without logarithm where an estimate is 0.
+
+    Args:
+        estimates, quantile: see `interval`.
+    Returns:
+        [..., 3]: value, low, high.
+    """
     logs = interval(estimates.log(), quantile).exp()
     return logs.where(logs.isfinite().all(-1, keepdim=True), interval(estimates, quantile))
 
 
 def moments(columns: Float[Tensor, "N M"]) -> Float[Tensor, "K K"]:
-    """Sums of products of M columns and a column of ones in front of them, of one batch; K = 1 + M."""
+    """Sums over N rows of the products of each two columns, after a column of ones is put before them; K = 1 + M."""
     table = torch.cat([torch.ones_like(columns[:, :1]), columns], 1).double()
     return table.T @ table
 
 
 def covariance(sums: Float[Tensor, "B K K"]) -> Float[Tensor, "C M M"]:
-    """Covariances of the columns over the rows of all batches, and of all but each."""
+    """Covariances of the columns over the rows of all batches, and of all batches but one.
+
+    Args:
+        sums: `moments` of B batches; K = 1 + M.
+    Returns:
+        [1 + B, M, M].
+    """
     total = sums.sum(0, keepdim=True)
     every = torch.cat([total, total - sums])
     average = every / every[:, :1, :1]

@@ -1,4 +1,4 @@
-"""Ways of assigning credit by their names: an advantage, transforms behind it, or a whole algorithm."""
+"""Methods of credit assignment by name: an advantage with transforms, or an algorithm."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BASELINE, ORACLE = "grpo", "oracle"
-USUAL = (
+DEFAULT_METHODS = (
     *(BASELINE, "grpo_std", "rloo", "maxrl", "reinforce_pp", "grpo_lp", "dca", "dca_rloo"),
     *("gtpo", "hicra", "hicra_entropy", "gtpo_hicra", "whiten"),
 )
-"""What is audited unless methods are named."""
-GIVEN = frozenset({"token_values", "planning_mask"}) | POLICY_COLUMNS
-"""Columns that all methods share, computed once."""
+"""Methods that are audited if none is named, besides the run's own."""
+SHARED_COLUMNS = frozenset({"token_values", "planning_mask"}) | POLICY_COLUMNS
+"""Columns that are computed once for all methods."""
 
 
 class Method:
-    """A pipeline whose components stand as the run's checkpoint left them, before every batch.
+    """A method of credit assignment; its components have the state of the run's checkpoint before every batch.
 
     Args:
-        name: names with "+" between them: at most one advantage, in front, and transforms; or one algorithm. Without
-            an advantage the transforms work on that of the baseline.
+        context: the reopened run.
+        name: one advantage and transforms, joined by "+", or one algorithm. Without an advantage the transforms use
+            the baseline's.
     Raises:
-        ComponentError: there is no such component.
+        ComponentError: there is no such component, or the name is not a valid combination.
     """
 
     def __init__(self, context: RunContext, name: str) -> None:
@@ -51,16 +52,16 @@ class Method:
         if (own.advantage, own.transforms, own.algorithm) == chain:
             self._pipeline = context.pipeline
         else:
-            self._pipeline = Pipeline.resolve(stages, context.components.signal, GIVEN)
+            self._pipeline = Pipeline.resolve(stages, context.components.signal, SHARED_COLUMNS)
             self._pipeline.build(context.resources)
-        known = context.pipeline.stateful
+        restored = context.pipeline.stateful
         self._states: dict[str, State] = {
-            name: copy.deepcopy(known.get(name, part).state_dict()) for name, part in self._pipeline.stateful.items()
+            name: copy.deepcopy(restored.get(name, part).state_dict()) for name, part in self._pipeline.stateful.items()
         }
         self._seed = config.training.seed
 
     def __call__(self, batch: Batch, index: int) -> Tensor:
-        """Advantages [N, T] of batch number `index`, as the checkpoint's next training step would have them."""
+        """Compute advantages [N, T] of batch number `index`, as the next training step after the checkpoint would."""
         for name, state in self._states.items():
             self._pipeline.stateful[name].load_state_dict(copy.deepcopy(state))
         seed_generators(derive_seed(self._seed, "audit", batch.step, index))
@@ -69,7 +70,7 @@ class Method:
 
 
 def own_method(components: Resolved) -> str:
-    """The name of what the run itself uses."""
+    """Return the name of the run's own method."""
     stages = components.stages()
     chain = (stages.algorithm,) if stages.algorithm else (stages.advantage, *stages.transforms)
     return "+".join(stage.name for stage in chain if stage)
@@ -78,13 +79,23 @@ def own_method(components: Resolved) -> str:
 def chain_of(
     components: Resolved, words: Sequence[str], search_paths: Sequence[str]
 ) -> tuple[Bound | None, tuple[Bound, ...], Bound | None]:
-    """(advantage, transforms, algorithm) that the words name, with the parameters of the run's tables."""
+    """Find the components of a method, with the parameters of the run's configuration.
+
+    Args:
+        components: the run's components.
+        words: the parts of the method's name between "+".
+        search_paths: directories of the user's modules.
+    Returns:
+        (advantage, transforms, None), or (None, (), algorithm).
+    Raises:
+        ComponentError: there is no such component, or they are not a valid combination.
+    """
     found = [one for word in words for one in _bound(components, word, search_paths)]
     kinds = [one.component.kind for one in found]
     if kinds == ["algorithm"]:
         return None, (), found[0]
     if "algorithm" in kinds or "advantage" in kinds[1:]:
-        problem = f'"{"+".join(words)}" is no advantage with transforms behind it'
+        problem = f'"{"+".join(words)}" is not an advantage with transforms after it'
         raise ComponentError(
             problem, 'write ADVANTAGE, TRANSFORM, ADVANTAGE+TRANSFORM or ALGORITHM, such as "grpo+gtpo"'
         )
@@ -94,7 +105,7 @@ def chain_of(
 
 
 def _bound(components: Resolved, word: str, search_paths: Sequence[str]) -> list[Bound]:
-    """The components of one word: several for a documented chain."""
+    """Find the components that a word names; the name of a chain, such as those of `CHAINS`, gives several."""
     own = [one for one in components.every() if one.name == word and one.component.kind in _KINDS]
     if own:
         return own[:1]
@@ -106,14 +117,18 @@ def _bound(components: Resolved, word: str, search_paths: Sequence[str]) -> list
     if is_dotted(word):
         return [bind(_kind(word, search_paths), word, search_paths=search_paths)]
     every = [*CHAINS, *(name for kind in _KINDS for name in names(kind))]
-    raise ComponentError(f'no method is called "{word}"', did_you_mean(word, every, f"known: {', '.join(every)}"))
+    raise ComponentError(f'there is no method "{word}"', did_you_mean(word, every, f"known: {', '.join(every)}"))
 
 
 _KINDS = ("advantage", "transform", "algorithm")
 
 
 def _kind(path: str, search_paths: Sequence[str]) -> str:
-    """What a function of the user's is: what its decorator says, else an advantage if it takes rewards first."""
+    """Return the kind of a user's function.
+
+    The decorator determines it. Without one, a function is an advantage if its first parameter begins with "reward",
+    and a transform otherwise.
+    """
     target = load_object(path, search_paths)
     if isinstance(mark := getattr(target, MARK, None), Component):
         return mark.kind

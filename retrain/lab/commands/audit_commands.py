@@ -23,12 +23,12 @@ def audit(  # noqa: PLR0913 - the options of the command
     run: Run,
     methods: Annotated[
         str | None,
-        typer.Option(help="What to audit, with commas: advantages, transforms, ADVANTAGE+TRANSFORM, dotted paths."),
+        typer.Option(help="Methods, comma-separated: advantages, transforms, ADVANTAGE+TRANSFORM, dotted paths."),
     ] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="The checkpoint; 0 is before the first step.")] = None,
-    every: Annotated[bool, typer.Option("--all-checkpoints", help="The start, every checkpoint, the end.")] = False,
-    batches: Annotated[int, typer.Option(min=4, help="Batches of the run's size.")] = 16,
-    continuations: Annotated[int, typer.Option(min=2, help="Of every beginning of a completion.")] = 8,
+    step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; 0 is the start of the run.")] = None,
+    every: Annotated[bool, typer.Option("--all-checkpoints", help="Audit the start and every checkpoint.")] = False,
+    batches: Annotated[int, typer.Option(min=4, help="Number of batches, each of the run's size.")] = 16,
+    continuations: Annotated[int, typer.Option(min=2, help="Number of continuations of every prefix.")] = 8,
     html: Annotated[Path | None, typer.Option(help="Write a page with the credit of tokens.")] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Write its figures to this folder, as SVG and, with resvg-py, PNG.")
@@ -37,10 +37,10 @@ def audit(  # noqa: PLR0913 - the options of the command
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Judge credit assignment by the true advantages, before anyone trains with it.
+    """Compare methods of credit assignment with the true advantages, without training.
 
-    Completions are continued from every token. The effective batch says how many times larger grpo's batch would have
-    to be for as good a gradient. With --json one line for every checkpoint.
+    True advantages are estimated from continuations of every prefix. The effective batch is how many times larger
+    grpo's batch would have to be for an equally good gradient. --json prints one line per checkpoint.
     """
     from retrain.run.reopen import reopen
 
@@ -70,7 +70,7 @@ def audit(  # noqa: PLR0913 - the options of the command
 
 
 def _places(run: Path, step: int | None, every: bool) -> Iterator[tuple[Path, bool]]:
-    """Yield the directories to open, each with whether its trained weights are used."""
+    """Yield the directories to open, each with True if its trained weights are used, False for the initial ones."""
     from retrain.storage.checkpoint import is_one, step_of
 
     there = (one for one in (run / "checkpoints").glob("step-*") if is_one(one) and not one.suffix)

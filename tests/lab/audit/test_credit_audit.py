@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from retrain.algorithms.advantages.group_baselines import grpo, rloo
 from retrain.cli.main import app
 from retrain.functional.masked import expand
-from retrain.lab.audit.credit_audit import Measured, judge
+from retrain.lab.audit.credit_audit import MeasuredBatch, judge
 from retrain.lab.audit.gradient_quality import quality
 from tests.tabular_policy import STEPS, Tabular
 
@@ -94,7 +94,7 @@ def measured(count, continuations):
             words = batch.input_ids[:, 1:] @ torch.tensor([9, 3, 1])
             halves.append(torch.cat([torch.zeros(len(words), 1), values.diff(dim=1)[words]], 1))
         first, second = halves
-        found.append(Measured(batch, first, second, {"first token": batch.response_mask & (torch.arange(4) == 1)}))
+        found.append(MeasuredBatch(batch, first, second, {"first token": batch.response_mask & (torch.arange(4) == 1)}))
     return found
 
 
@@ -131,7 +131,7 @@ def test_intervals_hold_the_truth_and_noise_of_the_continuations_is_not_the_orac
 
 def test_truth_that_is_all_noise_says_nothing_about_correlation():
     torch.manual_seed(1)
-    noise = [Measured(one.batch, torch.randn(16, 4), torch.randn(16, 4), {}) for one in measured(6, continuations=2)]
+    noise = [MeasuredBatch(one.batch, torch.randn(16, 4), torch.randn(16, 4), {}) for one in measured(6, continuations=2)]
     reduction = lambda batch: batch.response_mask / len(batch.rewards)  # noqa: E731
     reliability, verdicts = judge(noise, {"grpo": METHODS["grpo"]}, POLICY.gradient, reduction)
     assert reliability < 0.3
@@ -187,8 +187,8 @@ def test_a_run_is_audited_from_its_start_to_its_end_with_methods_of_the_users(tr
     ("words", "text"),
     [
         (["--methods", "gropo"], 'did you mean "grpo"'),
-        (["--methods", "gtpo+grpo"], "is no advantage with transforms"),
-        (["--methods", "vine+gtpo"], "is no advantage"),
+        (["--methods", "gtpo+grpo"], "is not an advantage with transforms"),
+        (["--methods", "vine+gtpo"], "is not an advantage"),
         (["--step", "7"], "no checkpoint of step 7"),
     ],
 )

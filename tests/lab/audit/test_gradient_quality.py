@@ -49,7 +49,7 @@ def test_intervals_of_16_batches_cover_the_truth(size):
     cases = {
         "bias": (interval(second.bias, quantile), 1 - 2 / 5**0.5),
         "noise": (interval(second.noise, quantile), 5 * size**2 / (0.72 * width)),
-        "effective batch": (ratio_interval(second.worth / first.worth, quantile), exact),
+        "effective batch": (ratio_interval(second.effective_snr / first.effective_snr, quantile), exact),
     }
     covered = {
         name: float(((found[:, 1] <= truth) & (truth <= found[:, 2])).double().mean())
@@ -75,7 +75,7 @@ def test_the_oracles_figure_does_not_depend_on_its_continuations(batches):
         halves = exact + normal(continuations * noise), exact + normal(continuations * noise)
         base, r = exact + normal(0.5 * noise), (halves[0] + halves[1]) / 2
         oracle = quality(r, r, (halves[0] * halves[1]).sum(-1))
-        ratio = oracle.worth / quality(base, r, base.square().sum(-1)).worth
+        ratio = oracle.effective_snr / quality(base, r, base.square().sum(-1)).effective_snr
         found = ratio_interval(ratio, quantile)
         told = found[found.isfinite().all(-1)]
         assert len(told) > 0.98 * repetitions
