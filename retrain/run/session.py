@@ -179,11 +179,11 @@ def _with_new_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
     the configuration names. The earlier run may come from somebody else, so if it names code that
     `new` does not name, nothing is imported and only its own keys are returned.
     """
-    from retrain.storage.trust import powers
+    from retrain.storage.trust import privileges
 
     known = dict(flatten(masked(old)))
     document, current = (_document({**one, "plugins": new["plugins"]}) for one in (old, new))
-    if not {*powers(document)} <= {*powers(current)}:
+    if not {*privileges(document)} <= {*privileges(current)}:
         return known
     with suppress(RetrainError):  # if it is invalid by today's rules, compare its own keys only
         return dict(flatten(masked(validate(document).resolved()))) | known

@@ -1,7 +1,7 @@
-"""Signatures that prove which run directories this user has trained.
+"""Sign run directories, to recognize those that this user has trained.
 
-Anybody who hands over a run directory can write any path or name into it. So the proof is a keyed
-hash (HMAC) of the configuration, and the key stays in the user's home directory.
+The author of a run directory can write anything into it. The signature is therefore a keyed hash (HMAC) of the
+configuration, and its key stays in the user's home directory.
 """
 
 from __future__ import annotations
@@ -18,58 +18,62 @@ from pathlib import Path
 from retrain.system.files import read_plain, write_text
 
 CONFIG, SIGNATURE = "config.resolved.json", "signature.json"
-_BYTES = 32
+_KEY_BYTES = 32
 
 
 def sign(run: Path) -> None:
-    """Write the signature of a run's configuration, the run's place, and the working directory.
+    """Sign a run's configuration together with the path of the run and the working directory.
 
-    Where the key cannot be kept, in a container without a home directory for instance, nothing is written.
+    Nothing is written if the key cannot be stored, for example in a container without a home directory.
     """
     key = _key(create=True)
     if key:
-        signature = {"directory": os.getcwd(), "hmac": _code(key, run)}
+        signature = {"directory": os.getcwd(), "hmac": _hmac(key, run)}
         write_text(run / SIGNATURE, json.dumps(signature) + "\n")
 
 
 def is_own(run: Path) -> bool:
-    """Return whether this user trained the run with this configuration, place and working directory.
+    """Return whether this user trained the run with this configuration, at this path and in this working directory.
 
-    The working directory counts because a module name may mean a file in it.
+    The working directory is part of the signature because the configuration may name a module that is a file in it.
     """
     key = _key()
     with suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(read_plain(run / SIGNATURE))["hmac"]
-        return bool(key) and hmac.compare_digest(str(known).encode(), _code(key, run).encode())
+        stored = json.loads(read_plain(run / SIGNATURE))["hmac"]
+        return bool(key) and hmac.compare_digest(str(stored).encode(), _hmac(key, run).encode())
     return False
 
 
-def _code(key: bytes, run: Path) -> str:
+def _hmac(key: bytes, run: Path) -> str:
     config = hashlib.sha256(read_plain(run / CONFIG)).hexdigest()
     return hmac.new(key, json.dumps([os.path.realpath(run), os.getcwd(), config]).encode(), "sha256").hexdigest()
 
 
 def _key(create: bool = False) -> bytes:
-    """Return the user's key, made at first use; empty if it is missing or others can read or replace it."""
-    with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home directory
+    """Return the user's key; b"" if it is missing, damaged, not owned by the user, or accessible to other users.
+
+    Args:
+        create: create the key if it does not exist.
+    """
+    with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home directory
         folder = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "retrain"
         file = folder / "signing-key"
         if create and not file.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make(file)
-        found = file.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            _create_key(file)
+        status = file.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
             key = file.read_bytes()
-            return key if len(key) == _BYTES else b""
+            return key if len(key) == _KEY_BYTES else b""
     return b""
 
 
-def _make(file: Path) -> None:
-    """Write a new key atomically: if several runs start at once, the first key stays."""
+def _create_key(file: Path) -> None:
+    """Write a new key atomically. If several runs start at once, they all use the key of the first."""
     stage = file.with_name(f".tmp-{file.name}-{secrets.token_hex(8)}")
     descriptor = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(descriptor, secrets.token_bytes(_BYTES))
+        os.write(descriptor, secrets.token_bytes(_KEY_BYTES))
         with suppress(FileExistsError):
             os.link(stage, file)
     finally:

@@ -1,4 +1,7 @@
-"""Where a run ran: versions, hardware, source revision. No variables but two, no arguments, no names of people."""
+"""Record the environment of a run: versions, hardware, source revision.
+
+To protect privacy, it records only two environment variables, and no command-line arguments, user or host name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 def environment() -> dict[str, Any]:
-    """Return the contents of environment.json; imports torch to ask for devices and threads."""
+    """Return the content of environment.json. Imports torch, which knows the devices and the number of threads."""
     import torch
 
     packages = {"retrain": retrain.__version__}
@@ -38,8 +41,8 @@ def environment() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """Model name of the processor."""
-    # platform.processor() names the architecture alone on Linux, or nothing.
+    """Return the model name of the CPU."""
+    # On Linux, platform.processor() returns only the architecture, or "".
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     return next(
@@ -48,8 +51,8 @@ def _cpu() -> str:
 
 
 def _git() -> str | None:
-    """Commit of the current directory's repository, with -dirty if files differ from it; None outside one."""
-    # Without --exclude a tag's name would stand in place of the commit.
+    """Return the commit of the current directory's Git repository, with -dirty if files differ; None outside one."""
+    # Without --exclude the name of a tag could replace the commit.
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603 - constant

@@ -1,4 +1,4 @@
-"""Read the files of a run. A kill or a power cut may have damaged any of them."""
+"""Read the files of a run, each of which a kill or a power failure may have damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retrain.system.records import checked, damaged, parse_json
 
 Row = dict[str, Any]
 
-_FREE = (
+_ALWAYS_CHANGEABLE = (
     "logging",
     "checkpoint",
     "distributed",
@@ -28,18 +28,19 @@ _FREE = (
     "reward_pool.env",
     "reward_pool.readable",
 )
+"""Configuration keys that may change when a run is resumed, because they do not affect the weights."""
 _Integer = Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)]
-_Figure = Annotated[float, Field(strict=True)] | _Integer | None
+_Number = Annotated[float, Field(strict=True)] | _Integer | None
 
 
 def _has_step(row: Row) -> Row:
     if not isinstance(row.get("step"), int) or row["step"] < 0:
-        raise ValueError('"step" is not a count of steps')
+        raise ValueError('"step" is not an integer >= 0')
     return row
 
 
-class _Rollout(TypedDict):
-    """Fields that every reader of stored rollouts needs."""
+class _RolloutRow(TypedDict):
+    """Required and optional fields of a stored rollout. Further fields are allowed."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
     group: _Integer
@@ -53,8 +54,8 @@ class _Rollout(TypedDict):
     sampler_logprobs: NotRequired[list[float] | None]
 
 
-class _Answered(TypedDict):
-    """A held-out problem with its completions."""
+class _EvaluationRow(TypedDict):
+    """Required fields of a stored held-out problem with its completions. Further fields are allowed."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
     prompt: Any
@@ -64,14 +65,18 @@ class _Answered(TypedDict):
     correct: list[bool]
 
 
-_EVALUATED: TypeAdapter[Any] = TypeAdapter(_Answered)
-_MEASURED: TypeAdapter[Any] = TypeAdapter(Annotated[dict[str, _Figure], AfterValidator(_has_step)])
-_ROLLOUT: TypeAdapter[Any] = TypeAdapter(_Rollout)
+_EVALUATION_ROW: TypeAdapter[Any] = TypeAdapter(_EvaluationRow)
+_METRICS_ROW: TypeAdapter[Any] = TypeAdapter(Annotated[dict[str, _Number], AfterValidator(_has_step)])
+_ROLLOUT_ROW: TypeAdapter[Any] = TypeAdapter(_RolloutRow)
 
 
 @contextmanager
 def understood(place: Path) -> Generator[None]:
-    """Turn any error from unexpected values read at `place` into a StorageError."""
+    """Convert exceptions that unexpected values in a file cause inside the block into a StorageError.
+
+    Args:
+        place: the file or folder, for the error.
+    """
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
@@ -80,9 +85,9 @@ def understood(place: Path) -> Generator[None]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The complete rows of metrics.jsonl, eval.jsonl or a file of rollouts; none if there is no such file.
+    """Read the complete rows of metrics.jsonl, eval.jsonl or a file of rollouts; [] if the file does not exist.
 
-    A last line that a kill cut off is left out.
+    An incomplete last line, which a kill leaves behind, is skipped.
 
     Raises:
         StorageError: a row is invalid; the message names file and line.
@@ -91,12 +96,12 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_evaluation(path: Path) -> list[Row]:
-    """The rows of a file of eval/; raises as `read_rows` does."""
-    return [parse_row(line, path, number, _EVALUATED) for number, line in enumerate(_lines(path), 1)]
+    """Read the rows of a file in eval/; [] if it does not exist. It raises the errors of `read_rows`."""
+    return [parse_row(line, path, number, _EVALUATION_ROW) for number, line in enumerate(_lines(path), 1)]
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The complete lines of a file; none if there is no such file."""
+    """Return the complete lines of a file; [] if it does not exist."""
     try:
         data = read_plain(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -107,33 +112,41 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def parse_row(line: bytes, path: Path, number: int, schema: TypeAdapter[Any] | None = None) -> Row:
-    """Parse line `number` of the file; StorageError if it is invalid.
+    """Parse and validate a line of a file.
 
     Args:
-        schema: of the row; None: that of a file of rollouts, or of metrics.jsonl and eval.jsonl.
+        line: the line.
+        path: the file, for errors.
+        number: number of the line, for errors.
+        schema: type of the row. None selects that of rollouts if the file's name ends in .gz, else that of
+            metrics.jsonl and eval.jsonl.
+    Raises:
+        StorageError: the line is invalid.
     """
     try:
-        return checked(schema or (_ROLLOUT if path.suffix == ".gz" else _MEASURED), parse_json(line))
+        return checked(schema or (_ROLLOUT_ROW if path.suffix == ".gz" else _METRICS_ROW), parse_json(line))
     except ValueError as error:
         raise damaged(f"{path}:{number}", error) from error
 
 
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
-    """Lines `key: old -> new` of the changes between two resolved configurations.
+    """Return the changes between two resolved configurations as lines `key: old -> new`.
 
-    Sections about where files go may always change: they do not affect the weights.
+    Keys that do not affect the weights, such as those of `[logging]`, may always change.
 
     Args:
-        allowed: dotted keys that may change; a table's name allows everything in it.
+        old: configuration of the run that is resumed.
+        new: the current configuration.
+        allowed: dotted keys that may change; the name of a table allows all of its keys.
 
     Raises:
-        ConfigError: other keys differ; each is listed with both values.
+        ConfigError: other keys differ; the error lists each with both values.
     """
     before, after = dict(flatten(old)), dict(flatten(new))
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     lines = {key: f"{json.dumps(before.get(key))} -> {json.dumps(after.get(key))}" for key in changed}
-    free = (*allowed, *_FREE)
-    refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in free)]
+    changeable = (*allowed, *_ALWAYS_CHANGEABLE)
+    refused = [key for key in changed if not any(f"{key}.".startswith(f"{prefix}.") for prefix in changeable)]
     if refused:
         texts = {key: f"differs from the run to be resumed: {lines[key]}" for key in refused}
         fix = "--allow-change {}, or change it back"
@@ -142,7 +155,10 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], allowed: Sequ
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by dotted key; lists of tables by index, other lists as one value, empty tables as nothing."""
+    """Yield the leaves of a configuration with their dotted keys.
+
+    The entries of a list of tables have their index in the key. Other lists are one value. Empty tables yield nothing.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))

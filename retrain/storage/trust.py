@@ -1,4 +1,4 @@
-"""Find the values of an untrusted configuration that run code or reach beyond the run."""
+"""Find the values of an untrusted configuration that run code or access anything outside the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from retrain.config.schema import Config
 from retrain.errors import ConfigError, ConfigProblem
 from retrain.registry import Component, is_dotted
 
-_KEYS: dict[Path, tuple[Callable[[Any], bool], str]] = {
+_PRIVILEGED_VALUES: dict[Path, tuple[Callable[[Any], bool], str]] = {
     ("model", "trust_remote_code"): (bool, "runs Python files that come with the model"),
     ("environment", "python"): (bool, "starts this program"),
     ("environment", "workers"): (lambda value: value == 0, "runs the environment without a sandbox"),
@@ -28,20 +28,20 @@ _KEYS: dict[Path, tuple[Callable[[Any], bool], str]] = {
     ("reward_pool", "env"): (bool, "shows these environment variables to rewards"),
     ("reward_pool", "readable"): (bool, "lets rewards read these files"),
 }
-"""Section keys with the values that need trust, and the effect of these values.
+"""Keys of sections whose values can need trust: a test of the value, and its effect.
 
-`[plugins] search_paths` is ignored instead: only a dotted path makes use of it."""
-_PACKAGED = ("retrain.environments.tools.python",)
-"""Functions of this package that a parameter may name by their dotted path."""
+`[plugins] search_paths` is not listed, because it has an effect only if a dotted path needs trust as well."""
+_HARMLESS_FUNCTIONS = ("retrain.environments.tools.python",)
+"""Functions of this package whose dotted path in a parameter needs no trust."""
 
 
-class Power(NamedTuple):
-    """One value that runs code or reaches beyond the run.
+class Privilege(NamedTuple):
+    """A value of a configuration that runs code or accesses anything outside the run.
 
     Attributes:
         path: the key.
-        value: its value.
-        does: its effect, in words.
+        value: the value as text.
+        does: the effect of the value, for errors.
     """
 
     path: Path
@@ -49,103 +49,111 @@ class Power(NamedTuple):
     does: str
 
 
-def powers(document: Document, search_paths: Sequence[str] = ()) -> list[Power]:
-    """Return every value of a document that needs trust; nothing is imported.
+def privileges(document: Document, search_paths: Sequence[str] = ()) -> list[Privilege]:
+    """Return every value of a document that needs trust, without importing anything the document names.
 
-    Empty for a document with mistakes in its sections, which `validate` refuses before it imports anything.
+    The list is empty if a section is invalid. Validation rejects such a document before it imports anything.
 
     Args:
-        search_paths: `[plugins] search_paths`, to name the file of a module.
+        document: the configuration.
+        search_paths: `[plugins] search_paths`, to find the file of a module for the error.
     """
     try:
         config = Config.model_validate({key: document.data[key] for key in document.data if key in Config.model_fields})
     except ValidationError:
         return []
-    found = [*_of_sections(config), *_of_components(config, document.data, search_paths)]
+    found = [*_section_privileges(config), *_component_privileges(config, document.data, search_paths)]
     for index, entry in enumerate(config.eval.sets):
         at = ("eval", "sets", index)
-        inner = powers(of_eval_set(document, index, entry), search_paths)
+        inner = privileges(of_eval_set(document, index, entry), search_paths)
         found += [one._replace(path=(*at, *one.path)) for one in inner if one not in found]
     return found
 
 
 def refuse_foreign(document: Document, chosen: Collection[Path], search_paths: Sequence[str]) -> None:
-    """Raise ConfigError if the configuration of an untrusted run runs code or reaches beyond the run.
+    """Raise ConfigError if the configuration of an untrusted run has values that need trust.
 
     Args:
-        chosen: keys that the user has overridden on the command line.
-        search_paths: see `powers`.
+        document: the configuration.
+        chosen: keys that the user has set on the command line; their values are trusted.
+        search_paths: see `privileges`.
     """
     own = [path for path in chosen if path]
-    found = [one for one in powers(document, search_paths) if not any(one.path[: len(path)] == path for path in own)]
+    found = [
+        one for one in privileges(document, search_paths) if not any(one.path[: len(path)] == path for path in own)
+    ]
     if found:
-        fix = "read it, then add --trust, or override the key with --set"
+        fix = "check the value, then add --trust, or override the key with --set"
         error = ConfigError(
             [ConfigProblem(document.file, 0, 0, show(one.path), f"{one.value} {one.does}", fix) for one in found]
         )
         error.add_note(
-            "A run brings its configuration with it, and this one was not trained here by you. Your own runs are "
-            "trusted where you trained them: in the same working directory, and not moved since."
+            "The configuration is part of the run directory, and you did not train this run here. Your own runs are "
+            "trusted in the working directory in which you trained them, as long as they are not moved."
         )
         raise error
 
 
-def _of_sections(config: Config) -> Iterator[Power]:
-    for (section, key), (is_power, does) in _KEYS.items():
+def _section_privileges(config: Config) -> Iterator[Privilege]:
+    for (section, key), (needs_trust, does) in _PRIVILEGED_VALUES.items():
         part = getattr(config, str(section))
         for index, entry in enumerate(part) if isinstance(part, tuple) else [(None, part)]:
             value = getattr(entry, str(key))
-            if is_power(value):
-                yield Power((section, key) if index is None else (section, index, key), repr(value), does)
+            if needs_trust(value):
+                yield Privilege((section, key) if index is None else (section, index, key), repr(value), does)
 
 
-def _of_components(config: Config, tables: Mapping[str, Any], search_paths: Sequence[str]) -> Iterator[Power]:
-    """Names of code, and parameters of components that name code or a server.
+def _component_privileges(
+    config: Config, tables: Mapping[str, Any], search_paths: Sequence[str]
+) -> Iterator[Privilege]:
+    """Yield dotted paths of components, and parameters of components that name code or access a server.
 
-    A table can name code even if nothing in use reads it, because every table is checked.
+    This includes the tables of unused components, because validation checks every table and may import what it names.
     """
     named = list(slots(config, tables))
     for slot in named:
         if slot.name in registry.names(slot.kind):
-            yield from _of_parameters(registry.find(slot.kind, slot.name), slot.params, slot.params_path, search_paths)
+            yield from _parameter_privileges(
+                registry.find(slot.kind, slot.name), slot.params, slot.params_path, search_paths
+            )
         elif is_dotted(slot.name):
-            yield _code(slot.path, slot.name, search_paths)
+            yield _import_of(slot.path, slot.name, search_paths)
     for component in registry.components(tables=tables):
         table = tables.get(component.table)
         if isinstance(table, dict):
             used = not registry.KINDS[component.kind].key or _is_named(component, named)
-            yield from _of_parameters(component, table, (component.table,), search_paths, used=used)
+            yield from _parameter_privileges(component, table, (component.table,), search_paths, used=used)
 
 
 def _is_named(component: Component, named: Sequence[Slot]) -> bool:
     return any((slot.kind, slot.name) == (component.kind, component.name) for slot in named)
 
 
-def _of_parameters(
+def _parameter_privileges(
     component: Component, params: Mapping[str, Any], at: Path, search_paths: Sequence[str], *, used: bool = True
-) -> Iterator[Power]:
+) -> Iterator[Privilege]:
     defaults = component.schema.model_fields
     for key in component.traits.imports:
         value = params.get(key)
         if key in defaults and value != defaults[key].default:
             paths = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
             for path in paths:
-                if isinstance(path, str) and is_dotted(path) and path not in _PACKAGED:
-                    yield _code((*at, key), path, search_paths)
+                if isinstance(path, str) and is_dotted(path) and path not in _HARMLESS_FUNCTIONS:
+                    yield _import_of((*at, key), path, search_paths)
     for key, does in component.traits.reaches.items() if used else ():
         if params.get(key) is not None:
-            yield Power((*at, key), repr(params[key]), does)
+            yield Privilege((*at, key), repr(params[key]), does)
 
 
-def _code(path: Path, name: str, search_paths: Sequence[str]) -> Power:
+def _import_of(path: Path, name: str, search_paths: Sequence[str]) -> Privilege:
     module = name.replace(":", ".").rpartition(".")[0]
-    spec = _spec(module, [str(FilePath.cwd()), *(str(FilePath(one).expanduser()) for one in search_paths)])
+    spec = _find_spec(module, [str(FilePath.cwd()), *(str(FilePath(one).expanduser()) for one in search_paths)])
     where = f"from {spec.origin}" if spec is not None and spec.origin else "which is not found here"
-    return Power(path, f'"{name}"', f"imports the module {module or name}, {where}")
+    return Privilege(path, f'"{name}"', f"imports the module {module or name}, {where}")
 
 
-def _spec(module: str, places: Sequence[str]) -> ModuleSpec | None:
-    """Find the file of a module without importing its packages."""
+def _find_spec(module: str, places: Sequence[str]) -> ModuleSpec | None:
+    """Find the file of a module without importing its parent packages."""
     spec: ModuleSpec | None = None
     for depth, part in enumerate(parts := module.split("."), 1):
         folders = None if spec is None else spec.submodule_search_locations
