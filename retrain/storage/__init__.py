@@ -1,1 +1,1 @@
-"""Run directories on disk: files, checkpoints, records, and whether to trust them."""
+"""Run directories on disk: their files, checkpoints and records, and the check whether they can be trusted."""

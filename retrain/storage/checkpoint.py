@@ -1,12 +1,12 @@
-"""Crash-safe checkpoints: staged, hashed, published by one rename, and never a pickle.
+"""Crash-safe checkpoints without pickles: written to a temporary directory, hashed, and published by one rename.
 
     checkpoints/step-000100/
         policy.safetensors   tensors of the state's top-level key "policy"
-        policy.rank-00001.safetensors   rank 1's rows of those that are sharded over ranks
-        state.json           everything that is not a tensor, with references to those that are
-        manifest.json        size and sha256 of every other file; written last
+        policy.rank-00001.safetensors   rank 1's rows of the tensors that are sharded over ranks
+        state.json           everything except tensors, with references to the tensors
+        manifest.json        size and SHA-256 hash of every other file; written last
 
-A directory without a valid manifest is not a checkpoint. What the manifest does not list is not read.
+A directory without a valid manifest is not a checkpoint. Files that the manifest does not list are never read.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT, SHARDED = 1, 2
-"""Formats of checkpoints without and with sharded tensors."""
+"""Format numbers of checkpoints without and with sharded tensors."""
 MANIFEST, STATE_FILE = "manifest.json", "state.json"
 _STEP = re.compile(r"step-(\d{6,})(\.old)?")
 _RANK = re.compile(r"\.rank-\d{5}(?=\.safetensors$)")
-_STAGE = ".tmp-"
+_TEMPORARY = ".tmp-"
 _QUARANTINE = "bad-"
 _ROWS = "rows:"
-"""Prefix of a tensor's name in state.json: the files of all ranks have rows of this tensor."""
+"""Prefix of the name of a sharded tensor in state.json. The rows of this tensor are in the files of all ranks."""
 _FIX = (
     "free some space or lower [checkpoint] keep, and check that the folder can be written; "
     "the previous checkpoints are intact"
 )
-_VANISHED = 100
-"""Number of checkpoints deleted under a reader, one after the other, before it gives up."""
+_MAX_RETRIES = 100
+"""Number of checkpoints in a row that are rejected, or deleted while they are read, before a reader gives up."""
 
 
-class _Entry(TypedDict):
+class _FileEntry(TypedDict):
     bytes: int
     sha256: str
 
@@ -58,42 +58,46 @@ class _Manifest(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
     format: int
     step: int
-    files: dict[str, _Entry]
+    files: dict[str, _FileEntry]
 
 
-_MANIFEST: TypeAdapter[_Manifest] = TypeAdapter(_Manifest)
+_MANIFEST_SCHEMA: TypeAdapter[_Manifest] = TypeAdapter(_Manifest)
 
 
 def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -> Path:
-    """Write `state` as the checkpoint of `step` and drop all but the newest `keep`.
+    """Write `state` as the checkpoint of `step`, and delete all but the newest `keep` checkpoints.
 
-    Until the rename the previous checkpoints are untouched; after it the new one is complete.
+    Previous checkpoints are unchanged until the rename that publishes the new one, which is complete by then.
 
     Args:
-        root: the run's `checkpoints/`; created if need be. One writer at a time (the run's lock).
-        step: optimizer steps done.
-        state: nested dicts, lists and tuples of JSON values and tensors, keyed by component. Key types,
-            tuples, dtypes and tensors shared by several entries come back as they were.
-        keep: how many checkpoints to keep, at least 1.
-        ranks: all of them call this; each writes its rows of sharded tensors, and rank 0 the rest.
+        root: the run's `checkpoints/`; created if it does not exist. Only the owner of the run's lock may write.
+        step: number of completed optimizer steps.
+        state: nested dicts, lists and tuples of JSON values and tensors, keyed by component. Loading restores key
+            types, tuples, dtypes, and the identity of tensors that several entries share.
+        keep: number of checkpoints to keep, at least 1.
+        ranks: the process group. All ranks call this function; each writes its rows of sharded tensors, and rank 0
+            writes the rest.
+
+    Returns:
+        The path of the checkpoint.
 
     Raises:
-        StorageError: the disk is full or cannot be written; nothing of this save stays behind.
-        UserCodeError: the state holds something that is neither a JSON value nor a tensor.
+        StorageError: the disk is full or cannot be written. No file of this checkpoint is left behind.
+        UserCodeError: the state has a value that is neither a JSON value nor a tensor.
     """
     final = root / f"step-{step:06d}"
 
     def begin() -> Path:
         with writing(final, _FIX):
             root.mkdir(parents=True, exist_ok=True)
-            # Only the owner of the run's lock saves, so whatever is staged here belongs to a save that was killed.
-            for leftover in root.glob(f"{_STAGE}*"):
+            # Only the owner of the run's lock saves, so existing temporary folders are left from a killed process.
+            for leftover in root.glob(f"{_TEMPORARY}*"):
                 remove(leftover)
             stage = publication.enter_context(staged(final))
             stage.mkdir()
             return stage
 
-    def write() -> dict[str, _Entry]:
+    def write() -> dict[str, _FileEntry]:
         with writing(final, _FIX):
             return _write(stage, state, ranks)
 
@@ -101,7 +105,7 @@ def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -
         with writing(final, _FIX):
             _write_manifest(stage, step, files)
             publication.close()
-        # A replaced checkpoint (.old) is redundant now and must not count among those to keep.
+        # A replaced checkpoint (.old) is redundant now and must not count toward `keep`.
         current = [path for path in every(root) if not path.name.endswith(".old")]
         for path in set(every(root)) - set(current[:keep]):
             _drop(path)
@@ -116,17 +120,16 @@ def save(root: Path, step: int, state: State, keep: int, ranks: Ranks = ALONE) -
 def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, State] | None:
     """Return the newest valid checkpoint with its state, or None if no checkpoint was ever saved.
 
-    `log` gets the reason and the file of every rejected checkpoint.
-
     Args:
-        own: this process holds the run's lock and renames invalid checkpoints to `bad-step-...`.
-            Other readers change nothing: a checkpoint deleted under them has a newer one, so they
-            look again.
+        root: the run's `checkpoints/`.
+        log: called with the file and the reason of every rejected checkpoint.
+        own: this process holds the run's lock, and renames invalid checkpoints to `bad-step-...`. Other processes
+            change nothing. If a checkpoint is deleted while they read it, a newer one exists, so they retry.
     Raises:
-        StorageError: there are checkpoints, and none is valid; every reason is listed.
+        StorageError: there are checkpoints, but all of them are invalid. The error lists every reason.
     """
     reasons: dict[str, str] = {}
-    for _ in range(_VANISHED):
+    for _ in range(_MAX_RETRIES):
         path = next((path for path in every(root) if path.name not in reasons), None)
         if path is None:
             break
@@ -134,10 +137,10 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
             return path, load(path)
         except StorageError as error:
             if not own and not path.exists():
-                continue  # the owner deleted it while it was read here, so a newer one exists
+                continue  # the owner has deleted it meanwhile, so a newer one exists
             reasons[path.name] = str(error).removeprefix(f"checkpoint {root}/")
             log(f"{error}; falling back to the previous one")
-            if own:  # Only the owner renames: a reader may be wrong, or lack the permission.
+            if own:  # another reader may lack the permission, or may have read a checkpoint that is being deleted
                 _quarantine(path)
     if not reasons:
         rejected = sorted(root.glob(f"{_QUARANTINE}step-*"))
@@ -152,19 +155,19 @@ def newest(root: Path, log: Callable[[str], None], own: bool) -> tuple[Path, Sta
 
 
 def drop_after(root: Path, step: int) -> None:
-    """Delete checkpoints of later steps than `step`: the run that continues there may take another course."""
+    """Delete the checkpoints of steps after `step`, because a run resumed from there may diverge from them."""
     for path in every(root):
         if step_of(path) > step:
             _drop(path)
 
 
 def load(path: Path) -> State:
-    """The state saved at `path`, tensors on the CPU, after verifying the hash of every file it reads.
+    """Verify the hash of every file of a checkpoint, and return its state with tensors on the CPU.
 
-    Those that were sharded are `CheckpointRows`: a rank reads the rows that it needs.
+    Sharded tensors are returned as `CheckpointRows`, from which a rank reads the rows that it needs.
 
     Raises:
-        StorageError: a file is missing, changed, not a plain file, or not listed in the manifest.
+        StorageError: a file is missing, changed, not a regular file, or not listed in the manifest.
     """
     reason = problem(path)
     if reason is not None:
@@ -173,14 +176,20 @@ def load(path: Path) -> State:
 
 
 def read(path: Path) -> State:
-    """The state saved at `path`, which has been verified."""
+    """Return the state of a checkpoint that was verified before; see `load`.
+
+    Raises:
+        StorageError: the state cannot be read.
+    """
     from safetensors import SafetensorError
 
     try:
         document: dict[str, Any] = parse_json(read_plain(path / STATE_FILE))
         files = _manifest(path)["files"]
         return {
-            key: _decode(value, _stored(path, [name for name in sorted(files) if _RANK.sub("", name) == _file(key)]))
+            key: _decode(
+                value, _load_tensors(path, [name for name in sorted(files) if _RANK.sub("", name) == _file_name(key)])
+            )
             for key, value in document.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -193,13 +202,13 @@ def is_one(path: Path) -> bool:
 
 
 def step_of(path: Path) -> int:
-    """Optimizer steps done at the checkpoint `.../step-000100`."""
+    """Return the number of completed optimizer steps from the path of a checkpoint, such as `.../step-000100`."""
     return int(path.stem.removeprefix("step-"))
 
 
 def problem(path: Path) -> str | None:
-    """Why the checkpoint at `path` is not valid, naming the file; None if it is."""
-    if path.is_symlink() or not path.is_dir():  # a link can lead to files that no run wrote
+    """Return the file and the reason why the checkpoint at `path` is invalid; None if it is valid."""
+    if path.is_symlink() or not path.is_dir():  # a link may lead out of the run
         return "not a directory"
     try:
         manifest = _manifest(path)
@@ -217,15 +226,15 @@ def problem(path: Path) -> str | None:
         return f"{MANIFEST}: {error}"
 
 
-def _file_problem(path: Path, name: str, entry: _Entry) -> str | None:
+def _file_problem(path: Path, name: str, entry: _FileEntry) -> str | None:
     file = path / name
-    # A manifest may come from elsewhere: its names must not lead out of the directory.
+    # The manifest is untrusted: the names in it must not lead out of the directory.
     if Path(name).name != name or "\\" in name:
         return f"{name!r}: not a plain file name"
     if file.is_symlink() or not file.is_file():
         return f"{name}: " + ("not a plain file" if os.path.lexists(file) else "missing")
     size = file.stat().st_size
-    if size != entry["bytes"]:  # Compare sizes first: truncation is the usual damage, and hashing takes long.
+    if size != entry["bytes"]:  # compared first, because truncation is the usual damage and hashing is slow
         return f"{name}: {size} bytes instead of {entry['bytes']}"
     return None if sha256(file) == entry["sha256"] else f"{name}: sha256 differs from the manifest"
 
@@ -234,11 +243,11 @@ def _manifest(path: Path) -> _Manifest:
     file = path / MANIFEST
     if file.is_symlink():
         raise ValueError("not a plain file")
-    return checked(_MANIFEST, parse_json(read_plain(file)))
+    return checked(_MANIFEST_SCHEMA, parse_json(read_plain(file)))
 
 
-def _write(stage: Path, state: State, ranks: Ranks) -> dict[str, _Entry]:
-    """Write this rank's share of the state; returns the files' entries of the manifest."""
+def _write(stage: Path, state: State, ranks: Ranks) -> dict[str, _FileEntry]:
+    """Write this rank's part of the state; return the entries of its files for the manifest."""
     from safetensors.torch import save_file
 
     document: dict[str, Any] = {}
@@ -246,28 +255,29 @@ def _write(stage: Path, state: State, ranks: Ranks) -> dict[str, _Entry]:
     for key, value in state.items():
         tensors = _Tensors(may_be_sharded=ranks.mesh is not None)
         document[key] = _encode(value, key, tensors)
-        for file, found in ((_file(key), {} if ranks.rank else tensors.by_name), (_file(key, ranks), tensors.rows)):
-            if found:
-                save_file(found, stage / file)
+        whole = {} if ranks.rank else tensors.by_name
+        for file, stored in ((_file_name(key), whole), (_file_name(key, ranks), tensors.rows)):
+            if stored:
+                save_file(stored, stage / file)
                 written.append(stage / file)
     if ranks.rank == 0:
         (stage / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
         written.append(stage / STATE_FILE)
     else:
-        for file in written:  # rank 0 flushes the folder, on its machine
+        for file in written:  # rank 0 flushes the folder, but only on its own machine
             sync(file)
     return {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in written}
 
 
-def _write_manifest(stage: Path, step: int, files: Mapping[str, _Entry]) -> None:
+def _write_manifest(stage: Path, step: int, files: Mapping[str, _FileEntry]) -> None:
     kind = SHARDED if any(_RANK.search(name) for name in files) else FORMAT
-    # Written last: wherever a kill ends this, a directory without a manifest is not a checkpoint.
+    # Written last, so that a directory left by a killed process has no manifest and is not a checkpoint.
     manifest = {"format": kind, "step": step, "files": dict(sorted(files.items()))}
     (stage / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def _stored(path: Path, names: list[str]) -> dict[str, Tensor | CheckpointRows]:
-    """The tensors of one component's files; those that were sharded as `CheckpointRows`."""
+def _load_tensors(path: Path, names: list[str]) -> dict[str, Tensor | CheckpointRows]:
+    """Load the tensors of one component from its files; sharded ones as `CheckpointRows`."""
     from safetensors.torch import load_file
 
     ranks = [load_file(path / name) for name in names if _RANK.search(name)]
@@ -278,13 +288,13 @@ def _stored(path: Path, names: list[str]) -> dict[str, Tensor | CheckpointRows]:
 
 
 def _drop(path: Path) -> None:
-    """Delete a checkpoint atomically for readers; the next save deletes any leftovers."""
+    """Rename a checkpoint, so that it vanishes atomically for readers, and delete it. `save` deletes leftovers."""
     with suppress(OSError):
-        remove(path.rename(path.with_name(f"{_STAGE}{path.name}-dropped-{os.getpid()}")))
+        remove(path.rename(path.with_name(f"{_TEMPORARY}{path.name}-dropped-{os.getpid()}")))
 
 
 def every(root: Path) -> list[Path]:
-    """All checkpoints of a run, valid or not: newest first; a replaced one after the one that replaced it."""
+    """Return all valid and invalid checkpoints, newest first; a replaced one (.old) follows its replacement."""
     found = ((match, path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
     return [path for _, path in sorted(found, key=lambda item: (-int(item[0][1]), item[0][2] or ""))]
 
@@ -298,15 +308,18 @@ def _quarantine(path: Path) -> None:
         path.rename(target)
 
 
-def _file(key: str, ranks: Ranks | None = None) -> str:
+def _file_name(key: str, ranks: Ranks | None = None) -> str:
     return f"{quote(key, safe='')}{f'.rank-{ranks.rank:05d}' if ranks else ''}.safetensors"
 
 
 class _Tensors:
-    """Tensors of one component under unique names; entries that are the same memory are stored once.
+    """Tensors of one component under unique names. Entries that share the same memory are stored once.
 
+    Args:
+        may_be_sharded: tensors may be sharded over ranks.
     Attributes:
-        by_name: tensors that every rank has whole. rows: this rank's rows of those that are sharded.
+        by_name: tensors that are not sharded.
+        rows: this rank's rows of sharded tensors.
     """
 
     def __init__(self, may_be_sharded: bool) -> None:
@@ -317,32 +330,39 @@ class _Tensors:
         self._storages: set[int] = set()
 
     def add(self, tensor: Tensor, where: str) -> str:
-        """The name under which `tensor` is stored; that of an earlier entry if it is the same memory."""
-        found, kind = self.by_name, ""
+        """Add a tensor, and return the name under which it is stored.
+
+        If an earlier entry is the same memory, return its name.
+
+        Args:
+            tensor: the tensor.
+            where: dotted path in the state, from which the name is derived.
+        """
+        stored, prefix = self.by_name, ""
         if self._may_be_sharded:
             from retrain.training.shards import is_sharded, local
 
             if is_sharded(tensor):
-                found, kind, tensor = self.rows, _ROWS, local(tensor)
-        same = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and same in self._names:
-            return self._names[same]
+                stored, prefix, tensor = self.rows, _ROWS, local(tensor)
+        identity = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and identity in self._names:
+            return self._names[identity]
         name, number = where, 2
-        # Two places may have one name: keys can hold dots, and 1 and "1" differ.
-        while name in found:
+        # Two entries may have the same path, because keys can contain dots, and 1 and "1" are different keys.
+        while name in stored:
             name, number = f"{where}~{number}", number + 1
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage()
-        # safetensors refuses memory that two entries share: a view is copied.
+        # safetensors rejects tensors that share memory, so views are copied.
         if storage.nbytes() != own.nbytes or storage.data_ptr() in self._storages:
             own = own.clone()
         self._storages.add(own.untyped_storage().data_ptr())
-        found[name], self._names[same] = own, kind + name
-        return kind + name
+        stored[name], self._names[identity] = own, prefix + name
+        return prefix + name
 
 
 def _encode(value: Any, where: str, tensors: _Tensors) -> Any:
-    """Encode `value` as JSON; other types become an object with one key, `$dict`, `$tuple` or `$tensor`."""
+    """Encode a value as JSON. Types that JSON lacks become an object with one key, `$dict`, `$tuple` or `$tensor`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -357,8 +377,8 @@ def _encode(value: Any, where: str, tensors: _Tensors) -> Any:
     if hasattr(value, "untyped_storage"):
         return {"$tensor": tensors.add(value, where)}
     raise UserCodeError(
-        f"state {where} is a {type(value).__name__}, which a checkpoint cannot hold; "
-        "let state_dict() return dicts, lists, tuples, numbers, strings and tensors"
+        f"state {where} is a {type(value).__name__}, which a checkpoint cannot store; "
+        "return only dicts, lists, tuples, numbers, strings, None and tensors from state_dict()"
     )
 
 

@@ -1,13 +1,15 @@
-"""The run directory: its lock, its files, and how a resumed run continues them.
+"""Run directory: its lock, its files, and how a resumed run continues them.
 
 runs/NAME/
-    config.toml  config.resolved.json  environment.json   what was asked for, what that meant, and where
-    signature.json                                        proves to the user who trained it that the run is theirs
+    config.toml  config.resolved.json                     configuration as written, and with all defaults
+    environment.json                                      versions and hardware
+    signature.json                                        proof for the user who trained the run that it is theirs
     metrics.jsonl  eval.jsonl                             one row per step, one per evaluation
-    rollouts/step-000010.jsonl.gz                         completions of a step with their credit
+    rollouts/step-000010.jsonl.gz                         completions of a step with their advantages
+    eval/step-000010.jsonl.gz                             completions of an evaluation
     checkpoints/step-000100/                              see retrain.storage.checkpoint
-    best/step-000080/                                     the checkpoint whose evaluation was best, if asked for
-    model/                                                final weights in the transformers format
+    best/step-000080/                                     checkpoint with the best evaluation, if configured
+    model/                                                final weights in the format of transformers
     report.html  samples.html  status.json  lock  run_id
 """
 
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 ExistingRun = Literal["new", "resume", "auto", "fresh"]
-"""Treatment of an existing run of that name: new refuses, resume requires, auto continues, fresh deletes."""
+"""Treatment of an existing run: "new" refuses it, "resume" requires it, "auto" continues it if there is one, "fresh"
+deletes it."""
 
 _FILES = (
     "config.toml",
@@ -54,14 +57,14 @@ _FILES = (
     "run_id",
 )
 _FOLDERS = ("rollouts", "eval", "checkpoints", "best", "model")
-_ROLLOUTS = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
-_EVALUATIONS = re.compile(r"step-(\d{6,})(\..+)?\.jsonl\.gz")
+_ROLLOUT_FILE = re.compile(r"[a-z]+-(\d{6,})\.jsonl\.gz")
+_EVALUATION_FILE = re.compile(r"step-(\d{6,})(\..+)?\.jsonl\.gz")
 
 
 def _on_rank0(
     method: Callable[Concatenate[RunDirectory, P], T],
 ) -> Callable[Concatenate[RunDirectory, P], T]:
-    """Decorate a method that rank 0 alone runs; every rank gets its result or its error."""
+    """Decorate a method so that only rank 0 runs it. Every rank gets its result or its exception."""
 
     @wraps(method)
     def call(self: RunDirectory, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -71,28 +74,27 @@ def _on_rank0(
 
 
 class RunDirectory:
-    """Context manager that owns a run directory from the first check to the final status.
+    """Context manager that owns a run directory.
 
-    Entering it makes the directory and takes its lock before anything expensive is loaded; leaving it
-    writes how the run ended to status.json and frees the lock.
+    Entering it creates the directory and takes its lock, before anything expensive is loaded. Leaving it writes the
+    outcome of the run to status.json and releases the lock.
 
-    Of several ranks, rank 0 writes the files. All ranks write and read checkpoints, so the directory must be one that
-    all of them see.
+    Of several ranks, rank 0 writes the files. All ranks write and read checkpoints, so the directory must be shared.
 
     Args:
         path: `runs/NAME`.
-        mode: what to do with an existing run.
-        settings: `[checkpoint]`: how many to keep, and what a failed save does.
-        observe: called with rejected checkpoints and failed saves ("message").
+        mode: treatment of an existing run.
+        settings: `[checkpoint]`: the number of checkpoints to keep, and what happens if saving one fails.
+        observe: called with a "message" for every rejected checkpoint and every checkpoint that cannot be saved.
         ranks: the processes that save checkpoints together.
 
     Attributes:
-        restored: the checkpoint that the run continues from.
-        stopped: why the run ends before its last step; empty if it does not.
+        restored: path of the checkpoint from which the run continues; None if it starts from zero.
+        stopped: reason why the run ends before its last step; "" if it does not.
 
     Raises:
-        ConfigError: an existing run and no permission to touch it, nothing to resume, or another
-            process owns it.
+        ConfigError: on entry: the mode does not allow the existing run, there is none to resume, or another process
+            owns it.
         StorageError: the directory cannot be written, or an entry of it is a link.
     """
 
@@ -106,7 +108,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self._settings, self._observe = settings, observe
         self._lock = Lock(path / "lock")
-        self._earlier: dict[str, Any] = {}
+        self._earlier_status: dict[str, Any] = {}
         self._started: State = {}
 
     def __enter__(self) -> RunDirectory:
@@ -116,14 +118,14 @@ class RunDirectory:
     @_on_rank0
     def _open(self) -> None:
         if self.path.name in ("", ".."):
-            raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run directory", "is not a name of its own")])
+            raise ConfigError([ConfigProblem(str(self.path), 0, 0, "run directory", "is not the name of a directory")])
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            # First of all: two runs that start at once would both find the directory free.
+            # The lock comes first, because two runs that start at once would otherwise both find the directory empty.
             self._lock.acquire()
             try:
-                self._admit()
-                self._earlier = {} if self.mode == "fresh" else self._stored_status()
+                self._prepare_existing()
+                self._earlier_status = {} if self.mode == "fresh" else self._stored_status()
                 self._write_status({"outcome": "running"})
             except BaseException:
                 self._lock.release()
@@ -137,59 +139,62 @@ class RunDirectory:
             status["stopped"] = self.stopped
         if isinstance(error, RetrainError):
             status |= {"exit_code": error.exit_code, "error": str(error).split("\n")[0]}
-        if self._earlier and (isinstance(error, ConfigError) or self._complete):
-            status = self._earlier  # a refused or needless resume does not change how the run itself ended
-        # What ended the run is the better message, even where the full disk that ended it keeps this from being said.
+        if self._earlier_status and (isinstance(error, ConfigError) or self._is_complete):
+            status = self._earlier_status  # a resume that was refused or had nothing to do keeps the earlier outcome
+        # If the run itself has failed, its error is more useful than a second one about status.json.
         with writing(self.path) if error is None else suppress(OSError):
             self._write_status(status)
             self._lock.release()
 
-    def _admit(self) -> None:
-        """Refuse or clear what is there, according to the mode."""
+    def _prepare_existing(self) -> None:
+        """Refuse or delete an existing run, depending on the mode."""
         if self.mode == "fresh":
             for name in (*_FILES, *_FOLDERS):
                 remove(self.path / name)
-        plain_files(self.path, deep=False)  # Behind a link, files of another directory would be written and deleted.
-        existing = self._existing()
+        plain_files(self.path, deep=False)  # through a link, files outside the directory would be written or deleted
+        existing = self._holds_run()
         if existing and self.mode == "new":
             state = "a finished" if self._stored_status().get("outcome") == "finished" else "an unfinished"
             raise ConfigError([self._problem(f"holds {state} run", "--resume auto, --fresh, or another name")])
         if not existing and self.mode == "resume":
             raise ConfigError([self._problem("holds no run to resume", "leave out --resume, or check the name")])
 
-    def _existing(self) -> bool:
+    def _holds_run(self) -> bool:
         return any((self.path / name).exists() for name in (CONFIG, "metrics.jsonl", "checkpoints"))
 
     def _problem(self, problem: str, fix: str) -> ConfigProblem:
         return ConfigProblem(str(self.path), 0, 0, "run directory", problem, fix)
 
     def _stored_status(self) -> dict[str, Any]:
-        """Read status.json; empty if it cannot be read, because it is rewritten next."""
+        """Read status.json. Return {} if it cannot be read, because the caller replaces it."""
         with suppress(StorageError):
             return read_json(self.path / "status.json")
         return {}
 
     @property
     def resuming(self) -> bool:
-        """Return whether the mode continues a run and a checkpoint exists."""
+        """Return whether the mode allows resuming and there is a checkpoint."""
         return self.mode in ("resume", "auto") and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     @property
-    def _complete(self) -> bool:
-        return self.mode in ("resume", "auto") and not self.resuming and self._earlier.get("outcome") == "finished"
+    def _is_complete(self) -> bool:
+        return (
+            self.mode in ("resume", "auto") and not self.resuming and self._earlier_status.get("outcome") == "finished"
+        )
 
     @_on_rank0
     def complete(self) -> bool:
-        """Return True where the run to resume is finished, and its checkpoints are deleted: no step is left to do."""
-        return self._complete
+        """Return whether the run to resume has finished and its checkpoints are deleted, so that no step is left."""
+        return self._is_complete
 
     @_on_rank0
     def write_config(self, source: str, started: Mapping[str, Any]) -> None:
-        """Write the TOML as given, and its resolved configuration.
+        """Write the configuration as TOML and in resolved form, and sign the run.
 
         Args:
-            started: "config", the resolved configuration, and "plugins", hashes of the user's modules: every
-                checkpoint holds them, without secrets.
+            source: the configuration as the user wrote it.
+            started: "config", the resolved configuration, and "plugins", the hashes of the user's modules. Every
+                checkpoint stores both, with secrets masked.
         """
         self._started = {"started_with": {**started, "config": masked(started["config"])}}
         with writing(self.path):
@@ -199,42 +204,45 @@ class RunDirectory:
 
     @_on_rank0
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write environment.json: versions and hardware."""
+        """Write environment.json, which records versions and hardware."""
         with writing(self.path):
             write_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     @_on_rank0
     def previous_config(self, path: Path | None = None) -> dict[str, Any]:
-        """Return config.resolved.json of the run that is continued: the run of checkpoint `path`, or this one.
+        """Return config.resolved.json of the run that is continued.
 
-        Empty if the file is missing or unreadable: the checkpoint holds the configuration as well.
+        The dict is empty if no run is continued, or if the file is missing or unreadable. The checkpoint stores the
+        configuration as well.
 
+        Args:
+            path: a checkpoint whose run is continued; None continues the run in this directory.
         Raises:
-            ConfigError: `path` is a checkpoint of another run, and this directory holds one already.
+            ConfigError: `path` is a checkpoint of another run, and this directory already holds a run.
         """
-        if path is None and not self.resuming and not self._complete:
+        if path is None and not self.resuming and not self._is_complete:
             return {}
         run = self.path.resolve() if path is None else path.resolve().parent.parent
-        if run != self.path.resolve() and self._existing():
-            problem, fix = f"holds a run of its own, and {path} is of another", "another name for the new run"
+        if run != self.path.resolve() and self._holds_run():
+            problem, fix = f"holds a run already, and {path} belongs to another", "choose another name for the new run"
             raise ConfigError([self._problem(problem, fix)])
         with suppress(StorageError):
             return read_json(run / CONFIG)
         return {}
 
     def restore(self, path: Path | None = None, accept: Callable[[State], None] = lambda _: None) -> State | None:
-        """The state of checkpoint `path`, or of the newest valid one, with every file rewound to it.
+        """Load a checkpoint, and delete all rows, rollouts and checkpoints of later steps.
 
-        None to start from zero.
-
-        Rows, rollouts and checkpoints of steps after it are dropped, because the resumed run writes them
-        again: its files end up equal to those of a run that was never interrupted. Nothing is dropped
-        before the checkpoint is known to be good.
+        The resumed run writes the later steps again, so its files become equal to those of a run that was never
+        interrupted. Nothing is deleted before the checkpoint was verified and accepted.
 
         Args:
-            accept: refuses a state by raising; nothing has been dropped by then.
+            path: the checkpoint; None selects the newest valid one, if the mode allows resuming.
+            accept: called with the state; raises an exception to reject it.
+        Returns:
+            The state, or None if the run starts from zero.
         Raises:
-            StorageError: `path`, or every checkpoint there is, is not valid.
+            StorageError: `path` is invalid; or there are checkpoints, but all of them are invalid.
         """
         state = self.ranks.only_on_rank0(lambda: self._restore(path, accept))
         self.restored = self.ranks.broadcast(self.restored)
@@ -245,13 +253,13 @@ class RunDirectory:
     def _restore(self, path: Path | None, accept: Callable[[State], None]) -> State | None:
         found = (path, checkpoint.load(path)) if path else None
         if found is None and self.resuming:
-            found = checkpoint.newest(self.checkpoints, self._say, own=True)
+            found = checkpoint.newest(self.checkpoints, self._warn, own=True)
         self.restored = found[0] if found else None
         done, state = (checkpoint.step_of(found[0]), found[1]) if found else (0, None)
         if state is not None:
             accept(state)
         elif (self.path / "metrics.jsonl").exists():
-            self._say("there is no checkpoint to resume from: starting from step 0")
+            self._warn("no checkpoint to resume from: starting from step 0")
         with writing(self.path):
             self._rewind(done)
             for root in (self.checkpoints, self.path / "best"):
@@ -259,12 +267,12 @@ class RunDirectory:
         return state
 
     def _rewind(self, done: int) -> None:
-        """Keep steps 0 to `done` - 1 and the evaluations up to `done`; nothing if no step was done."""
+        """Delete the rows and files of steps >= `done` and of evaluations > `done`; everything if `done` is 0."""
         _keep_rows(self.path / "metrics.jsonl", range(done))
         _keep_rows(self.path / "eval.jsonl", range(done + 1 if done else 0))
         for pattern, place, steps in (
-            (_ROLLOUTS, "rollouts", range(done)),
-            (_EVALUATIONS, "eval", range(done + 1 if done else 0)),
+            (_ROLLOUT_FILE, "rollouts", range(done)),
+            (_EVALUATION_FILE, "eval", range(done + 1 if done else 0)),
         ):
             for file in self.path.glob(f"{place}/*"):
                 match = pattern.fullmatch(file.name)
@@ -273,45 +281,49 @@ class RunDirectory:
 
     @_on_rank0
     def append(self, name: Literal["metrics.jsonl", "eval.jsonl"], row: Mapping[str, Any]) -> None:
-        """Append a row to one of the run's records."""
-        # A checkpoint flushes the files to disk; a resumed run rewrites all later rows.
+        """Append a row to metrics.jsonl or eval.jsonl."""
+        # Not flushed to disk here: saving a checkpoint does it, and a resumed run rewrites all later rows.
         with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     @_on_rank0
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], name: str = "step") -> Path:
-        """Write rollouts/NAME-STEP.jsonl.gz; equal rows give equal bytes."""
-        return _write_packed(self.path / "rollouts" / f"{name}-{step:06d}.jsonl.gz", rows)
+        """Write rollouts/NAME-STEP.jsonl.gz and return its path. Equal rows give equal bytes."""
+        return _write_compressed(self.path / "rollouts" / f"{name}-{step:06d}.jsonl.gz", rows)
 
     @_on_rank0
     def write_evaluation(self, step: int, name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Write eval/step-STEP.jsonl.gz, or with the name of a set eval/step-STEP.NAME.jsonl.gz."""
+        """Write eval/step-STEP.jsonl.gz, or eval/step-STEP.NAME.jsonl.gz for a named set, and return its path."""
         return write_evaluation(self.path, step, name, rows)
 
     @_on_rank0
     def is_best(self, key: str, done: int) -> bool:
-        """Return whether figure `key` of the evaluation after `done` steps exceeds the best checkpoint's."""
+        """Return whether metric `key` of the evaluation after `done` steps exceeds that of the best checkpoint."""
         values = {row["step"]: row.get(key, -inf) for row in read_rows(self.path / "eval.jsonl")}
         kept = [values.get(checkpoint.step_of(path), -inf) for path in checkpoint.every(self.path / "best")]
         return values.get(done, -inf) > max(kept, default=-inf)
 
     def save_checkpoint(self, done: int, state: State, *, best: bool = False) -> bool:
-        """Save the state after `done` steps; `on_save_error` decides whether a failure ends the run.
+        """Save a checkpoint.
 
         Args:
-            best: save it as the best so far, in place of the last that was.
+            done: number of completed steps.
+            state: the state, see `checkpoint.save`.
+            best: replace the best checkpoint, instead of adding to `checkpoints/`.
         Returns:
-            whether it is saved.
+            Whether the checkpoint was saved.
+        Raises:
+            StorageError: it cannot be saved, and `[checkpoint] on_save_error` is "stop".
         """
         try:
-            # Before the checkpoint: a resumed run keeps the rows up to it, so they must be on the disk by then.
+            # Flushed before the checkpoint, because a resumed run relies on the rows up to it.
             self._flush()
             root, keep = (self.path / "best", 1) if best else (self.checkpoints, self._settings.keep)
             checkpoint.save(root, done, {**state, **self._started}, keep, self.ranks)
         except StorageError as error:
             if self._settings.on_save_error == "stop":
                 raise
-            self._say(str(error))
+            self._warn(str(error))
             return False
         return True
 
@@ -322,7 +334,7 @@ class RunDirectory:
                 if (self.path / name).exists():
                     sync(self.path / name)
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self._observe("message", {"text": text, "level": "warning"})
 
     def _write_status(self, status: Mapping[str, Any]) -> None:
@@ -333,13 +345,17 @@ def write_evaluation(folder: Path, step: int, name: str, rows: Iterable[Mapping[
     """Write the completions of an evaluation into FOLDER/eval, where `retrain score FOLDER` finds them.
 
     Args:
-        step: training steps before the evaluation.
-        name: of a set of held-out problems; "": the run's own problems.
+        folder: the run directory.
+        step: number of training steps before the evaluation.
+        name: name of a set of held-out problems; "" for the run's own held-out problems.
+        rows: the held-out problems with their completions.
+    Returns:
+        The path of the file.
     """
-    return _write_packed(folder / "eval" / f"step-{step:06d}{name and f'.{name}'}.jsonl.gz", rows)
+    return _write_compressed(folder / "eval" / f"step-{step:06d}{name and f'.{name}'}.jsonl.gz", rows)
 
 
-def _write_packed(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+def _write_compressed(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -348,9 +364,9 @@ def _write_packed(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def _keep_rows(path: Path, steps: range) -> None:
-    """Rewrite the file with the rows of these steps, each once, byte for byte."""
+    """Delete all rows of a file except those of the given steps, which stay byte for byte."""
     if path.is_file():
-        lines = path.read_bytes().split(b"\n")[:-1]  # a kill can cut off the last line; it is written again
+        lines = path.read_bytes().split(b"\n")[:-1]  # a kill may have truncated the last line, which is written again
         kept = [line + b"\n" for number, line in enumerate(lines, 1) if parse_row(line, path, number)["step"] in steps]
         write_bytes(path, b"".join(kept))
 

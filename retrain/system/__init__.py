@@ -1,1 +1,1 @@
-"""Subprocess, file and lock utilities: one mechanism each."""
+"""Processes, files, locks, HTTP, and other services of the operating system."""
