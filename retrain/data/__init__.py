@@ -1,1 +1,1 @@
-"""Tasks: sources of problems."""
+"""Tasks, which provide problems, and row sources, which add rows to training steps."""

@@ -1,4 +1,4 @@
-"""Many problems in little memory."""
+"""Memory-efficient sequence of problems."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from retrain.types import Problem
 
 
 class ProblemStore(Sequence[Problem]):
-    """Problems as concatenated bytes; reading one parses it again.
+    """Sequence of problems, stored as concatenated pickles. Every access unpickles a problem.
 
     Attributes:
-        hashes: `hash_key` of each.
+        hashes: `hash_key` of each problem.
     """
 
     def __init__(self) -> None:
@@ -31,23 +31,37 @@ class ProblemStore(Sequence[Problem]):
         self._ends.append(len(self._bytes))
 
     def split(self, fraction: float) -> tuple[ProblemStore, ProblemStore]:
-        """(training, held-out): the prompt's hash decides, so equal prompts end on one side, whatever the seed."""
-        limit, places = fraction * 2**64, range(len(self))
-        train = self._picked(place for place in places if self.hashes[place] >= limit)
-        return train, self._picked(place for place in places if self.hashes[place] < limit)
+        """Split into training and held-out problems by the hash of the prompt, independently of the seed.
+
+        Problems with equal prompts are on the same side.
+
+        Args:
+            fraction: share of the problems to hold out, in expectation.
+        Returns:
+            The training problems and the held-out problems.
+        """
+        limit, indices = fraction * 2**64, range(len(self))
+        train = self._select(index for index in indices if self.hashes[index] >= limit)
+        return train, self._select(index for index in indices if self.hashes[index] < limit)
 
     def in_hash_order(self) -> ProblemStore:
-        """Sorted by the prompt's hash: the first few are a fair sample of all, and the same in every run."""
-        return self._picked(sorted(range(len(self)), key=self.hashes.__getitem__))
+        """Return the problems sorted by the hash of the prompt.
 
-    def _picked(self, places: Iterable[int]) -> ProblemStore:
-        """Return the problems at these places, in this order. Bytes are shared, so append to neither afterwards."""
-        some = ProblemStore()
-        some._bytes, some._ends = self._bytes, self._ends
-        for place in places:
-            some._order.append(self._order[place])
-            some.hashes.append(self.hashes[place])
-        return some
+        The first few are then an unbiased sample of all problems, and the same in every run.
+        """
+        return self._select(sorted(range(len(self)), key=self.hashes.__getitem__))
+
+    def _select(self, indices: Iterable[int]) -> ProblemStore:
+        """Return the problems at these indices, in this order.
+
+        Both stores share their memory, so do not append to either of them afterwards.
+        """
+        selection = ProblemStore()
+        selection._bytes, selection._ends = self._bytes, self._ends
+        for index in indices:
+            selection._order.append(self._order[index])
+            selection.hashes.append(self.hashes[index])
+        return selection
 
     @overload
     def __getitem__(self, index: int) -> Problem: ...
@@ -55,19 +69,20 @@ class ProblemStore(Sequence[Problem]):
     def __getitem__(self, index: slice) -> list[Problem]: ...
     def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = self._order[index]
-        return Problem(*pickle.loads(memoryview(self._bytes)[self._ends[place] : self._ends[place + 1]]))  # noqa: S301 - own
+            return [self[number] for number in range(*index.indices(len(self)))]
+        stored = self._order[index]
+        data = memoryview(self._bytes)[self._ends[stored] : self._ends[stored + 1]]
+        return Problem(*pickle.loads(data))  # noqa: S301 - pickled by this process
 
     def __len__(self) -> int:
         return len(self._order)
 
 
 def prompt_hash(problem: Problem) -> str:
-    """sha256 of the prompt, in hex."""
+    """Return the SHA-256 hash of a problem's prompt, in hex."""
     return digest_of(problem.prompt)
 
 
 def hash_key(problem: Problem) -> int:
-    """The first 64 bits of the prompt's hash."""
+    """Return the first 64 bits of the hash of a problem's prompt."""
     return int(prompt_hash(problem)[:16], 16)

@@ -1,4 +1,4 @@
-"""The source `replay`: groups of earlier steps, or of another run, in place of groups whose rewards are all equal."""
+"""Row source `replay`: replace groups whose rewards are all equal by groups of earlier steps or of another run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from retrain.system.model_paths import positions
 from retrain.system.records import BadRow, checked, read_records
 from retrain.types import Metrics, Observer, Rollout, State
 
-_ROLLOUT = TypeAdapter(Rollout)
+_ROLLOUT_SCHEMA = TypeAdapter(Rollout)
 _FOREIGN = -1
-"""`stored_at` of a group of another run."""
+"""Value of `stored_at` for a group of another run."""
 
 
 class StoredGroup(NamedTuple):
-    """A group that may be replayed.
+    """Stored group of rollouts that can be replayed.
 
     Attributes:
-        rollouts: all with a reward.
-        stored_at: the step that sampled it.
-        uses: how often it was replayed.
+        rollouts: the rollouts, all of which have a reward.
+        stored_at: the step that sampled the group; `_FOREIGN` for a group of another run.
+        uses: number of times that it was replayed.
     """
 
     rollouts: tuple[Rollout, ...]
@@ -39,55 +39,57 @@ class StoredGroup(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Standard deviation of its rewards."""
+        """Standard deviation of the rewards."""
         return pstdev(float(one.reward or 0.0) for one in self.rollouts)
 
     @property
     def tokens(self) -> int:
-        """Length of its longest row."""
+        """Number of tokens of the longest row, prompt and completion together."""
         return max(len(one.prompt_ids) + len(one.completion_ids) for one in self.rollouts)
 
     def state(self) -> State:
-        """The group as JSON."""
+        """Return the group as JSON values."""
         return {**self._asdict(), "rollouts": [one.row() for one in self.rollouts]}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> StoredGroup:
-        """Return what `state` gave."""
+        """Restore a group from the result of `state`."""
         rollouts = tuple(map(Rollout.of_row, state["rollouts"]))
         return cls(rollouts, int(state["stored_at"]), int(state["uses"]))
 
 
 def _informative(rollouts: Iterable[Rollout]) -> dict[int, tuple[Rollout, ...]]:
-    """Rollouts with a reward of every group in which rewards differ, by the group's number."""
+    """Return the scored rollouts of every group whose rewards differ, by the number of the group."""
     groups: dict[int, list[Rollout]] = {}
     for one in rollouts:
         if one.reward is not None:
             groups.setdefault(one.group, []).append(one)
-    return {group: tuple(some) for group, some in groups.items() if len({one.reward for one in some}) > 1}
+    return {group: tuple(members) for group, members in groups.items() if len({one.reward for one in members}) > 1}
 
 
 def _rollout_files(path: str) -> list[Path]:
-    """The files of rollouts at a path, in the order of their steps."""
+    """Return the rollout file at a path, or the rollout files of a folder in the order of their steps."""
     place = Path(path).expanduser()
     if place.is_dir():
         return sorted((*place.glob("step-*.jsonl.gz"), *place.glob("step-*.jsonl")))
     return [place] if place.is_file() else []
 
 
-def _no_rollouts(path: str) -> str:
+def _no_rollouts_at(path: str) -> str:
     return f'"{path}" is neither a file of rollouts nor a folder with any'
 
 
 def read_groups(path: str) -> list[StoredGroup]:
-    """Read the groups with different rewards of a file of rollouts, or of a folder of them in the order of the steps.
+    """Read the groups whose rewards differ from a file of rollouts or a folder of such files.
 
+    Args:
+        path: the file or folder; the files of a folder are read in the order of their steps.
     Raises:
-        DataError: there is no such file, or it has bad rows.
+        DataError: there is no file of rollouts at the path, or it has bad rows.
     """
     files = _rollout_files(path)
     if not files:
-        raise DataError(f"{_no_rollouts(path)}; {NO_FILE_FIX}")
+        raise DataError(f"{_no_rollouts_at(path)}; {NO_FILE_FIX}")
     found: list[StoredGroup] = []
     for file in files:
         groups = _informative(read_records(str(file), _rollout, " of rollouts"))
@@ -96,58 +98,58 @@ def read_groups(path: str) -> list[StoredGroup]:
 
 
 def _rollout(place: str, row: Any) -> Rollout:
-    """A row of a file of rollouts; BadRow if it is not one."""
+    """Parse a row of a file of rollouts; raise BadRow if it is invalid."""
     try:
         found = Rollout.of_row(row)
     except (AttributeError, KeyError, TypeError) as error:
-        raise BadRow(f"it is not a rollout as a run stores it ({type(error).__name__}: {error})") from None
-    found = checked(_ROLLOUT, dataclasses.asdict(found))
+        raise BadRow(f"not a rollout in the format of a run ({type(error).__name__}: {error})") from None
+    found = checked(_ROLLOUT_SCHEMA, dataclasses.asdict(found))
     if len(found.sampler_logprobs) != len(found.completion_ids):
-        raise BadRow(f"{len(found.completion_ids)} completion ids have {len(found.sampler_logprobs)} log-probs")
+        raise BadRow(f"{len(found.completion_ids)} completion ids, but {len(found.sampler_logprobs)} log-probs")
     return found
 
 
-def _bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """A stored group is old enough to exist and young enough to be used; what the path names is there."""
+def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Check that groups can be replayed before they are too old, and that `share` allows at least one group."""
     if config.rollout.overlap >= params["max_staleness"]:
-        ahead = config.rollout.overlap
-        problem = f"with [rollout] overlap = {ahead} the youngest stored group is {ahead + 1} steps old"
-        yield Finding(("max_staleness",), problem, f"use at least {ahead + 1}")
+        overlap = config.rollout.overlap
+        problem = f"with [rollout] overlap = {overlap} the newest stored group is {overlap + 1} steps old"
+        yield Finding(("max_staleness",), problem, f"use at least {overlap + 1}")
     if int(params["share"] * config.training.batch_size + 1e-9) < 1:
         problem = f"is less than one of the {config.training.batch_size} groups of a step"
         yield Finding(("share",), problem, "raise it, or [training] batch_size", fatal=False)
 
 
-def _files(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+def _check_files(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Check that there are files of rollouts at `path`."""
     if params["path"] is not None and not _rollout_files(params["path"]):
-        yield Finding(("path",), _no_rollouts(params["path"]), NO_FILE_FIX, exit_code=DataError.exit_code)
+        yield Finding(("path",), _no_rollouts_at(params["path"]), NO_FILE_FIX, exit_code=DataError.exit_code)
 
 
-@source("replay", brings=("rollouts",), read=("path", read_groups), check=_bounds, check_files=_files)
+@source("replay", brings=("rollouts",), read=("path", read_groups), check=_check_bounds, check_files=_check_files)
 class Replay(RowSource):
-    """Puts stored groups in the place of groups whose rewards are all equal.
+    """Replace groups whose rewards are all equal by stored groups.
 
-    A step that asked for P prompts and got I groups with different rewards replays min(P - I, floor(share * P)) stored
-    groups, or as many as there are, and leaves out as many groups of equal rewards. No completion is sampled for them.
-    Groups with different rewards are stored. Those that were replayed least come first, and among them those of the
-    highest `priority`. A tie goes to the younger group.
+    Groups whose rewards differ are stored. A step that asked for P prompts and got I groups whose rewards differ
+    replays min(P - I, floor(share * P)) stored groups, or as many as there are, and drops as many groups with equal
+    rewards. Groups that were replayed least come first, among them those with the highest `priority`, and among these
+    the newest. Replaying samples no completions.
 
-    Credit is computed again from the stored rewards. The update corrects for the weights that sampled a group: by `tis`
-    if the run names no other correction, which is truncated and therefore biased, the more the older the group.
-    A group of this run is at most `max_staleness` optimizer steps old. For groups of `path` no such bound can be given:
-    only the correction knows how far the weights are that sampled them.
+    Advantages are computed again from the stored rewards. The update corrects for the weights that sampled a group. The
+    default correction is `tis`, which truncates the importance ratio and is therefore biased, the more the older the
+    group is. A group of this run is at most `max_staleness` optimizer steps old. Groups from `path` have no such bound.
 
     Args:
-        size: stored groups; the oldest is given up for a new one.
-        share: largest share of a step's prompts whose groups are replaced.
-        max_staleness: steps after which a group of this run is given up.
-        priority: "spread" prefers a large standard deviation of rewards, "recent" the youngest.
-        path: `rollouts/` of another run, or a file of it, whose groups are stored at the start. It must have the
-            model's tokenizer, and these rewards.
+        size: maximum number of stored groups; a new group replaces the oldest.
+        share: maximum share of a step's groups that are replaced.
+        max_staleness: number of steps after which a group of this run is deleted.
+        priority: "spread" prefers groups whose rewards have a large standard deviation, "recent" the newest groups.
+        path: `rollouts/` of another run, or a file in it, whose groups are stored at the start. That run must have
+            used the same tokenizer and the same rewards.
     Raises:
         DataError: `path` cannot be read, or was sampled with another tokenizer.
-    References: Trinity-RFT, arXiv:2505.17826, and the replay buffer of TRL, where a group's score is |A| times the
-        deviation of its rewards; here credit is not known when a group is stored.
+    References: Trinity-RFT, arXiv:2505.17826, and the replay buffer of TRL, which scores a group by |A| times the
+        standard deviation of its rewards; here advantages are not known when a group is stored.
     """
 
     def __init__(  # noqa: PLR0913 - parts of the run
@@ -165,28 +167,35 @@ class Replay(RowSource):
         path: Annotated[str, Field(min_length=1)] | None = None,
     ) -> None:
         self._prompts, self._label, self._priority = prompt_count, label, priority
-        self._size, self._most = size, int(share * prompt_count + 1e-9)
+        self._size, self._max_replayed = size, int(share * prompt_count + 1e-9)
         self._max_staleness = max_staleness
         self._groups: list[StoredGroup] = []
-        self._data: str | None = None
+        self._fingerprint: str | None = None
         if path is not None:
             groups = [one for one in read_groups(path) if one.tokens <= positions(model)]
             self._groups = groups[-size:]
             for one in groups[:1]:
                 if chat.decode(one.rollouts[0].completion_ids) != one.rollouts[0].text:
                     text = f"{path}: its completions were sampled with another tokenizer"
-                    raise DataError(f"{text}; replay runs of one model")
-            self._data = digest_of([one.state()["rollouts"] for one in groups])
+                    raise DataError(f"{text}; use a run of the same model")
+            self._fingerprint = digest_of([one.state()["rollouts"] for one in groups])
             text = f"{path}: {len(groups)} groups with different rewards; {len(self._groups)} of them are stored"
             observe("message", {"text": text, "level": "info"})
 
     def take(self, step: int, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], Metrics]:
-        """Return the step's groups, some of which stored ones replace; then store those with different rewards."""
+        """Replace groups of a step by stored groups, then store the step's groups whose rewards differ.
+
+        Args:
+            step: number of the step.
+            rollouts: rollouts of the step.
+        Returns:
+            The rollouts of the step and of replayed groups, and metrics.
+        """
         self._groups = [one for one in self._groups if self._age(one, step) <= self._max_staleness]
         fresh = _informative(rollouts)
         equal = [group for group in dict.fromkeys(one.group for one in rollouts) if group not in fresh]
-        wanted = max(0, min(self._most, self._prompts - len(fresh)))
-        chosen = sorted(range(len(self._groups)), key=self._rank)[:wanted]
+        wanted = max(0, min(self._max_replayed, self._prompts - len(fresh)))
+        chosen = sorted(range(len(self._groups)), key=self._sort_key)[:wanted]
         replaced = {*equal[: len(chosen)]}
         replayed = [self._groups[index] for index in chosen]
         ages = [self._age(one, step) for one in replayed if one.stored_at != _FOREIGN]
@@ -202,22 +211,22 @@ class Replay(RowSource):
         return rows, metrics
 
     def _age(self, group: StoredGroup, step: int) -> int:
-        """Optimizer steps since the oldest weights that sampled a group; 0 for one of another run."""
+        """Return the number of steps since the oldest weights that sampled a group; 0 for a group of another run."""
         return 0 if group.stored_at == _FOREIGN else step - min(one.weights_version for one in group.rollouts)
 
-    def _rank(self, index: int) -> tuple[float, ...]:
-        """Sort key of a stored group: the first is replayed first."""
+    def _sort_key(self, index: int) -> tuple[float, ...]:
+        """Return the sort key of a stored group; groups with smaller keys are replayed first."""
         group = self._groups[index]
         return (group.uses, -group.spread if self._priority == "spread" else 0.0, -index)
 
     def fingerprint(self) -> str | None:
-        """Hash of the groups of `path`."""
-        return self._data
+        """Return a hash of the groups of `path`; None without a path."""
+        return self._fingerprint
 
     def state_dict(self) -> State:
-        """The stored groups."""
+        """Return the stored groups."""
         return {"groups": [one.state() for one in self._groups]}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore `state_dict`."""
+        """Restore the result of `state_dict`."""
         self._groups = list(map(StoredGroup.of_state, state["groups"]))

@@ -130,7 +130,7 @@ def test_rollouts_of_another_run_have_no_age(tmp_path):
 
 def test_files_that_are_no_rollouts_are_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1?"}\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: it is not a rollout as a run stores it"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: not a rollout in the format of a run"):
         read_groups(str(tmp_path / "rows.jsonl"))
     with pytest.raises(DataError, match="neither a file of rollouts nor a folder"):
         read_groups(str(tmp_path))
