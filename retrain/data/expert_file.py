@@ -1,4 +1,4 @@
-"""Worked answers of an expert from a file, and the order in which training takes them."""
+"""Read expert demonstrations from a file, and iterate over them in a seeded order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from retrain.types import Problem, State
 RowT = TypeVar("RowT")
 
 
-def _answered(messages: list[Message]) -> list[Message]:
+def _check_last_turn(messages: list[Message]) -> list[Message]:
     if not messages or messages[-1]["role"] != "assistant":
-        raise ValueError("the last one must be the assistant's")
+        raise ValueError("the last message must be the assistant's")
     return messages
 
 
 class _Conversation(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
-    messages: Annotated[list[Message], AfterValidator(_answered)]
+    messages: Annotated[list[Message], AfterValidator(_check_last_turn)]
 
 
 class _Pair(TypedDict):
@@ -36,19 +36,19 @@ _CONVERSATION, _PAIR = TypeAdapter(_Conversation), TypeAdapter(_Pair)
 
 
 def read_experts(path: str) -> list[Problem]:
-    """The rows of a jsonl or parquet file (by its suffix) as prompt and solution; `id` is the row's `file:line`.
+    """Read demonstrations from a .jsonl or .parquet file as problems with prompt and solution.
 
-    A row is `{"messages": [...]}` that ends with the assistant's turn, or `{"prompt": text or messages,
-    "completion": text}`; further fields are ignored.
+    A row is `{"messages": [...]}`, which ends with the assistant's turn, or `{"prompt": text or messages,
+    "completion": text}`. Further fields are ignored. The `id` of a problem is the `file:line` of its row.
 
     Raises:
-        DataError: the file cannot be read, has no rows or bad ones; it names the first of them, each with its line.
+        DataError: the file cannot be read, has no rows, or has bad rows; the first 20 of them are listed with lines.
     """
     return read_records(path, _problem, " of expert data")
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:
-    """Hash of the expert's rows and their order."""
+    """Return a hash of the demonstrations and their order."""
     return digest_of([[problem.prompt, problem.solution] for problem in problems])
 
 
@@ -64,21 +64,22 @@ def _problem(place: str, row: Any) -> Problem:
         *prompt, last = conversation["messages"]
         solution = last["content"]
     if not prompt or not solution.strip():
-        raise BadRow("there is no prompt" if not prompt else "the expert says nothing")
+        raise BadRow("there is no prompt" if not prompt else "the expert's answer is empty")
     return Problem(id=place, prompt=prompt, answer="", solution=solution)
 
 
 class ExpertBuffer(Generic[RowT]):
-    """Rows in a seeded order, a new one for every pass; it wraps, and a checkpoint holds the position.
+    """Endless iterator over rows, in a new seeded order for every epoch.
 
     Args:
-        rows: at least one.
-        seed: of the run.
-        keys: key of each row's prompt; rows with a wanted key come first (see `take`).
-        name: of the buffer; the order derives from it and the seed.
+        rows: the rows, at least one.
+        seed: seed of the run.
+        keys: key of each row's prompt; `take` prefers rows with requested keys.
+        name: name of the buffer; the order is derived from the seed and this name.
 
     Attributes:
-        epoch: passes that are complete. offset: rows taken since.
+        epoch: number of completed passes over the rows.
+        offset: number of rows taken in the current pass.
     """
 
     def __init__(self, rows: Sequence[RowT], seed: int, keys: Sequence[Hashable] = (), name: str = "expert") -> None:
@@ -89,7 +90,15 @@ class ExpertBuffer(Generic[RowT]):
         self.epoch = self.offset = 0
 
     def take(self, count: int, wanted: Iterable[Hashable] = ()) -> list[RowT]:
-        """Return the next `count` rows; first, without using them up, rows with wanted keys, one per key in turn."""
+        """Return `count` rows.
+
+        Rows with a requested key come first: one row per key, then the second row of each key, and so on. They do not
+        advance the position. The next rows of the seeded order follow, and do.
+
+        Args:
+            count: number of rows.
+            wanted: the requested keys.
+        """
         matches = [self._by_key.get(key, []) for key in dict.fromkeys(wanted)]
         most = max(map(len, matches), default=0)
         found = [rows[turn] for turn in range(most) for rows in matches if turn < len(rows)][:count]
@@ -103,9 +112,9 @@ class ExpertBuffer(Generic[RowT]):
         return [self._rows[index] for index in found]
 
     def state_dict(self) -> State:
-        """Position; the order itself derives from the seed and the epoch."""
+        """Return the position. The order is derived from the seed and the epoch."""
         return {"epoch": self.epoch, "offset": self.offset}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore `state_dict`."""
+        """Restore the result of `state_dict`."""
         self.epoch, self.offset = int(state["epoch"]), int(state["offset"])

@@ -1,4 +1,4 @@
-"""The source `expert`: worked answers from a file, imitated beside the rollouts."""
+"""Row source `expert`: train on demonstrations from a file together with the rollouts."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 def _check_file(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """The file is there, and a library can read it."""
-    at, path = ("path",), str(params["path"])
+    """Check that the file exists, and that its format can be read."""
+    key, path = ("path",), str(params["path"])
     if problem := no_file(path):
-        yield Finding(at, problem, NO_FILE_FIX, exit_code=DataError.exit_code)
+        yield Finding(key, problem, NO_FILE_FIX, exit_code=DataError.exit_code)
     elif not path.endswith((".jsonl", ".parquet")):
         problem = f'"{path}" is neither .jsonl nor .parquet'
-        yield Finding(at, problem, "convert or rename it", exit_code=DataError.exit_code)
+        yield Finding(key, problem, "convert or rename it", exit_code=DataError.exit_code)
     elif path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
-        yield Finding(at, "pyarrow is not installed", install("parquet"))
+        yield Finding(key, "pyarrow is not installed", install("parquet"))
 
 
 @source("expert", brings=("expert",), ratio="ratio", read=("path", read_experts), check_files=_check_file)
 class ExpertSource(RowSource):
-    """Adds rows of a file to every step, in an order that the seed decides; each `[[expert]]` is one.
+    """Add demonstrations from a file to every step, in a seeded order. Each `[[expert]]` table adds one such source.
 
     Args:
         path: a .jsonl or .parquet file; see `retrain.data.expert_file.read_experts`.
-        ratio: share of a step's rows that are the expert's; they take the place of prompts.
-        all_assistant_turns: train on every turn of the assistant instead of the last alone.
-        same_prompts: take rows with the prompts of the step's rollouts first.
+        ratio: share of demonstrations among a step's rows; they reduce the number of sampled prompts.
+        all_assistant_turns: train on every turn of the assistant instead of only the last.
+        same_prompts: prefer demonstrations whose prompts occur in the step's rollouts.
     Raises:
-        DataError: the file cannot be read, a row cannot be rendered, or none fits the model.
+        DataError: the file cannot be read, a row cannot be rendered, or all rows are longer than the model's context.
     """
 
     def __init__(  # noqa: PLR0913 - parts of the run
@@ -64,29 +64,29 @@ class ExpertSource(RowSource):
         limit = positions(model)
         rows: list[ExpertRow] = [row for row in every if len(row.ids) <= limit]
         if len(rows) < len(every):
-            lost = f"{len(every) - len(rows)} of {len(every)} rows"
-            text = f"{path}: {lost} are longer than the model's {limit} tokens"
+            too_long = f"{len(every) - len(rows)} of {len(every)} rows"
+            text = f"{path}: {too_long} are longer than the model's {limit} tokens"
             if not rows:
                 raise DataError(f"{text}; shorten them, or train a model with a longer context")
             observe("message", {"text": f"{text}; they are left out", "level": "warning"})
         keys: list[Hashable] = [row.prompt_ids for row in rows] if same_prompts else []
         self.buffer = ExpertBuffer(rows, seed, keys, label)
-        self._label, self._count, self._data = label, row_count, fingerprint(problems)
+        self._label, self._count, self._fingerprint = label, row_count, fingerprint(problems)
 
     def take(self, step: int, rollouts: Sequence[Rollout]) -> tuple[list[Any], Metrics]:
-        """Return the rollouts, the file's next rows, and the number of complete passes over it."""
+        """Return the rollouts with the next demonstrations, and the number of completed passes over the file."""
         prompts = {one.group: one.prompt_ids for one in rollouts}.values()
         rows = self.buffer.take(self._count, prompts)
         return [*rollouts, *rows], {f"{self._label}/epoch": float(self.buffer.epoch)}
 
     def fingerprint(self) -> str:
-        """Hash of the file's rows and their order."""
-        return self._data
+        """Return a hash of the file's rows and their order."""
+        return self._fingerprint
 
     def state_dict(self) -> State:
-        """Position in the file."""
+        """Return the position in the file."""
         return self.buffer.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Restore `state_dict`."""
+        """Restore the result of `state_dict`."""
         self.buffer.load_state_dict(state)

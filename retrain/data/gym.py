@@ -1,4 +1,4 @@
-"""Procedural tasks of reasoning-gym, and the reward that scores them (extra `gym`)."""
+"""Task and reward for the procedural data sets of the reasoning-gym library (extra `gym`)."""
 
 from __future__ import annotations
 
@@ -28,33 +28,36 @@ Dataset = Literal[
     "rotate_matrix", "rotten_oranges", "sentence_reordering", "simple_equations", "simple_geometry",
     "string_manipulation", "string_splitting", "string_synthesis", "syllogism", "word_sorting",
 ]  # fmt: skip
-"""Data sets whose problems depend on their number alone (in every process: not on the order of sets) and take
-milliseconds to make, and whose scorers give 1 to the oracle's answer and 0 to junk, and do not evaluate the
-answer. Scorers of other data sets of the library run an answer as Python code."""
+"""Supported data sets. A problem depends only on its number, not on the process or the iteration order of sets, and
+takes milliseconds to generate. The scorer gives 1 to the reference answer and 0 to junk, and does not execute the
+answer. Scorers of some other data sets of the library run an answer as Python code."""
 
 INSTRUCTION = "Give the final answer between <answer> and </answer>."
 HELDOUT_SHARE = 8
 """One question in this many is held out."""
 
-_NUMBERS = 2**31
-_TRIED, _TRIED_S = 4, 0.5
-"""Problems that are made for a trial of a config, and seconds of processor time for them."""
+_SIZE = 2**31
+"""Number of problems of a data set."""
+_TRIAL_PROBLEMS, _TRIAL_S = 4, 0.5
+"""Number of problems that are generated to check a config, and the limit of CPU time for them in seconds."""
 _ANSWER_FIX = 'use "tag", "number", or an expression with one group, such as "Answer: (.*)"'
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @task("gym", extra=("reasoning_gym", "gym"))
 class Gym(Task):
-    """Problems of one reasoning-gym data set, endless; score them with the reward `gym`.
+    """Generate problems of one reasoning-gym data set. Use the reward `gym` to score them.
 
-    A hash of the question decides whether a problem is held out, so the two sides are disjoint whatever
-    the seed. `extra` carries the data set's name and the entry that its scorer wants.
+    A hash of the question decides whether a problem is held out, so training and held-out problems are disjoint for
+    every seed. `extra` of a problem has the name of the data set and the entry that its scorer needs.
 
     Args:
-        seed: of the training problems.
-        name: of the data set.
-        config: its own settings, as the library names them; the defaults where left out.
-        instruction: appended to every question after an empty line; "" for none.
+        seed: seed of the training problems.
+        name: name of the data set.
+        config: settings of the data set, with the library's names; missing ones keep the library's defaults.
+        instruction: text appended to every question after an empty line; "" for none.
+    Raises:
+        ComponentError: the data set is not supported, or its config is invalid or too slow.
     """
 
     def __init__(
@@ -64,33 +67,36 @@ class Gym(Task):
         self.config = dict(config or {})
         self._data = _create(name, self.config)
         if config:
-            _try(name, self._data)
+            _check_config(name, self._data)
 
     def problem(self, index: int) -> Problem:
-        """Training problem number `index`."""
+        """Return training problem number `index`."""
         for attempt in range(1000):
-            number = derive_seed(self.seed, "train", index, attempt) % _NUMBERS
+            number = derive_seed(self.seed, "train", index, attempt) % _SIZE
             problem, held = self._draw(number)
             if not held:
                 return problem
-        raise ComponentError(f"[gym] {self.name}: 1000 draws gave held-out problems only", "widen its config")
+        raise ComponentError(
+            f"[gym] {self.name}: 1000 draws gave only held-out problems", "choose a config with more problems"
+        )
 
     def heldout(self, count: int) -> list[Problem]:
-        """The first `count` distinct held-out problems; fewer if the data set repeats itself."""
+        """Return the first `count` distinct held-out problems; fewer if the data set has fewer."""
         found: dict[Any, Problem] = {}
         for draw in range(100 + 20 * count):
             if len(found) >= count:
                 break
-            problem, held = self._draw(derive_seed(0, "heldout", draw) % _NUMBERS)
+            problem, held = self._draw(derive_seed(0, "heldout", draw) % _SIZE)
             if held:
                 found.setdefault(problem.prompt, problem)
         return list(found.values())
 
     def fingerprint(self) -> str:
-        """Hash of everything that determines the problems, except the seed."""
+        """Return a hash of everything that determines the problems, except the seed."""
         return digest_of("gym", self.name, self.config, self.instruction, importlib.metadata.version("reasoning-gym"))
 
     def _draw(self, number: int) -> tuple[Problem, bool]:
+        """Return problem `number` of the data set, and whether it is held out."""
         entry = self._data[number]
         question: str = entry["question"]
         held = hashlib.sha256(question.encode()).digest()[0] % HELDOUT_SHARE == 0
@@ -101,25 +107,24 @@ class Gym(Task):
 
 @reward("gym", extra=("reasoning_gym", "gym"))
 class GymReward:
-    """1 if the data set's own scorer gives the answer full marks, else 0.
+    """Return 1 if the data set's scorer gives the answer the full score, else 0.
 
     Args:
-        partial: the scorer's own value in [0, 1] instead; many scorers pay for guesses.
-        answer: which part of the completion is scored. "tag": what stands in the last <answer>...</answer>, or without
-            one the last line. "number": the last number, without its commas. Anything else
-            is a regular expression with one group: what the group captures in its last match, which may span lines only
-            where the expression allows it. Without a match the score is 0.
+        partial: return the scorer's value in [0, 1] instead. Many scorers give a guess a value above 0.
+        answer: which part of the completion is scored. "tag" takes the content of the last <answer>...</answer>, or the
+            last line if there is no tag. "number" takes the last number, without commas. Any other value is a regular
+            expression with one group, and the group's text in the last match is scored; the score is 0 without a match.
     """
 
     def __init__(self, *, partial: bool = False, answer: str = "tag") -> None:
         self.partial = partial
-        self._find = _finder(answer)
-        library("reasoning_gym", "gym")  # its import takes seconds, more than the deadline of a call may be
+        self._find = _answer_finder(answer)
+        library("reasoning_gym", "gym")  # imported here, because it takes seconds, which may exceed a call's deadline
 
     def __call__(self, completion: str, problem: Mapping[str, Any]) -> float:
         extra = cast("Mapping[str, Any]", problem["extra"])
         if "entry" not in extra:
-            raise ValueError('the reward "gym" scores problems of the task "gym" only')
+            raise ValueError('the reward "gym" scores only problems of the task "gym"')
         answer = self._find(completion)
         if answer is None:
             return 0.0
@@ -127,8 +132,8 @@ class GymReward:
         return value if self.partial else float(value > 0.99)
 
 
-def _finder(answer: str) -> Callable[[str], str | None]:
-    """Return the function that finds the answer in a completion."""
+def _answer_finder(answer: str) -> Callable[[str], str | None]:
+    """Return a function that extracts the answer from a completion; it returns None if there is none."""
     if answer == "tag":
         return _tagged
     if answer == "number":
@@ -148,7 +153,7 @@ def _finder(answer: str) -> Callable[[str], str | None]:
 
 
 def _tagged(completion: str) -> str:
-    tagged = _ANSWER.findall(completion)
+    tagged = _ANSWER_TAG.findall(completion)
     lines = completion.strip().splitlines()
     return tagged[-1].strip() if tagged else (lines[-1] if lines else "")
 
@@ -168,34 +173,38 @@ def _create(name: str, config: Mapping[str, Any]) -> Any:
         raise ComponentError(f'[gym] name = "{name}" is not allowed', f"choose among: {', '.join(get_args(Dataset))}")
     gym = library("reasoning_gym", "gym")
     try:
-        return gym.create_dataset(name, seed=0, size=_NUMBERS, **config)
+        return gym.create_dataset(name, seed=0, size=_SIZE, **config)
     except (TypeError, AssertionError, ValueError) as error:
-        raise ComponentError(f"[gym] {name} refuses its config: {error}", "see the library for its settings") from error
+        fix = "see the library for its settings"
+        raise ComponentError(f"[gym] {name} rejects its config: {error}", fix) from error
 
 
-def _try(name: str, data: Any) -> None:
-    """Make problems of a config in a process that can be ended in a long loop or in the middle of a long number.
+def _check_config(name: str, data: Any) -> None:
+    """Generate a few problems in a child process with a limit of CPU time, then one in this process.
 
-    A process with other threads makes none: a fork would have their locks, but not the threads.
+    A process with several threads skips the child: a fork would inherit their locks without the threads.
 
+    Args:
+        name: name of the data set, for errors.
+        data: the data set.
     Raises:
-        ComponentError: they take too long, or cannot be made.
+        ComponentError: the problems take too long, or cannot be generated.
     """
     if threading.active_count() == 1:
         child = os.fork()
         if not child:
             try:
                 signal.signal(signal.SIGPROF, signal.SIG_DFL)
-                signal.setitimer(signal.ITIMER_PROF, _TRIED_S)
-                for number in range(_TRIED):
+                signal.setitimer(signal.ITIMER_PROF, _TRIAL_S)
+                for number in range(_TRIAL_PROBLEMS):
                     data[number]
             finally:
-                os._exit(0)  # an error is raised once more below
+                os._exit(0)  # the code below raises the same error in the parent
         if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
-            problem = f"[gym] {name} takes more than {_TRIED_S:g} s to make {_TRIED} problems of this config"
+            problem = f"[gym] {name} takes more than {_TRIAL_S:g} s for {_TRIAL_PROBLEMS} problems of this config"
             raise ComponentError(problem, "choose smaller numbers")
     try:
         data[0]
-    except Exception as error:  # of the library
-        problem = f"[gym] {name} makes no problem of this config: {type(error).__name__}: {error}"
+    except Exception as error:  # any exception of the library
+        problem = f"[gym] {name} cannot generate a problem: {type(error).__name__}: {error}"
         raise ComponentError(problem, "see the library for its settings") from error

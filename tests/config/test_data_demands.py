@@ -53,7 +53,7 @@ def run(command, text, *options):
             RUN + "[[eval.sets]]\nname = 'other'\ntask_params = { path = 'one.jsonl', heldout_fraction = 0.0 }",
             "[[eval.sets]] name: 256 held-out problems were asked for, and the task has none",
         ),
-        (RUN + EXPERT, "[expert] path: said.jsonl:1: the expert says nothing"),
+        (RUN + EXPERT, "[expert] path: said.jsonl:1: the expert's answer is empty"),
     ],
 )
 def test_training_would_not_get_to_its_first_step(text, said):

@@ -127,7 +127,7 @@ def test_an_answer_that_is_no_pattern(answer):
 def test_problems_of_other_tasks_and_bad_settings():
     with pytest.raises(ValueError, match='problems of the task "gym" only'):
         GymReward()("1", {"extra": {}})
-    with pytest.raises(ComponentError, match="refuses its config"):
+    with pytest.raises(ComponentError, match="rejects its config"):
         Gym(0, name="chain_sum", config={"min_words": 3})
     assert Gym(0, name="gcd").fingerprint() != Gym(0, name="lcm").fingerprint()
     assert "<answer>" in Gym(0, name="gcd").problem(0).prompt
@@ -141,9 +141,9 @@ def test_a_config_whose_problems_take_too_long_is_refused(config, tmp_path):
     command = [sys.executable, "-m", "retrain", "validate", str(file)]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 2
-    assert "takes more than 0.5 s to make 4 problems of this config; choose smaller numbers" in found.stderr
+    assert "takes more than 0.5 s for 4 problems of this config; choose smaller numbers" in found.stderr
 
 
 def test_a_config_whose_problems_cannot_be_made_is_refused():
-    with pytest.raises(ComponentError, match="makes no problem of this config: ValueError"):
+    with pytest.raises(ComponentError, match="cannot generate a problem: ValueError"):
         Gym(0, name="chain_sum", config={"min_digits": 5000, "max_digits": 5001})
