@@ -14,10 +14,10 @@ File = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: training.lr=1e-5. Repeatable.")]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Of a run that you have not trained here: run the code that its configuration names."),
+    typer.Option("--trust", help="Run the code that the run's configuration names, also if you did not train it here."),
 ]
 ApiKeyEnv = Annotated[
-    str | None, typer.Option(help="Environment variable with the key that programs must send. Unset: none.")
+    str | None, typer.Option(help="Environment variable with the API key that clients must send. Unset: no key.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -44,13 +44,15 @@ def api_key(variable: str | None) -> str:
 
 
 def warn_of_host(host: str, key: str, can: str) -> None:
-    """Warn of an address that other machines reach, unless clients need a key.
+    """Warn if other machines can reach the address that a server listens on, and clients need no key.
 
     Args:
-        can: what a client of that address could do.
+        host: the address.
+        key: the API key that clients must send; "" for none.
+        can: phrase for what a client of the server can do.
     """
     from retrain.system.http_client import address, is_loopback
 
     if not key and not is_loopback(address(host, 80)):
-        fix = "set --api-key-env, or keep to a private network"
-        say(f"warning: whoever reaches {host} can {can}: {fix}", error=True)
+        fix = "set --api-key-env, or use a private network"
+        say(f"warning: anyone who can connect to {host} can {can}: {fix}", error=True)

@@ -20,7 +20,7 @@ def campaign(  # noqa: PLR0913 - one per option
     file: File,
     overrides: Overrides = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier campaign of this name first.")] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Take failed runs up again.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Start failed runs again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, time and power; run nothing.")] = False,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="With --dry-run: do not measure two steps.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Write the plan, and print a script for sbatch.")] = False,
@@ -29,7 +29,7 @@ def campaign(  # noqa: PLR0913 - one per option
 ) -> None:
     """Run every condition of a TOML file with every seed, and test the differences.
 
-    Everything is written to runs/NAME; the same command resumes. Exit codes: 0 all runs
+    The campaign is written to runs/NAME; the same command resumes it. Exit codes: 0 all runs
     are done, 1 some failed, 2 configuration, 75 stopped by SIGTERM, 130 by Ctrl-C.
     """
     from retrain.campaign.plan.load_campaign import load_campaign
@@ -53,7 +53,7 @@ def campaign(  # noqa: PLR0913 - one per option
 
 
 def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain: bool) -> None:
-    """Run a campaign, write its report and print the verdict; exit code 1 if a run has no result."""
+    """Run a campaign, write its report and print the verdict. Exit with code 1 if a run has no result."""
     from retrain.campaign.driver import failed, run_campaign
     from retrain.campaign.verdict import card_page
     from retrain.cli.campaign_display import matrix
@@ -67,14 +67,14 @@ def run_reported(loaded: LoadedCampaign, fresh: bool, retry_failed: bool, plain:
 
 def worker(
     directory: Annotated[Path, typer.Argument(help="A campaign, runs/NAME, on a disk that all workers see.")],
-    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: as the campaign says.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Concurrent runs; unset: the campaign's slots.")] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of this machine to use; unset: all.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Take so many runs, and wait for none that others hold.")
+        int | None, typer.Option(min=1, help="Start at most this many runs, and do not wait for those of others.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
 ) -> None:
-    """Join a campaign: take its runs, those of dead workers included, until all are done.
+    """Join a campaign: execute its runs, including those of dead workers, until all are done.
 
     Exit codes: 0 all runs are done, 1 some failed, 75 stopped by SIGTERM, 130 by Ctrl-C.
     """
@@ -99,7 +99,7 @@ def compare(
         typer.Argument(help="Runs or campaigns, or files of results; the first is the baseline.", show_default=False),
     ],
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Column or key of the files that is compared.", show_default=False)
+        str | None, typer.Option("--metric", help="Column or key of the files to compare.", show_default=False)
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a report with figures to this file.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="Write its tables for a paper to this file.")] = None,

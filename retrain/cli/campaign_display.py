@@ -32,22 +32,23 @@ _STYLES = {
 
 @contextmanager
 def matrix(plain: bool) -> Generator[Observer]:
-    """An observer for the length of a campaign.
+    """Return an observer that displays a campaign while the context is open.
 
-    Lines instead of the live matrix: with `plain`, NO_COLOR or TERM=dumb, or if the output is not a terminal.
+    It prints lines instead of the live matrix if `plain` is set, if the environment sets NO_COLOR or TERM=dumb, or if
+    the output is not a terminal.
     """
     with forgiving_output():
         console = Console(highlight=False)
         if plain or "NO_COLOR" in os.environ or not console.is_terminal or console.is_dumb_terminal:
             yield lines
             return
-        # Without a thread of its own: the worker starts processes, and must be the only thread for that.
+        # auto_refresh would start a thread, and the worker must be single-threaded when it starts processes.
         with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
             yield Matrix(live)
 
 
 def lines(event: str, details: Mapping[str, Any]) -> None:
-    """One line per event that is worth one."""
+    """Print a line for every event of a job and every message."""
     if event == "job":
         text = f": {details['text']}" if details["text"] else ""
         say(f"{details['id']}  {details['event']}{text}")
@@ -56,7 +57,7 @@ def lines(event: str, details: Mapping[str, Any]) -> None:
 
 
 class Matrix:
-    """The live matrix; the state of a job is read from the campaign's files."""
+    """Live matrix of a campaign, which reads the state of each job from the campaign's files."""
 
     def __init__(self, live: Live) -> None:
         self._live, self._drawn = live, 0.0
@@ -77,7 +78,7 @@ class Matrix:
 
 
 def picture(facts: Mapping[str, Any]) -> Group:
-    """Conditions x seeds, and what is left, for a terminal."""
+    """Return a table of conditions x seeds, and a line with the numbers of runs and the time left."""
     seeds = list(dict.fromkeys(row["seed"] for row in facts["runs"]))
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("condition", style="bold", no_wrap=True)
@@ -90,7 +91,7 @@ def picture(facts: Mapping[str, Any]) -> Group:
 
 
 def tally(facts: Mapping[str, Any]) -> str:
-    """The campaign in a line: how many runs are done, running and failed, and the time left."""
+    """Return a line with the numbers of runs that are done, running and failed, and the time left."""
     parts = [f"{facts['done']} of {facts['total']} runs done"]
     parts += [f"{facts[state]} {state}" for state in ("running", "failed", "unreadable") if facts[state]]
     left = "" if facts["left_s"] is None else f"; about {clock(facts['left_s'])} left"
@@ -98,7 +99,7 @@ def tally(facts: Mapping[str, Any]) -> str:
 
 
 def _cell(row: Mapping[str, Any] | None) -> Text:
-    """Accuracy once it is known, and the share of steps while running."""
+    """Return the cell of a run: its state, the share of its steps that are done, and its accuracy once known."""
     if row is None:
         return Text()
     accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.1%}"

@@ -28,7 +28,8 @@ _EMPTY = ([], {}, None, "")
 def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a configuration and its data without loading torch or a model.
 
-    Exit code 2 and one line per mistake: file:line:column, key, problem, fix; 3 if only the data are bad.
+    Print one line per error, with file:line:column, key, problem and fix. Exit codes: 0 valid, 2 errors, 3 if all
+    errors are in the data.
     """
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
     from retrain.config.data_checks import check_data
@@ -59,9 +60,9 @@ def validate(file: File, overrides: Overrides = None, as_json: Json = False) -> 
 
 def schema(
     file: Annotated[Path | None, typer.Argument(help="Add the tables of the components that this file names.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As in the other commands; a schema is JSON anyway.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Has no effect: a schema is always JSON.")] = True,
 ) -> None:
-    """Print the JSON Schema of a configuration, tables of all registered components included."""
+    """Print the JSON Schema of a configuration, including the tables of all registered components."""
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
     from retrain.config.load import load
 
@@ -72,7 +73,7 @@ def schema(
 
 
 def schema_text() -> str:
-    """The JSON Schema of runs and campaigns, with the components that have been imported."""
+    """Return the JSON Schema of runs and campaigns, including the components that have been imported."""
     from retrain.campaign.plan.campaign_schema import add_to
     from retrain.config.jsonschema import json_schema
 
@@ -83,14 +84,14 @@ def explain(
     file: File,
     overrides: Overrides = None,
     as_json: Json = False,
-    ranks: Annotated[int, typer.Option(min=1, help="Show the memory of each of so many ranks.")] = 1,
-    measure: Annotated[bool, typer.Option("--measure", help="Train two steps, and tell time and memory.")] = False,
-    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the papers of its parts as BibTeX, no more.")] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="World size for which to show the memory of each rank.")] = 1,
+    measure: Annotated[bool, typer.Option("--measure", help="Train two steps, and show time and memory.")] = False,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print only the papers of its parts, as BibTeX.")] = False,
 ) -> None:
-    """Show what a configuration will do: the pipeline, batch arithmetic, memory, and where each part comes from.
+    """Show what a configuration will do: pipeline, batch sizes, memory, and the origin of each component.
 
-    Every stage is tried on a small synthetic batch, the rewards on a problem of the data; exit code 2
-    if one fails. Of a campaign: its runs, and the run of its baseline.
+    Every stage is called on a small synthetic batch, and the rewards on a problem of the data; exit code 2
+    if one fails. For a campaign, its runs are shown, and the facts of its baseline.
     """
     from retrain.campaign.plan.load_campaign import is_campaign, load_campaign
     from retrain.campaign.preview import measured, preview
@@ -118,7 +119,7 @@ def explain(
     else:
         _show(run, head)
         warn(warnings)
-    if any(said.startswith("failed") for said in run["probe"].values()):
+    if any(result.startswith("failed") for result in run["probe"].values()):
         raise typer.Exit(ConfigError.exit_code)
 
 
@@ -130,7 +131,7 @@ def _bibliography(configs: Sequence[LoadedConfig]) -> None:
 
 
 def _show(facts: Mapping[str, Any], head: str) -> None:
-    """The facts as tables in a terminal, as indented lines elsewhere."""
+    """Print the facts as tables in a terminal, else as indented lines."""
     from retrain.config.explain import render
 
     console = Console(highlight=False)
@@ -157,13 +158,16 @@ def _cell(found: Any) -> Table | Text:
         return grid
     if isinstance(found, list):
         return _rows(found) if isinstance(found[0], Mapping) else Text(shown("\n".join(map(str, found))))
-    said = shown(text(found))
-    mark, style = ("✓ ", "green") if said.startswith("ok") else ("✗ ", "red") if said.startswith("failed") else ("", "")
-    return Text(mark + said, style)
+    line = shown(text(found))
+    mark, style = ("✓ ", "green") if line.startswith("ok") else ("✗ ", "red") if line.startswith("failed") else ("", "")
+    return Text(mark + line, style)
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table with the keys of like rows as its head; where the first keys differ, they stand before the values."""
+    """Return a table whose header has the keys of the rows.
+
+    If the rows have different first keys, the first column has no header, and its cells hold both key and value.
+    """
     from retrain.config.explain import text
 
     firsts = [next(iter(row)) for row in rows]

@@ -13,29 +13,31 @@ from retrain.errors import ConfigError, ConfigProblem, DataError, MissingExtraEr
 from retrain.system.terminal import say
 
 DataSource = Literal["builtin", "jsonl", "parquet", "hub", "config"]
-"""Sources of problems: a task that makes them, a file, a data set of the hub, or the tasks of a run file."""
+"""Sources of problems: a task that generates them, a file, a data set of the hub, or the tasks of a run file."""
 
 _KEYS: dict[DataSource, str] = {"jsonl": "path", "parquet": "path", "hub": "name"}
-"""The task's parameter for the source."""
+"""Source -> the parameter of its task that names the file or the data set."""
 
-Size = Annotated[int | None, typer.Option(min=1, help="At most so many; all rows, or 200 and 50 of a built-in task.")]
-_What = Annotated[str | None, typer.Argument(help="The file, the id of the data set, or the run file.")]
+Size = Annotated[int | None, typer.Option(min=1, help="Most rows; unset: all rows, or 200 and 50 of a built-in task.")]
+_Origin = Annotated[str | None, typer.Argument(help="The file, the id of the data set, or the run file.")]
 
 
 def data(  # noqa: PLR0913 - one option each
-    what: _What = None,
+    origin: _Origin = None,
     out: Annotated[Path, typer.Option("--out", "--output-dir", help="Folder to write into.")] = Path("data/processed"),
     source: Annotated[DataSource, typer.Option(help="Kind of source.")] = "builtin",
     builtin: Annotated[bool, typer.Option("--builtin", "--builtin-only", help="The same as --source builtin.")] = False,
-    task: Annotated[str, typer.Option(help="The task, where the source is built in.")] = "addition",
+    task: Annotated[str, typer.Option(help="The task of --source builtin.")] = "addition",
     train_size: Size = None,
     val_size: Size = None,
-    seed: Annotated[int, typer.Option(help="Of the training problems and their order.")] = 0,
-    data_source: Annotated[str | None, typer.Option(help="Its name in the rows; the source's if left out.")] = None,
-    ability: Annotated[str, typer.Option(help="What the rows say they test.")] = "math",
-    final: Annotated[bool, typer.Option("--final-answer", help="Answers are what follows the last ####.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the training problems and their order.")] = 0,
+    data_source: Annotated[str | None, typer.Option(help="The rows' data_source; unset: the source's name.")] = None,
+    ability: Annotated[str, typer.Option(help="The rows' ability, which names the skill that they test.")] = "math",
+    final: Annotated[
+        bool, typer.Option("--final-answer", help="Keep of answers only the text after the last ####.")
+    ] = False,
     parquet: Annotated[bool, typer.Option(help="Also write parquet files.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files with other contents.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")] = False,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of the task: hub.split=train. Repeatable.")
     ] = None,
@@ -43,15 +45,15 @@ def data(  # noqa: PLR0913 - one option each
     """Write train and val files (jsonl, parquet) that retrain, verl and slime read.
 
     For instance: retrain data prepare --source jsonl problems.jsonl --val-size 100. With --source config the problems
-    are those of a run file, a mix of [[tasks]] among them, and each of its [[eval.sets]] becomes test_NAME.jsonl.
+    are those of a run file, which may mix [[tasks]], and each of its [[eval.sets]] becomes test_NAME.jsonl.
     """
     from retrain.tools.prepared_data import as_jsonl, divide, final_answer, publish, rows
 
-    posed, sets = _tasks("builtin" if builtin else source, what, task, seed, overrides or [])
-    splits = divide(posed, sets, train_size, val_size)
+    training, sets = _tasks("builtin" if builtin else source, origin, task, seed, overrides or [])
+    splits = divide(training, sets, train_size, val_size)
     if final:
         splits = {split: [final_answer(problem) for problem in side] for split, side in splits.items()}
-    name = data_source or (Path(what).stem if what and source == "config" else what) or task
+    name = data_source or (Path(origin).stem if origin and source == "config" else origin) or task
     named = {split: split.removeprefix("test_") if split.startswith("test_") else name for split in splits}
     parts = {split: rows(side, split, named[split], ability) for split, side in splits.items()}
     files = {f"{split}.jsonl": as_jsonl(part) for split, part in parts.items()}
@@ -65,31 +67,41 @@ def data(  # noqa: PLR0913 - one option each
 
 
 def _tasks(
-    source: DataSource, what: str | None, name: str, seed: int, overrides: list[str]
+    source: DataSource, origin: str | None, name: str, seed: int, overrides: list[str]
 ) -> tuple[Any, dict[str, tuple[Any, int]]]:
-    """The task to write, and for each further set of held-out problems its task and their number."""
+    """Build the task to write, and the task of each evaluation set of a run file.
+
+    Returns:
+        (task, name of each evaluation set -> (its task, number of held-out problems)).
+    Raises:
+        ConfigError: an argument is missing or superfluous, or the run file is invalid.
+    """
     from retrain.tools.parameters import Parameters
 
-    if (what is None) != (source == "builtin"):
-        problem = f"--source {source} {'takes no file or id' if what else 'needs one'}"
+    if (origin is None) != (source == "builtin"):
+        problem = f"--source {source} {'takes no file or id' if origin else 'needs one'}"
         fix = "retrain data prepare --source jsonl problems.jsonl, or --source builtin --task addition"
-        raise ConfigError([ConfigProblem("retrain data prepare", 0, 0, what or "--source", problem, fix)])
+        raise ConfigError([ConfigProblem("retrain data prepare", 0, 0, origin or "--source", problem, fix)])
     if source == "config":
         from retrain.config.load import load
 
-        loaded = load(str(what), overrides)
+        loaded = load(str(origin), overrides)
         return loaded.task(seed), {
             name: (one.task(seed), one.config.eval.problems) for name, one in loaded.sets.items()
         }
     parameters = Parameters(overrides)
-    given = {} if what is None else {_KEYS[source]: what, "heldout_fraction": 0.0}
-    bound = parameters.bind("task", name if what is None else source, **given)
+    given = {} if origin is None else {_KEYS[source]: origin, "heldout_fraction": 0.0}
+    bound = parameters.bind("task", name if origin is None else source, **given)
     parameters.refuse_unread()
     return bound.build({"seed": seed}), {}
 
 
 def _parquet(parts: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:
-    """Write parquet files, or print why they are left out."""
+    """Return the content of the parquet files; none, after printing the reason, if pyarrow is not installed.
+
+    Raises:
+        DataError: a row cannot be stored in a parquet file.
+    """
     from retrain.tools.prepared_data import as_parquet
 
     try:
@@ -98,27 +110,25 @@ def _parquet(parts: dict[str, list[dict[str, Any]]]) -> dict[str, bytes]:
         say(f"no parquet files: {error}", error=True)
         return {}
     except DataError as error:
-        raise DataError(f"{error}; drop it from the source, or write jsonl alone with --no-parquet") from error
+        raise DataError(f"{error}; drop it from the source, or write only jsonl with --no-parquet") from error
 
 
 def export(  # noqa: PLR0913 - its options, each with its name
-    file: Annotated[
-        Path | None, typer.Argument(help="TOML file that names the task; the default task without.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="TOML file that names the task; unset: the default task.")] = None,
     *,
     solutions: Annotated[Path, typer.Option(help="The .jsonl file to write.", show_default=False)],
     count: Annotated[int, typer.Option(min=1, help="Rows to write.")] = 1000,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the problems; that of [training] if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the problems; unset: that of [training].")] = None,
     form: Annotated[
         Literal["messages", "prompt"], typer.Option("--format", help="Chat messages, or prompt and completion.")
     ] = "messages",
     correct_only: Annotated[
-        bool, typer.Option("--correct-only", help="Leave out solutions that the rewards do not call correct.")
+        bool, typer.Option("--correct-only", help="Leave out solutions that the rewards do not judge correct.")
     ] = False,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Write a task's worked solutions as expert data for [expert] path; held-out problems are never among them."""
+    """Write a task's worked solutions as expert data for [expert] path, without those of held-out problems."""
     from retrain.config.document import Document, read
     from retrain.config.load import validate
     from retrain.tools.worked_solutions import export_solutions

@@ -1,4 +1,4 @@
-"""The `retrain` command. A subcommand's module is imported when it runs, so that `--help` stays quick."""
+"""The `retrain` command. A subcommand's module is imported only when it runs, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from retrain.system.process import wait_asleep
 from retrain.system.terminal import CleanHandler, say
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("retrain.cli.run_commands:train", "Train a model as a TOML file says."),
+    "train": ("retrain.cli.run_commands:train", "Train a model from a TOML file."),
     "serve": ("retrain.cli.serve_commands:serve", "Serve a trained model, or start a vLLM server for a run."),
     "campaign": ("retrain.cli.campaign_commands:campaign", "Run conditions x seeds and compare them with statistics."),
     "worker": ("retrain.cli.campaign_commands:worker", "Join a campaign from this machine."),
     "validate": (
         "retrain.cli.config_commands:validate",
-        "Check a configuration; every mistake with line, column and fix.",
+        "Check a configuration; list every error with line, column and fix.",
     ),
     "explain": ("retrain.cli.config_commands:explain", "Show what a configuration will do, without doing it."),
     "eval": ("retrain.cli.trained_commands:evaluate", "Evaluate a trained model on held-out problems."),
-    "sample": ("retrain.cli.trained_commands:sample", "Talk to a trained model."),
+    "sample": ("retrain.cli.trained_commands:sample", "Chat with a trained model."),
     "play": ("retrain.cli.trained_commands:play", "Play an environment, or watch a run's model play it."),
     "report": ("retrain.cli.trained_commands:report", "Write one HTML file about a run or a campaign."),
     "compare": ("retrain.cli.campaign_commands:compare", "Compare runs: paired differences, intervals, exact tests."),
-    "status": ("retrain.cli.run_commands:status", "Show how far runs and campaigns are."),
+    "status": ("retrain.cli.run_commands:status", "Show the progress of runs and campaigns."),
     "export": ("retrain.cli.trained_commands:export", "Write a run's model for other tools; upload it."),
     "data prepare": (
         "retrain.cli.data_commands:data",
@@ -58,13 +58,13 @@ ENTRY_POINTS = "retrain.commands"
 
 @cache
 def installed() -> dict[str, EntryPoint]:
-    """Commands added by entry points of installed packages; they cannot replace a name of COMMANDS."""
+    """Return the commands that entry points of installed packages add; they cannot replace those of COMMANDS."""
     found = {point.name.replace(".", " "): point for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found.keys() - COMMANDS.keys())}
 
 
 def command_names() -> list[str]:
-    """Every command in the order of the help."""
+    """Return all commands in the order of the help."""
     return [*COMMANDS, *installed()]
 
 
@@ -72,7 +72,7 @@ def load_command(name: str) -> Callable[..., Any]:
     """Import the function of a command.
 
     Raises:
-        UserCodeError: the module of an entry point raised something.
+        UserCodeError: the module of an entry point raised an exception.
     """
     if name in COMMANDS:
         module, _, function = COMMANDS[name][0].partition(":")
@@ -87,7 +87,7 @@ def load_command(name: str) -> Callable[..., Any]:
 
 
 def summary(name: str) -> str:
-    """Line of a command in the help: of an entry point, the first line of its function's docstring."""
+    """Return the line of a command in the help. For an entry point it is the first line of its docstring."""
     if name in COMMANDS:
         return COMMANDS[name][1]
     try:
@@ -97,14 +97,14 @@ def summary(name: str) -> str:
 
 
 class Commands(TyperGroup):
-    """The subcommands, imported on use; errors of the package become a message and an exit code."""
+    """Group of the subcommands, which are imported on use. Errors of retrain become a message and an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the help."""
+        """Return the first words of all commands in the order of the help."""
         return list(dict.fromkeys(name.split()[0] for name in command_names()))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import the command's module, or build the group of that first word; None for an unknown name."""
+        """Return the command of this name, or the group of the commands that begin with it; None if unknown."""
         names = [name for name in command_names() if name.split()[0] == cmd_name]
         if not names:
             return None
@@ -113,11 +113,11 @@ class Commands(TyperGroup):
         for name in names:
             group.command(name.split()[-1])(load_command(name))
         if several:
-            group.callback(help=f"{'; '.join(summary(name).rstrip('.') for name in names)}.")(_nothing)
+            group.callback(help=f"{'; '.join(summary(name).rstrip('.') for name in names)}.")(_no_options)
         return typer.main.get_command(group)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List every command; of entry points alone, which are few, the modules are imported."""
+        """List every command. Only the modules of entry points are imported, for their docstrings."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary(name)) for name in command_names()])
 
@@ -128,7 +128,7 @@ class Commands(TyperGroup):
         except RetrainError as error:
             if os.environ.get("RETRAIN_DEBUG"):
                 raise
-            with suppress(OSError):  # The exit code reports it as well.
+            with suppress(OSError):  # the exit code reports the error as well
                 say("\n".join([str(error), *getattr(error, "__notes__", ())]), error=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as stopped:
@@ -137,8 +137,8 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-def _nothing() -> None:
-    """A group without options of its own."""
+def _no_options() -> None:
+    """Serve as the callback of a group of commands, which has no options of its own."""
 
 
 app = typer.Typer(

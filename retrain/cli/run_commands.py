@@ -33,7 +33,7 @@ _REFRESH_S = 2.0
 _PLAN, _STATUS = "plan.json", "status.json"
 
 _Resumed = Annotated[
-    str | None, typer.Option(help="auto: go on from the newest checkpoint; never; or a checkpoint's path.")
+    str | None, typer.Option(help="auto: resume from the newest checkpoint; never; or the path of a checkpoint.")
 ]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Delete an earlier run of this name first.")]
 
@@ -44,27 +44,28 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     resume: _Resumed = None,
     fresh: _Fresh = False,
     allow_change: Annotated[
-        list[str] | None, typer.Option(help="A key that may differ from the run to be resumed. Repeatable.")
+        list[str] | None, typer.Option(help="A key that may differ from the resumed run. Repeatable.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per event, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only a JSON object per event.")] = False,
     ranks: Annotated[int, typer.Option(min=1, help="Processes on this machine that train together, one per GPU.")] = 1,
     slurm: Annotated[
-        int | None, typer.Option(min=1, help="Print a SLURM script for so many machines of `ranks` GPUs, and end.")
+        int | None, typer.Option(min=1, help="Print a SLURM script for this many machines of `ranks` GPUs, and exit.")
     ] = None,
     serve: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Train on what programs ask at this OpenAI-compatible address (extra serve).",
+            help="Train on the requests that programs send to this OpenAI-compatible address (extra serve).",
         ),
     ] = None,
     patience: Annotated[
-        float | None, typer.Option(min=0.1, help="With --serve: seconds without a request that end the run [3600].")
+        float | None,
+        typer.Option(min=0.1, help="With --serve: end the run after these seconds without a request [3600]."),
     ] = None,
     api_key_env: ApiKeyEnv = None,
 ) -> None:
-    """Train a model as a TOML file says; everything is written to runs/NAME.
+    """Train a model from a TOML file, and write the run to runs/NAME.
 
     Exit codes: 0 done, 1 user code, 2 configuration, 3 data, 4 diverged, 5 engine, 6 storage,
     75 preempted (resume with --resume auto), 130 Ctrl-C.
@@ -73,13 +74,13 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
 
     loaded = load(file, overrides or ())
     warn(loaded.warnings)
-    how = _resume(resume, loaded.config.checkpoint.resume, fresh)
+    mode_and_checkpoint = _resume_mode(resume, loaded.config.checkpoint.resume, fresh)
     around = _around(loaded, (serve, patience, api_key_env), launched() or ranks > 1 or slurm is not None)
     if slurm is not None:
         from retrain.run.launch import slurm_script
 
         if fresh or as_json or resume not in (None, "auto"):
-            raise typer.BadParameter("a SLURM job goes on where it was stopped: no --fresh, --json or other --resume")
+            raise typer.BadParameter("a SLURM job resumes its run: remove --fresh, --json and any other --resume")
         say(slurm_script(loaded.directory, file, overrides or (), allow_change or (), ranks, slurm))
         return
     if ranks > 1 and not launched():
@@ -92,26 +93,27 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     try:
         with display(plain, as_json) as observe:
             observe("run", {"directory": str(loaded.directory)})
-            run(loaded, Resume(*how, tuple(allow_change or ())), observe, around=around)
+            run(loaded, Resume(*mode_and_checkpoint, tuple(allow_change or ())), observe, around=around)
     except KeyboardInterrupt as stopped:
-        words = ["--ranks", str(ranks)] if ranks > 1 else ["--serve", serve] if serve else []
-        stopped.add_note(_left(loaded.directory, file, overrides or (), words))
+        flags = ["--ranks", str(ranks)] if ranks > 1 else ["--serve", serve] if serve else []
+        stopped.add_note(_how_to_continue(loaded.directory, file, overrides or (), flags))
         raise
 
 
-def _around(loaded: LoadedConfig, how: tuple[str | None, float | None, str | None], ranks: bool) -> Around:
-    """Return the endpoint that training gets its episodes from, or None.
+def _around(loaded: LoadedConfig, flags: tuple[str | None, float | None, str | None], ranks: bool) -> Around:
+    """Return the context that gives training its episodes: a policy endpoint, or nothing without --serve.
 
     Args:
-        how: the options --serve, --patience and --api-key-env.
-        ranks: several processes train together.
+        loaded: the configuration.
+        flags: values of --serve, --patience and --api-key-env.
+        ranks: True if several processes train together.
     Raises:
-        ConfigError: an option, or the run, does not fit an endpoint.
+        ConfigError: an option is invalid, or the run cannot train on an endpoint.
     """
-    serve, patience, key_env = how
+    serve, patience, key_env = flags
     if serve is None:
         if patience is not None or key_env is not None:
-            raise typer.BadParameter("--patience and --api-key-env are those of --serve HOST:PORT")
+            raise typer.BadParameter("--patience and --api-key-env need --serve HOST:PORT")
         return nullcontext
     found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+):([0-9]{1,5})", serve)
     if not found or int(found[2]) > 65535:
@@ -123,12 +125,12 @@ def _around(loaded: LoadedConfig, how: tuple[str | None, float | None, str | Non
 
     check_endpoint(loaded, ranks)
     access = Access(found[1].strip("[]"), int(found[2]), api_key(key_env))
-    warn_of_host(access.host, access.key, "talk to the policy and reward it")
+    warn_of_host(access.host, access.key, "send requests to the policy and reward it")
     return partial(source_of_episodes, access=access, patience_s=patience or _PATIENCE_S)
 
 
-def _left(directory: Path, file: Path, overrides: Sequence[str], options: Sequence[str]) -> str:
-    """Name an interrupted run and the command that continues it, or restarts it if nothing is saved."""
+def _how_to_continue(directory: Path, file: Path, overrides: Sequence[str], options: Sequence[str]) -> str:
+    """Return a message with the command that resumes an interrupted run, or restarts it if nothing is saved."""
     saved = sorted(path.name for path in (directory / "checkpoints").glob("step-*"))
     newest = f"its newest checkpoint is {saved[-1]}" if saved else "it has no checkpoint yet"
     words = ["retrain", "train", str(file), *(part for flag in overrides for part in ("--set", flag))]
@@ -136,14 +138,22 @@ def _left(directory: Path, file: Path, overrides: Sequence[str], options: Sequen
     return f"the run is in {directory}; {newest}; {'continue' if saved else 'start over'} with: {resume}"
 
 
-def _resume(asked: str | None, default: str, fresh: bool) -> tuple[ExistingRun, Path | None]:
-    """Mode of the run directory, and the checkpoint to start from."""
-    if fresh and asked not in (None, "never"):
-        problem, fix = "--fresh deletes what there is to resume", "drop one of the two"
-        raise ConfigError([ConfigProblem("--resume", 0, 0, asked, problem, fix)])
+def _resume_mode(resume: str | None, default: str, fresh: bool) -> tuple[ExistingRun, Path | None]:
+    """Return the treatment of an existing run, and the path of the checkpoint to start from, if one is named.
+
+    Args:
+        resume: value of --resume.
+        default: `[checkpoint] resume`, which applies without --resume.
+        fresh: value of --fresh.
+    Raises:
+        ConfigError: --fresh and --resume contradict each other.
+    """
+    if fresh and resume not in (None, "never"):
+        problem, fix = "--fresh deletes the run that --resume needs", "drop one of the two"
+        raise ConfigError([ConfigProblem("--resume", 0, 0, resume, problem, fix)])
     if fresh:
         return "fresh", None
-    resume = asked or default
+    resume = resume or default
     if resume in ("auto", "never"):
         return ("auto" if resume == "auto" else "new"), None
     return "auto", Path(resume)
@@ -151,15 +161,13 @@ def _resume(asked: str | None, default: str, fresh: bool) -> tuple[ExistingRun, 
 
 def status(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs, campaigns, or folders of them; without any, runs/.")
+        list[Path] | None, typer.Argument(help="Runs, campaigns, or folders of them; unset: runs/.")
     ] = None,
     as_json: Json = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again and again, until everything has ended.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep updating until all runs have ended.")] = False,
 ) -> None:
     """Show the progress of runs and campaigns: steps, reward, held-out accuracy, time left."""
-    found = [one for path in runs or [Path("runs")] for one in _inside(path)]
+    found = [one for path in runs or [Path("runs")] for one in _runs_in(path)]
     if not found:
         raise ConfigError([ConfigProblem("runs", 0, 0, "status", "there is no run here", "retrain train run.toml")])
     console = Console(highlight=False, soft_wrap=True)
@@ -176,20 +184,23 @@ def status(
         while True:
             facts = [_facts(path) for path in found]
             live.update(_picture(facts), refresh=True)
-            if not any(_going_on(one) for one in facts):
+            if not any(_is_active(one) for one in facts):
                 return
             time.sleep(_REFRESH_S)
 
 
-def _inside(path: Path) -> list[Path]:
-    """A run or campaign itself, else those of a folder; a path that is neither is a mistake in a name."""
+def _runs_in(path: Path) -> list[Path]:
+    """Return the path itself if it is a run or campaign, else the runs and campaigns in this folder.
+
+    A path without any is returned as well, so that reading it reports the error; only runs/ may be empty.
+    """
     found = sorted({file.parent for name in (_STATUS, _PLAN) for file in path.glob(f"*/{name}")})
     own = (path / _STATUS).exists() or (path / _PLAN).exists()
     return [path] if own or (not found and path != Path("runs")) else found
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Facts of a run, or of a campaign; the latter has "runs". A damaged one has path, state and error."""
+    """Return the facts of a run or campaign. Only a campaign has "runs"; a damaged one has path, state and error."""
     try:
         if (path / _PLAN).exists():
             from retrain.campaign.work.progress import Progress
@@ -213,7 +224,8 @@ def _picture(facts: list[dict[str, Any]]) -> RenderableType:
     )
 
 
-def _going_on(facts: dict[str, Any]) -> bool:
+def _is_active(facts: dict[str, Any]) -> bool:
+    """Return True if a run, or any run of a campaign, has not ended."""
     if "runs" in facts:
         return any(row["state"] in ("waiting", "running", "stopped") for row in facts["runs"])
     return facts["state"] == "running"

