@@ -291,8 +291,9 @@ class Batch:
         anchor_ids: [N, T] int64, an id for each pair of group and environment state before the turn; -1 if the state
             is unknown, and outside turns.
         greedy_rewards: [N] float32, reward of the prompt's greedy completion, repeated on its rows; NaN without one.
-        reward_parts: [N, R] float32, unweighted value of each entry of `[[rewards]]`; NaN where an entry returned
-            None, and on expert rows. Default: the reward is the only part.
+        reward_parts: [N, R] float32, unweighted value of each entry of `[[rewards]]`, or of each part of its score
+            if it has such (trait `parts`); NaN without a value, and on expert rows. Default: the reward is the only
+            part.
         reward_weights: weights of the R parts.
         problems: problem and rendered prompt of every group; empty if the batch was not sampled by a run.
         extra: columns that signals and the policy compute later, by name (old_logprobs, entropy, ...).

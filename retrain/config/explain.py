@@ -13,7 +13,7 @@ from typing import Any
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.document import Place, show
-from retrain.config.resolve import AUTO, LoadedConfig, division, ratio_of, slots
+from retrain.config.resolve import AUTO, LoadedConfig, division, ratio_of, reward_columns, slots
 from retrain.config.rules.credit_rules import idle
 from retrain.engines.capability import choose_engine_at
 from retrain.registry import Bound
@@ -176,8 +176,8 @@ def _pipeline(loaded: LoadedConfig, pipeline: Pipeline, exact: bool | None) -> d
         "columns_from_the_policy": sorted(pipeline.policy_columns),
         "correction_in_the_update": corrections or None,
         "reward_parts": [
-            {"reward": one.name, "weight": one.params["weight"]}
-            for one in loaded.components.all("reward")
+            {"reward": name, "weight": weight}
+            for name, weight in reward_columns(loaded.components.all("reward"))
             if any("reward_parts" in stage.reads for stage in loaded.components.contributing)
         ],
         "rewards_that_train_nothing": [f"{loaded.config.rewards[index].name}: {why}" for index, why in unused.items()],

@@ -230,6 +230,16 @@ class Resolved:
         return self.named("signal", name)
 
 
+def reward_columns(rewards: Sequence[Bound]) -> list[tuple[str, float]]:
+    """Return name and weight of each column of `reward_parts`; the name is its key in `Rollout.parts`."""
+    found: list[tuple[str, float]] = []
+    for name, one in zip(unique_names([one.name for one in rewards]), rewards, strict=True):
+        weight, parts = float(one.params["weight"]), registry.reward.traits_of(one.component).parts
+        own = parts(one.params) if parts else {}
+        found += [(f"{name}/{part}", weight * share) for part, share in own.items()] or [(name, weight)]
+    return found
+
+
 def slots(config: Config, tables: Mapping[str, Any]) -> Iterator[Slot]:
     """Yield every key that names a component: keys of sections, and parameters annotated with a kind in tables."""
     mix = next((section for section in MIXED if getattr(config, section)), "")

@@ -34,6 +34,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "gym": "retrain.data.gym:GymReward",
         "boxed_math": "retrain.rewards.boxed_math:BoxedMath",
         "judge": "retrain.rewards.judge:Judge",
+        "judge_group": "retrain.rewards.judge_group:JudgeGroup",
         "exact": "retrain.rewards.text:exact",
         "number": "retrain.rewards.text:number",
         "format": "retrain.rewards.text:format_matches",

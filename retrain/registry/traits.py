@@ -106,12 +106,18 @@ class RewardTraits(Traits):
         network: it needs the network, so it runs outside the sandbox.
         timeout_s: timeout of a call in seconds; None for the pool's.
         answers: reference answer -> reason why it cannot be used for comparison, or "".
+        problems: (its parameters, the `Problem.facts` of a problem) -> reason why it cannot score completions of the
+            problem, or "".
+        parts: its parameters -> the parts of its score, by the names under which it returns them, with their weights
+            in the score. They are columns of `reward_parts` in its place. {}: the score is one column.
     """
 
     correctness: bool = True
     network: bool = False
     timeout_s: float | None = None
     answers: Callable[[str], str] | None = None
+    problems: Callable[[Mapping[str, Any], Mapping[str, Any]], str] | None = None
+    parts: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +176,7 @@ class AdvantageTraits(Traits):
         batch_statistics: it uses statistics of the whole batch.
         mean_matters: the mean of its result carries information, which centring would remove.
         group_of_one: it is defined for a group with one completion.
+        least_rewards: fewest columns of `reward_parts` with which it differs from other advantages.
     """
 
     success_rate: bool = False
@@ -177,6 +184,7 @@ class AdvantageTraits(Traits):
     batch_statistics: bool = False
     mean_matters: bool = False
     group_of_one: bool = False
+    least_rewards: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

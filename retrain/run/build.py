@@ -15,7 +15,7 @@ import torch
 from retrain import registry
 from retrain.algorithms.graph.pipeline import Pipeline
 from retrain.config.data_checks import check_data, unreadable_sources
-from retrain.config.resolve import LoadedConfig, division, labels, ratio_of
+from retrain.config.resolve import LoadedConfig, division, labels, ratio_of, reward_columns
 from retrain.config.rules.credit_rules import check_engine
 from retrain.config.schema import Config
 from retrain.engines.capability import choose_engine
@@ -24,7 +24,7 @@ from retrain.functional.devices import matmul_dtype
 from retrain.protocols import ALONE, Ranks, RowSource, Sampler, Task
 from retrain.registry import Bound
 from retrain.registry.call import described
-from retrain.rewards.pool import RewardPool, unique_names
+from retrain.rewards.pool import RewardPool
 from retrain.run.continuations import Continuations
 from retrain.run.run_context import RunContext, SamplingContext, TrainState
 from retrain.storage.run_directory import RunDirectory
@@ -69,13 +69,11 @@ def build(loaded: LoadedConfig, directory: RunDirectory, observe: Observer) -> R
     ranks = directory.ranks
     if warning := model.chat.warning(task.problem(0).prompt):
         observe("message", {"text": warning, "level": "warning"})
-    max_tokens = config.training.max_tokens
+    max_tokens, columns = config.training.max_tokens, tuple(reward_columns(loaded.components.all("reward")))
     context = RunContext(
         **vars(sampling),
         pool=reward_pool(loaded, ranks),
-        layout=Layout(
-            model.pad_id, sampling.policy.device, max_tokens, config.rollout.mask_truncated, _weights(loaded)
-        ),
+        layout=Layout(model.pad_id, sampling.policy.device, max_tokens, config.rollout.mask_truncated, columns),
         prompts=loaded.division[0],
         env_pool=build_env_pool(loaded, model, ranks),
         row_sources=_row_sources(loaded, sampling),
@@ -334,12 +332,6 @@ def _sampler(engine: Bound, resources: Mapping[str, Any], ranks: Ranks) -> Sampl
     from retrain.run.distributed_wrappers import build_sampler
 
     return build_sampler(engine, resources, ranks)
-
-
-def _weights(loaded: LoadedConfig) -> tuple[tuple[str, float], ...]:
-    """Return (name, weight) of each of `[[rewards]]`; the name is its key in `Rollout.parts`."""
-    names = unique_names([bound.name for bound, *_ in loaded.rewards])
-    return tuple((name, float(one[1])) for name, one in zip(names, loaded.rewards, strict=True))
 
 
 def reward_pool(loaded: LoadedConfig, ranks: Ranks = ALONE) -> RewardPool:

@@ -71,18 +71,14 @@ def lite_ppo(rewards: Tensor, group_ids: Tensor, *, ddof: DegreesLost = 1, eps: 
     return (grpo(rewards, group_ids) / (spread + eps)).where(spread > 0, 0.0)
 
 
-def _check_rewards(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Refuse a single reward: there is nothing to decouple."""
-    count = len(config.rewards)
-    if count < 2:
-        problem = f"gdpo normalises each reward on its own, and the run has {count}"
-        yield Finding((), problem, 'list two [[rewards]] at least, or use advantage_mode = "grpo_std"')
-    elif config.environment.name is not None:
+def _check_environment(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
+    """Warn about rewards of an environment, which are not among the parts."""
+    if config.environment.name is not None:
         problem = "gdpo reads [[rewards]] alone, not what the environment itself returns"
         yield Finding((), problem, "score episodes by [[rewards]], or use grpo_std", fatal=False)
 
 
-@advantage("gdpo", check=_check_rewards, unit_variance="batch_norm", batch_statistics=True)
+@advantage("gdpo", check=_check_environment, unit_variance="batch_norm", batch_statistics=True, least_rewards=2)
 def gdpo(
     reward_parts: Tensor,
     reward_weights: Sequence[float],
@@ -101,8 +97,8 @@ def gdpo(
     subtracted: rounding would give groups without information an advantage.
 
     Args:
-        reward_parts: [N, R] float, one column per `[[rewards]]` entry before its weight, NaN where
-            a reward does not apply; reward_weights: R floats; group_ids: [N] int.
+        reward_parts: [N, R] float, one column per `[[rewards]]` entry, or per part of its score, before
+            its weight, NaN where a reward does not apply; reward_weights: R floats; group_ids: [N] int.
         ddof: of both deviations: 0 for the population's, 1 for the sample's.
         eps: added to both deviations.
         batch_norm: divide by the deviation of S over the rows that have a reward.

@@ -30,6 +30,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         credit.corrections,
         credit.continuations,
         methods.replaced_advantage,
+        methods.decoupled_rewards,
         methods.normalized_twice,
         methods.removed_mean,
         methods.bounds_in_deviations,

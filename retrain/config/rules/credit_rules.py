@@ -57,7 +57,7 @@ def idle(resolved: Resolved) -> dict[int, str]:
     return {
         index: reason + (" unless the rewards before it return None" if index in judges else "")
         for index, one in enumerate(rewards)
-        if one.params["weight"] != 0 and index not in judges[:1]
+        if one.params["weight"] != 0 and index not in (judges or [0])[:1]
     }
 
 

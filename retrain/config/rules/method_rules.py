@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from retrain import registry
 from retrain.algorithms.graph.column_graph import Stage
-from retrain.config.resolve import Resolved, is_correction
+from retrain.config.resolve import Resolved, is_correction, reward_columns
 from retrain.config.schema import Config
 from retrain.registry import Bound, Finding
 from retrain.registry.traits import AdvantageTraits, TransformTraits
@@ -36,6 +36,16 @@ def replaced_advantage(config: Config, resolved: Resolved) -> Iterator[Finding]:
         if first is not None:
             problem = f'has no effect: "{first}" replaces the advantages'
             yield Finding(_ADVANTAGE, problem, "remove one of the two", fatal=False)
+
+
+def decoupled_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Require as many rewards, or parts of their scores, as an advantage compares."""
+    count = len(reward_columns(resolved.all("reward")))
+    for slot, one in resolved.slots.items():
+        if slot.kind == "advantage" and count < registry.advantage.traits_of(one.component).least_rewards:
+            problem = f"{one.name} normalises each reward on its own, and the run has {count}"
+            fix = 'list two [[rewards]] at least, or a judge with a rubric, or use advantage_mode = "grpo_std"'
+            yield Finding(slot.path, problem, fix)
 
 
 def normalized_twice(config: Config, resolved: Resolved) -> Iterator[Finding]:

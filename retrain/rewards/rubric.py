@@ -1,0 +1,134 @@
+"""Rubrics: criteria with weights, from the TOML and from a column of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, cast
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from retrain.functional.templates import column
+from retrain.system.records import BadRow, checked
+
+
+def _written(text: str) -> str:
+    if not text.strip():
+        raise ValueError("empty")
+    return text
+
+
+def _not_zero(weight: float) -> float:
+    if weight == 0:
+        raise ValueError("a weight of 0 has no effect; leave the criterion out")
+    return weight
+
+
+class Criterion(TypedDict):
+    """A criterion of a rubric, as written; a text alone stands for its `criterion`."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # pyright: ignore[reportGeneralTypeIssues] - pydantic's way
+
+    criterion: Annotated[str, AfterValidator(_written)]
+    weight: NotRequired[Annotated[float, AfterValidator(_not_zero)]]
+    name: NotRequired[str]
+
+
+def _as_table(value: Any) -> Any:
+    """Return a text as a table; leave out null fields, which columns of parquet files have."""
+    if isinstance(value, str):
+        return {"criterion": value}
+    if isinstance(value, Mapping):
+        return {key: one for key, one in cast("Mapping[Any, Any]", value).items() if one is not None}
+    return value
+
+
+Item = Annotated[Criterion, BeforeValidator(_as_table, json_schema_input_type=Criterion | str)]
+_COLUMN: TypeAdapter[dict[str, list[Criterion]]] = TypeAdapter(dict[str, list[Item]])
+
+
+class Weighted(NamedTuple):
+    """A criterion as it is scored; `name` is that of its part of the reward."""
+
+    text: str
+    weight: float
+    name: str
+
+
+class Rubric(NamedTuple):
+    """Where criteria come from.
+
+    Attributes:
+        fixed: criteria of every row.
+        field: column with further criteria of a row, dotted if nested; None for none.
+        parts: name -> weight in `reward_parts` of the criteria that `field` may hold; empty: they may have any names.
+    """
+
+    fixed: Sequence[Criterion] = ()
+    field: str | None = None
+    parts: Mapping[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.fixed) or self.field is not None
+
+    def named(self) -> list[Weighted]:
+        """The fixed criteria; one without a name is called by its place."""
+        return [
+            Weighted(one["criterion"], one.get("weight", 1.0), one.get("name", f"criterion_{place}"))
+            for place, one in enumerate(self.fixed, 1)
+        ]
+
+    def of(self, row: Mapping[str, Any]) -> list[Weighted]:
+        """The criteria of a row of data; empty where its column lists none and there are no fixed ones.
+
+        Raises:
+            BadRow: the column is missing or not a rubric, or no criterion has a positive weight.
+        """
+        found = self.named()
+        if self.field is not None:
+            if not (value := column(row, self.field)):
+                raise BadRow(f'no field "{self.field}", the rubric_field; it has {", ".join(row) or "none"}')
+            listed = checked(_COLUMN, {self.field: value[0]})[self.field]
+            found += [self._own(one, f"{self.field}[{place}]") for place, one in enumerate(listed)]
+        if found and not any(one.weight > 0 for one in found):
+            raise BadRow("the rubric has no criterion with a positive weight")
+        return found
+
+    def _own(self, one: Criterion, place: str) -> Weighted:
+        """A criterion of the column."""
+        name = one.get("name", "")
+        if self.parts and name not in self.parts:
+            what = f'the name "{name}"' if name else "no name"
+            raise BadRow(f"{place} has {what}; parts names {', '.join(self.parts)}")
+        return Weighted(one["criterion"], one.get("weight", 1.0), name if self.parts else "")
+
+    def columns(self) -> dict[str, float]:
+        """The parts of the reward with their weights in it; {} if some criteria belong to no part.
+
+        For fixed criteria alone, the weighted sum of the parts is the reward.
+        """
+        if self.field is not None and not self.parts:
+            return {}
+        found: dict[str, float] = {}
+        for one in self.named():
+            found[one.name] = found.get(one.name, 0.0) + abs(one.weight)
+        total = sum(max(one.weight, 0.0) for one in self.named()) + sum(self.parts.values())
+        return {name: weight / (total or 1.0) for name, weight in {**found, **self.parts}.items()}
+
+
+def reward_of(criteria: Sequence[Weighted], scores: Sequence[float]) -> dict[str, float]:
+    """Return the score of a completion and the parts by name.
+
+    score = sum_k w_k s_k / sum_{k: w_k > 0} w_k;  part c = sum_{k of name c} w_k s_k / sum_{k of name c} |w_k|
+
+    Args:
+        criteria: with a positive weight w_k among them.
+        scores: s_k in [0, 1], how far each criterion is met.
+    """
+    pairs = [*zip(criteria, scores, strict=True)]
+    positive = sum(one.weight for one in criteria if one.weight > 0)
+    found = {"score": sum(one.weight * score for one, score in pairs) / positive}
+    for name in dict.fromkeys(one.name for one in criteria if one.name):
+        own = [(one.weight, score) for one, score in pairs if one.name == name]
+        found[name] = sum(weight * score for weight, score in own) / sum(abs(weight) for weight, _ in own)
+    return found
