@@ -87,12 +87,15 @@ class Request:
         count: number of completions.
         max_tokens: limit of each completion, end-of-sequence token included.
         stream: selects the random numbers; the completions do not depend on the other requests of a call.
+        session: number that requests share whose contexts extend each other, such as the turns of a group's episodes;
+            an engine with several servers sends them to one. None: the request stands alone.
     """
 
     ids: tuple[int, ...]
     count: int
     max_tokens: int
     stream: int
+    session: int | None = None
 
 
 class Prefix(NamedTuple):

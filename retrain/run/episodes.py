@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
 from retrain.engines.batching import Lane, lanes
@@ -29,6 +29,8 @@ _OPENING = "opening"
 """Key of the opening state, if the environment neither names it nor sends messages."""
 FAILED = ("error", "timeout")
 """Values of `Episode.ended` for episodes that failed and so have no reward."""
+_sessions = count()
+"""Numbers of the groups' sessions, see `Request.session`; thread-safe."""
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class Episode(Transcript):
         member: index in its group.
         place: index among the episodes of a call of `EpisodeRunner.roll`.
         stream: random stream of its group's request.
+        session: of its group, see `Request.session`.
         left: tokens that it may still sample.
         env: the environment; None without one.
         state: key of the environment's present state, see `Answer.state`.
@@ -56,6 +59,7 @@ class Episode(Transcript):
     place: int
     stream: int
     left: int
+    session: int | None = None
     env: Env | None = None
     state: str = ""
     ended: str = ""
@@ -147,8 +151,9 @@ class EpisodeRunner:
     async def _group(self, posed: RenderedPrompt, request: Request, number: int, place: int) -> list[Episode]:
         """Run the episodes of one problem; the first has index `place` in the call."""
         (problem, prompt), lane = posed, self._lane(number)
+        session = next(_sessions) if self._pool is not None else None
         members = [
-            Episode(prompt, problem, number, member, place + member, request.stream, request.max_tokens)
+            Episode(prompt, problem, number, member, place + member, request.stream, request.max_tokens, session)
             for member in range(request.count)
         ]
         if self._pool is not None:
@@ -157,7 +162,7 @@ class EpisodeRunner:
         shared: list[Completion] = []
         if len({one.context for one in live}) == 1:
             # Sample for failed members, too: the draws of the others depend on the request's count.
-            whole = Request(live[0].context, request.count, self._budget(live[0]), request.stream)
+            whole = Request(live[0].context, request.count, self._budget(live[0]), request.stream, session)
             shared = await lane.generate(whole, (place, 0))
         lane.parties(len(live) - 1)  # in one call the group leaves the barrier and its members join
         await event_loop.gather(self._episode(one, lane, shared[one.member] if shared else None) for one in live)
@@ -190,7 +195,7 @@ class EpisodeRunner:
         while not one.over:
             if completion is None:
                 stream = turn_stream(one.stream, one.member, len(one.turns))
-                request = Request(one.context, 1, self._budget(one), stream)
+                request = Request(one.context, 1, self._budget(one), stream, one.session)
                 [completion] = await lane.generate(request, (one.place, len(one.turns)))
             one.add_turn(completion, one.state)
             one.left -= len(completion.ids)

@@ -8,8 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import count
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -18,6 +17,7 @@ from pydantic import Field
 from retrain.engines.capability import base_model, check_weights, full_shapes
 from retrain.engines.vllm import vllm_options as options
 from retrain.engines.vllm import weight_transfer as vllm_transfer
+from retrain.engines.vllm.routing import Assignment, Router
 from retrain.errors import EngineError
 from retrain.protocols import Sampler, tolerance_of
 from retrain.registry import engine
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _VERSIONS = ("0.32.", "0.33.")
-_AT_ONCE = 64
-"""Largest number of requests in flight; each server batches its share."""
 _PROBE_S = 10.0
 """Timeout for a server's version, in seconds; a server that takes longer gets no weights."""
 _INSPECTION_S = 60.0
 """Timeout for a server's options, in seconds. vLLM examines its whole machine for the first answer."""
+_FAILED_CHECKS = 2
+"""A server that fails so many health checks in a row is excluded."""
 _SHOWN_S = 30.0
 """Seconds between two log lines about waiting for servers."""
 _STARTING = 503
@@ -64,9 +64,10 @@ _SERVE = ("gpu_memory_utilization", "kv_cache_mb", "max_model_len", "tensor_para
 class VllmServerEngine(Sampler):
     """Samples from vLLM servers, which load new weights from a file or from the trainer's GPU.
 
-    Every prompt is one HTTP request with a timeout. A server that fails, hangs, or answers with
-    stale weights gets no requests until it has loaded the current weights; its requests go to
-    other servers, or to itself after its recovery.
+    Every prompt is one HTTP request with a timeout, sent to the least loaded server; the turns of an
+    episode stay on one server, which has computed their context. A server that fails, hangs, or
+    answers with stale weights gets no requests until it has loaded the current weights; its requests
+    go to other servers, or to itself after its recovery.
 
     Start the servers yourself. `retrain serve` starts one with the required flags, among them
     VLLM_SERVER_DEV_MODE=1, which enables the endpoints that replace weights. These endpoints do not
@@ -81,6 +82,10 @@ class VllmServerEngine(Sampler):
         request_timeout_s: timeout for one prompt's completions and for loading weights, in seconds.
         restart_timeout_s: wait for a server to start or to recover while none is usable, in seconds.
         retries: number of times that a failed request is repeated before the run ends.
+        max_in_flight: completions in flight on one server; further requests wait in the trainer.
+        health_every_s: time between checks of every server's `/health` while requests are in flight,
+            in seconds. A server that fails two in a row is excluded; an excluded one that passes
+            gets the current weights and samples again.
         api_key_env: environment variable with the servers' key; "" sends none.
         transfer: "file" writes weights to a path that trainer and servers share; "nccl" sends them
             to other GPUs; "ipc" shares them on the same GPU. The last two use vLLM's transfer, and
@@ -97,6 +102,12 @@ class VllmServerEngine(Sampler):
         takes_adapters: weights are a base from `load_weights` and an adapter from `load_adapter`.
     """
 
+    version: int | None = None
+    _adapter: Path | None = None
+    _failure: EngineError | None = None
+    _reviving: asyncio.Future[None] | None = None
+    _watching: Future[None] | None = None
+
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
         self,
         model: Any,
@@ -108,6 +119,8 @@ class VllmServerEngine(Sampler):
         request_timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         restart_timeout_s: Annotated[float, Field(gt=0)] = 120.0,
         retries: Annotated[int, Field(ge=0)] = 3,
+        max_in_flight: Annotated[int, Field(gt=0)] = 512,
+        health_every_s: Annotated[float, Field(gt=0)] = 10.0,
         api_key_env: str = "",
         transfer: vllm_transfer.Name = "file",
         lora: Literal["adapter", "merged"] | None = None,
@@ -132,16 +145,13 @@ class VllmServerEngine(Sampler):
         self._claim = f"incomplete, of {uuid.uuid4().hex}"
         self._models: dict[str, Mapping[str, Any]] = {}
         self._base, self._label = "", ""
-        self._adapter: Path | None = None
         self._loads = 0
         self._held: dict[str, tuple[str, int]] = {}
-        self._healthy: list[str] = []
+        self._router = Router(self._urls, max_in_flight)
         self._revivals, self._reissued, self._refused = 0, 0, 0
-        self._failure: EngineError | None = None
-        self._slots, self._numbers = asyncio.Semaphore(_AT_ONCE), count()
-        self._lock = threading.Lock()
+        self._health_every, self._failed_checks = health_every_s, dict.fromkeys(self._urls, 0)
+        self._syncing = threading.RLock()
         self.tolerance = tolerance_of(kind)
-        self.version: int | None = None
         self._why: dict[str, str] = {}
         self._absent: set[str] = set()
         self._await_start()
@@ -160,11 +170,12 @@ class VllmServerEngine(Sampler):
             EngineError: names or shapes do not fit the model, or no server could load the weights.
         """
         check_weights(self._expected, weights)
-        self.version = None
-        self._transfer.take(weights)
-        self._loads += 1
-        self._base, self._adapter = f"{self._folder}@{version}", None
-        self._renew(self._base, version)
+        with self._syncing:
+            self.version = None
+            self._transfer.take(weights)
+            self._loads += 1
+            self._base, self._adapter = f"{self._folder}@{version}", None
+            self._renew(self._base, version)
 
     def load_adapter(self, folder: Path, version: int) -> None:
         """Load an adapter in PEFT's format into every server, on the weights of the last `load_weights`.
@@ -172,14 +183,14 @@ class VllmServerEngine(Sampler):
         Raises:
             EngineError: no server could load it.
         """
-        self.version, self._adapter = None, folder.resolve()
-        self._renew(f"{self._base}+{version}", version)
+        with self._syncing:
+            self.version, self._adapter = None, folder.resolve()
+            self._renew(f"{self._base}+{version}", version)
 
     def _renew(self, label: str, version: int) -> None:
         self._label, self._failure = label, None
         self._sync_all()
-        if not self._healthy:
-            self._revive()
+        self._revive()
         self.version = version
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
@@ -189,11 +200,12 @@ class VllmServerEngine(Sampler):
         return event_loop.run(event_loop.gather(self.generate(request, sampling) for request in requests))
 
     async def generate(self, request: Request, sampling: Sampling) -> list[Completion]:
-        """Return the completions of one request, sent when fewer than `_AT_ONCE` are in flight."""
+        """Return the completions of one request, from the first server that succeeds."""
         options.check([request], sampling, self.version, self.room)
+        if self._watching is None or self._watching.done():
+            self._watching = event_loop.submit(self._watch())
         try:
-            async with self._slots:
-                return await self._request(next(self._numbers), request, sampling)
+            return await self._request(request, sampling)
         except asyncio.CancelledError:
             if self._failure is None:  # the run is interrupted: end the threads that wait for servers
                 self._call.break_off()
@@ -219,39 +231,67 @@ class VllmServerEngine(Sampler):
 
     def close(self) -> None:
         """Close the connections for weight transfer; the servers keep running."""
+        if self._watching is not None:
+            self._watching.cancel()
         for url in self._urls:
             self._transfer.drop(url)
 
     def metrics(self) -> Metrics:
-        """Return the numbers of repeated requests and rejected answers since the last call, and of usable servers."""
+        """Return counts since the last call: repeated requests, rejected answers, requests that waited for room.
+
+        `sampler/servers` is the number of usable servers.
+        """
         counts = {
             "sampler/reissued": float(self._reissued),
             "sampler/refused": float(self._refused),
-            "sampler/servers": float(len(self._healthy)),
+            "sampler/servers": float(len(self._router.usable)),
+            "sampler/waited": float(self._router.waited),
         }
-        self._reissued = self._refused = 0
+        self._reissued = self._refused = self._router.waited = 0
         return counts
 
-    async def _request(self, index: int, request: Request, sampling: Sampling) -> list[Completion]:
+    async def _request(self, request: Request, sampling: Sampling) -> list[Completion]:
         """Return one request's completions from the first server that succeeds."""
         body: dict[str, Any] = {"token_ids": list(request.ids)} | ({"model": _ADAPTER} if self._adapter else {})
         body["sampling_params"] = options.request_fields(request, sampling)
         for attempt in range(self._retries + 1):
-            # In another thread, because the holder of the lock may be waiting for a server.
-            url, revivals = await asyncio.to_thread(self._choose, index, attempt)
+            assigned = await self._assigned(request)
+            self._reissued += attempt > 0
             try:
-                answer = await self._call.ask(url + "/inference/v1/generate", body)
+                call = self._call.ask(assigned.url + "/inference/v1/generate", body)
+                answer = await self._router.run(assigned, call)
             except http.FAILURES as error:
                 # A restarted server does not have the adapter and answers 404: treat it as a failure.
                 if isinstance(error, http.HttpError) and error.code < 500 and error.code != 404:
-                    self._give_up(f"{url} refuses the request: {error}")
-                await asyncio.to_thread(self._distrust, url, error, revivals)
+                    self._give_up(f"{assigned.url} refuses the request: {error}")
+                self._distrust(assigned, error)
                 continue
             try:
                 return self._completions(answer, request, sampling)
             except http.FAILURES as error:
-                await asyncio.to_thread(self._distrust, url, error, revivals, refused=1)
+                self._refused += 1
+                self._distrust(assigned, error)
         self._give_up(f"a request failed {self._retries + 1} times; {self._reasons()}")
+
+    async def _assigned(self, request: Request) -> Assignment:
+        """Choose the server of a request, waiting for one to recover if none is usable.
+
+        Raises:
+            EngineError: another request has ended the run, or no server has recovered in time.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if self._call.over.is_set():
+                raise EngineError("sampling was interrupted")
+            if (found := await self._router.assign(request)) is not None:
+                return found
+            if self._reviving is None or self._reviving.done():
+                # In another thread, because it makes calls and waits; one for all requests.
+                self._reviving = asyncio.ensure_future(asyncio.to_thread(self._revive))
+                # All requests that wait for it may be cancelled; then nobody retrieves its error.
+                self._reviving.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.shield(self._reviving)
 
     def _completions(self, answer: Any, request: Request, sampling: Sampling) -> list[Completion]:
         """Parse the completions of an answer.
@@ -272,7 +312,7 @@ class VllmServerEngine(Sampler):
 
     def _sync_all(self) -> None:
         loaded = self._together(self._sync, self._urls, len(self._urls))
-        self._healthy = [url for url, good in zip(self._urls, loaded, strict=True) if good]
+        self._router.join(url for url, good in zip(self._urls, loaded, strict=True) if good)
 
     def _sync(self, url: str) -> bool:
         """Load the current weights into a server and empty its prefix cache; return False on failure."""
@@ -298,6 +338,7 @@ class VllmServerEngine(Sampler):
         except http.FAILURES as error:
             self._why[url] = _cause(error)
             self._transfer.drop(url)
+            self._router.drop(url)
             return False
         self._held[url] = (self._label, self._loads)
         self._why.pop(url, None)
@@ -330,50 +371,63 @@ class VllmServerEngine(Sampler):
             self._call(url + "/resume", {})
             raise ValueError(f"its weights changed to {found} meanwhile: another run uses it, or it was restarted")
 
-    def _choose(self, index: int, attempt: int) -> tuple[str, int]:
-        """Choose the server of a request, waiting for one to recover if none is usable.
-
-        Returns:
-            Its address, and the number of recoveries so far.
-        Raises:
-            EngineError: another request has ended the run, or no server has recovered in time.
-        """
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            if self._call.over.is_set():
-                raise EngineError("sampling was interrupted")
-            self._reissued += attempt > 0
-            if not self._healthy:
-                self._revive()
-            return self._healthy[(index + attempt) % len(self._healthy)], self._revivals
-
     def _give_up(self, text: str) -> NoReturn:
         self._failure = EngineError(text)
         raise self._failure
 
-    def _distrust(self, url: str, error: Exception, revivals: int, refused: int = 0) -> None:
-        """Exclude a server, unless servers have recovered since the failed request was sent."""
-        with self._lock:
-            self._refused += refused
-            self._why[url] = _cause(error)
-            if revivals == self._revivals:
-                self._healthy = [other for other in self._healthy if other != url]
+    def _distrust(self, assigned: Assignment, error: Exception) -> None:
+        """Exclude a server, unless it has recovered since the failed request was sent."""
+        self._why.setdefault(assigned.url, _cause(error))  # an earlier cause stays
+        self._router.distrust(assigned)
+
+    async def _watch(self) -> None:
+        """Check the health of all servers again and again while requests are in flight."""
+        while True:
+            await asyncio.sleep(self._health_every)
+            if not self._router.busy:
+                return
+            await event_loop.gather(map(self._check_health, self._urls))
+
+    async def _check_health(self, url: str) -> None:
+        """Exclude a server that does not answer, and give an excluded one that does the current weights."""
+        try:
+            await self._call.ask(f"{url}/health", None, min(_PROBE_S, self._call.seconds))
+        except http.FAILURES as error:
+            self._failed_checks[url] += 1
+            if self._failed_checks[url] >= _FAILED_CHECKS and url in self._router.usable:
+                self._why[url] = f"health check: {_cause(error)}"
+                self._router.drop(url)
+            return
+        self._failed_checks[url] = 0
+        if url not in self._router.usable:
+            await asyncio.to_thread(self._rejoin, url)
+
+    def _rejoin(self, url: str) -> None:
+        """Load the current weights into one excluded server."""
+        with self._syncing:
+            idle = self.version is None or self._call.over.is_set() or url in self._router.usable
+            if not idle and self._sync(url):
+                self._router.join([url])
 
     def _revive(self) -> None:
-        """Wait for a server to recover and load the current weights.
+        """If no server is usable, wait for one to recover and load the current weights.
 
         Raises:
             EngineError: none has done so within `restart_timeout_s`, or the run is being stopped.
         """
-        self._revivals += 1
-        until = time.monotonic() + self._restart
-        while not self._healthy:
-            self._sync_all()
-            if not self._healthy and (self._stop_requested.is_set() or time.monotonic() > until):
-                self._give_up(f"no vLLM server is usable; {self._reasons()}")
-            if not self._healthy and self._call.over.wait(min(1.0, self._restart)):
-                self._give_up("sampling was interrupted")
+        with self._syncing:
+            if self._router.usable:
+                return
+            self._revivals += 1
+            until = time.monotonic() + self._restart
+            while not self._router.usable:
+                self._sync_all()
+                if self._router.usable:
+                    return
+                if self._stop_requested.is_set() or time.monotonic() > until:
+                    self._give_up(f"no vLLM server is usable; {self._reasons()}")
+                if self._call.over.wait(min(1.0, self._restart)):
+                    self._give_up("sampling was interrupted")
 
     def request_stop(self) -> None:
         """Stop waiting for servers to recover: the run is being stopped, and they may be stopping too."""

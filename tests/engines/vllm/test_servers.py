@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from retrain.engines.vllm.servers import VllmServerEngine
 from retrain.errors import EngineError
 from retrain.system.http_client import is_loopback
+from retrain.types import Request, Sampling
 from tests.engines.models import Asked, flat, sample, tiny
 from tests.engines.servers import Server
 from tests.waiting import PATIENCE_S, until
@@ -195,7 +197,8 @@ def test_what_went_wrong_is_counted(servers, model, tmp_path):
     engine = client(servers, model, tmp_path)
     engine.load_weights(model.state_dict(), 7)
     sample(engine, PROMPTS, SAMPLING)
-    assert engine.metrics() == {"sampler/reissued": 0, "sampler/refused": 0, "sampler/servers": 2}
+    counts = {"sampler/reissued": 0, "sampler/refused": 0, "sampler/servers": 2, "sampler/waited": 0}
+    assert engine.metrics() == counts
     servers[0].fault = "stale"
     sample(engine, PROMPTS, SAMPLING)
     stale = engine.metrics()
@@ -410,6 +413,112 @@ def test_weights_that_another_run_loads_meanwhile_are_not_believed(servers, mode
     assert servers[0].label.startswith("mixed")
     assert sample(other, PROMPTS, SAMPLING), "it notices as well, and loads its weights again"
     assert servers[0].loaded == 4
+
+
+class Gate:
+    """Holds requests for completions at a server until it is opened, and counts those that are there."""
+
+    def __init__(self, server):
+        self.lock, self.inside, self.most, self.opened = threading.Lock(), 0, 0, threading.Event()
+        server.hook = self.enter
+
+    def enter(self, path):
+        if path == "/inference/v1/generate":
+            with self.lock:
+                self.inside += 1
+                self.most = max(self.most, self.inside)
+            self.opened.wait(PATIENCE_S)
+            with self.lock:
+                self.inside -= 1
+
+
+def in_background(function, *arguments):
+    """Call a function in a thread; return a function that waits for its result."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(function, *arguments)
+    pool.shutdown(wait=False)
+    return lambda: future.result(PATIENCE_S)
+
+
+def test_a_full_queue_holds_requests_back_in_their_order(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path, max_in_flight=4)  # two requests of two completions each
+    engine.load_weights(model.state_dict(), 7)
+    gates = [Gate(server) for server in servers]
+    result = in_background(sample, engine, PROMPTS * 4, SAMPLING)
+    until(lambda: [gate.inside for gate in gates] == [2, 2])
+    assert not any(gate.inside > 2 for gate in gates)
+    for gate in gates:
+        gate.opened.set()
+    assert len(result()) == 16
+    assert [gate.most for gate in gates] == [2, 2]
+    assert engine.metrics()["sampler/waited"] == 12
+
+
+def test_a_request_larger_than_the_queue_is_sent_alone(servers, model, tmp_path):
+    engine = client(servers[:1], model, tmp_path, max_in_flight=1)
+    engine.load_weights(model.state_dict(), 7)
+    assert len(flat(sample(engine, PROMPTS, SAMPLING))) == 8
+
+
+def test_a_slow_server_gets_fewer_requests(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path, max_in_flight=2)
+    engine.load_weights(model.state_dict(), 7)
+    slow = Gate(servers[0])
+    result = in_background(sample, engine, PROMPTS * 3, SAMPLING)
+    until(lambda: servers[1].asked == 11)
+    slow.opened.set()
+    assert len(result()) == 12
+    assert servers[0].asked == 1
+
+
+def test_the_turns_of_an_episode_stay_on_one_server(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path)
+    engine.load_weights(model.state_dict(), 7)
+    requests = [Request((5, 9), 1, 3, stream, session) for stream, session in enumerate((1, 2))]
+    for _ in range(3):
+        engine.sample(requests, Sampling())
+    assert [server.asked for server in servers] == [3, 3]
+    for _ in range(4):
+        engine.sample(requests[:1], Sampling())
+    assert sorted(server.asked for server in servers) == [3, 7], "though the other server has had less to do"
+    least = min(servers, key=lambda server: server.asked)
+    next(server for server in servers if server is not least).kill()
+    engine.sample(requests[:1], Sampling())
+    assert least.asked == 4, "its server is lost"
+
+
+def test_a_server_that_comes_back_gets_the_current_weights_and_samples_again(servers, model, tmp_path):
+    engine = client(servers, model, tmp_path, max_in_flight=2, health_every_s=0.05)
+    engine.load_weights(model.state_dict(), 7)
+    servers[0].kill()
+    sample(engine, PROMPTS, SAMPLING)
+    assert engine.metrics()["sampler/servers"] == 1
+    servers[0].start()
+    busy = Gate(servers[1])
+    result = in_background(sample, engine, PROMPTS, SAMPLING)
+    until(lambda: servers[0].asked == 3)
+    busy.opened.set()
+    assert {row.weights_version for row in flat(result())} == {7}
+    assert servers[0].loaded == 2
+
+
+def test_the_requests_of_a_server_that_answers_no_health_check_go_to_the_other(servers, model, tmp_path):
+    """It neither answers nor closes its connections, and the requests have minutes."""
+    engine = client(servers, model, tmp_path, health_every_s=0.05)
+    engine.load_weights(model.state_dict(), 7)
+    held = Gate(servers[0])
+
+    def hang(path):
+        if path == "/health":
+            raise ConnectionError
+        held.enter(path)
+
+    servers[0].hook = hang
+    groups = sample(engine, PROMPTS, SAMPLING)
+    assert [group[0].ids[0] for group in groups] == [5, 7, 3, 13]
+    assert held.inside == 2, "the requests of the first attempt are still there"
+    assert "health check" in engine.describe()
+    held.opened.set()
 
 
 @pytest.fixture

@@ -1,0 +1,162 @@
+"""Distribution of requests over servers: bounded queues, the least loaded first, an episode stays on one server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from retrain.system import event_loop
+from retrain.types import Request
+
+_SESSIONS = 1 << 16
+"""Number of sessions whose server is remembered."""
+_T = TypeVar("_T")
+
+
+class Assignment(NamedTuple):
+    """A server with room for a request.
+
+    Attributes:
+        url: its address.
+        joined: number of the time that the server became usable.
+        count: completions of the request.
+    """
+
+    url: str
+    joined: int
+    count: int
+
+
+class Router:
+    """Assigns requests to the usable servers.
+
+    A request of a session goes to the server of the session's last request, which has computed its
+    context, if that server is usable and has room. Any other goes to the server with the fewest
+    completions in flight. If no usable server has room, requests wait in order.
+
+    `join`, `distrust` and `drop` may be called in any thread, everything else in the event loop.
+
+    Args:
+        limit: largest number of completions in flight on one server; a single request may have more.
+
+    Attributes:
+        waited: number of requests that had to wait for room.
+    """
+
+    def __init__(self, urls: Sequence[str], limit: int) -> None:
+        self._limit, self.waited = limit, 0
+        self._lock, self._joins = threading.Lock(), 0
+        self._usable: dict[str, int] = {}
+        self._load, self._sent = dict.fromkeys(urls, 0), dict.fromkeys(urls, 0)
+        self._sessions: OrderedDict[int, str] = OrderedDict()
+        self._waiting: deque[tuple[asyncio.Future[Assignment | None], Request]] = deque()
+        self._calls: dict[asyncio.Future[Any], Assignment] = {}
+
+    @property
+    def usable(self) -> list[str]:
+        """Addresses of the usable servers."""
+        return [url for url in self._load if url in self._usable]
+
+    @property
+    def busy(self) -> bool:
+        """True while requests are in flight or wait for a server."""
+        return bool(self._calls or self._waiting)
+
+    def join(self, urls: Iterable[str]) -> None:
+        """Make servers usable. The requests of those that are usable already go on."""
+        with self._lock:
+            for url in urls:
+                if url not in self._usable:
+                    self._joins += 1
+                    self._usable[url] = self._joins
+        event_loop.submit(self._refresh(None))
+
+    def distrust(self, failed: Assignment) -> None:
+        """Exclude the server of a failed request, unless it has joined again since.
+
+        Its other requests go on, because their answers may be good.
+        """
+        with self._lock:
+            if failed.joined == self._usable.get(failed.url):
+                del self._usable[failed.url]
+        event_loop.submit(self._refresh(None))
+
+    def drop(self, url: str) -> None:
+        """Exclude a server; its requests fail with ConnectionError."""
+        with self._lock:
+            self._usable.pop(url, None)
+        event_loop.submit(self._refresh(url))
+
+    async def assign(self, request: Request) -> Assignment | None:
+        """Wait for a server with room; None if no server is usable."""
+        if not self._waiting and ((found := self._choose(request)) is not None or not self._usable):
+            return found
+        future: asyncio.Future[Assignment | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, request))
+        self.waited += 1
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not future.cancelled() and (given := future.result()) is not None:
+                self._release(given)
+            raise
+
+    async def run(self, assigned: Assignment, call: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a request's call, and give its room to the next request.
+
+        Raises:
+            ConnectionError: the server has been dropped meanwhile.
+        """
+        task = asyncio.ensure_future(call)
+        self._calls[task] = assigned
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise ConnectionError("the server was dropped while it worked on the request") from None
+        finally:
+            del self._calls[task]
+            self._release(assigned)
+
+    def _choose(self, request: Request) -> Assignment | None:
+        """Return the best server with room, and count the request as in flight there."""
+        urls = [url for url in self.usable if self._load[url] + request.count <= max(self._limit, request.count)]
+        if not urls:
+            return None
+        url = min(urls, key=lambda one: (self._load[one], self._sent[one]))
+        if request.session is not None:
+            if (last := self._sessions.pop(request.session, url)) in urls:
+                url = last
+            self._sessions[request.session] = url
+            if len(self._sessions) > _SESSIONS:
+                self._sessions.popitem(last=False)
+        self._load[url] += request.count
+        self._sent[url] += request.count
+        return Assignment(url, self._usable.get(url, 0), request.count)
+
+    def _release(self, assigned: Assignment) -> None:
+        self._load[assigned.url] -= assigned.count
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Assign waiting requests, the first first."""
+        while self._waiting:
+            future, request = self._waiting[0]
+            if not future.done():
+                found = self._choose(request)
+                if found is None and self._usable:
+                    return
+                future.set_result(found)
+            self._waiting.popleft()
+
+    async def _refresh(self, dropped: str | None) -> None:
+        """End the calls to a server that has been dropped, and assign waiting requests."""
+        for call, assigned in list(self._calls.items()):
+            if assigned.url == dropped and assigned.joined != self._usable.get(dropped):
+                call.cancel()
+        self._dispatch()
