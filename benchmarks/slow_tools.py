@@ -3,17 +3,17 @@
 import time
 from random import Random
 
-from retrain.environments.contract import Game
+from retrain.environments.contract import EpisodeGenerator
 
 
-def at_once(answer: str) -> Game:
+def at_once(answer: str) -> EpisodeGenerator:
     """Answers at once, four times."""
     for turn in range(4):
         yield f"{turn}"
     return 1.0
 
 
-def asleep(answer: str, rng: Random) -> Game:
+def asleep(answer: str, rng: Random) -> EpisodeGenerator:
     """A tool that takes 0 to 300 ms, four times."""
     yield None
     for turn in range(3):
@@ -23,7 +23,7 @@ def asleep(answer: str, rng: Random) -> Game:
     return 1.0
 
 
-def always_asleep(answer: str, rng: Random) -> Game:
+def always_asleep(answer: str, rng: Random) -> EpisodeGenerator:
     """A tool that takes 0 to 300 ms, as long as it is asked."""
     yield None
     while True:

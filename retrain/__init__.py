@@ -6,6 +6,7 @@ Public names are imported on first use, so that `import retrain` stays fast.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from retrain.engines.torch_engine import TorchEngine as TorchEngine
     from retrain.environments.contract import Action as Action
     from retrain.environments.contract import Observation as Observation
-    from retrain.environments.contract import Reply as Reply
-    from retrain.environments.contract import Say as Say
     from retrain.registry import find as find
     from retrain.registry.kinds import *  # noqa: F403 - every kind is a decorator
     from retrain.registry.traits import Finding as Finding
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_ELSEWHERE = {
+_MODULES = {
     "compute_composable_advantages": "retrain.algorithms.graph.compose",
     **dict.fromkeys(("Finding", "find"), "retrain.registry"),
     "TorchEngine": "retrain.engines.torch_engine",
     **dict.fromkeys(("build_model", "build_tokenizer"), "retrain.training.model.builtin_model"),
-    **dict.fromkeys(("Action", "Observation", "Reply", "Say"), "retrain.environments.contract"),
+    **dict.fromkeys(("Action", "Observation"), "retrain.environments.contract"),
     **dict.fromkeys(("Batch", "ExpertRow", "Problem", "Request", "Rollout", "Sampling"), "retrain.types"),
     **dict.fromkeys(
         ("AlgorithmContext", "AlgorithmOutput", "TransformContext", "TransformOutput"),
@@ -47,10 +46,19 @@ _ELSEWHERE = {
 }
 """Modules of the public names that are not kinds; a kind is a decorator of retrain.registry."""
 
+if TYPE_CHECKING:
+    Say, Reply = Observation, Action
+_RENAMED = {"Say": "Observation", "Reply": "Action"}
+"""Earlier names, which version 0.3 removes."""
+
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    if name in _RENAMED:
+        text = f"retrain.{name} is now called {_RENAMED[name]}; version 0.3 removes {name}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     if not name.startswith("_") and name in (kinds := importlib.import_module("retrain.registry")).KINDS:
         return kinds.KINDS[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

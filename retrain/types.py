@@ -325,9 +325,9 @@ class Batch:
 
     def __post_init__(self) -> None:
         if cast("Any", self.turn_ids) is None:
-            later = self.response_mask.flip(-1).cumsum(-1).flip(-1)
-            last = self.response_mask & (later == 1)
-            object.__setattr__(self, "turn_ids", later * 0)
+            remaining = self.response_mask.flip(-1).cumsum(-1).flip(-1)
+            last = self.response_mask & (remaining == 1)
+            object.__setattr__(self, "turn_ids", remaining * 0)
             object.__setattr__(self, "turn_rewards", self.rewards[:, None].where(last, 0.0))
         if cast("Any", self.anchor_ids) is None:
             object.__setattr__(self, "anchor_ids", self.response_mask.long() * 0 - 1)

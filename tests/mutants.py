@@ -295,7 +295,7 @@ MUTANTS = [
     Mutant(
         "a cut reply without its end",
         "run/episodes.py",
-        [("self._bridge.ids(messages, one.end)", "self._bridge.ids(messages, self._chat.end_id)")],
+        [("self._stitcher.ids(messages, one.end)", "self._stitcher.ids(messages, self._chat.end_id)")],
         ["run/test_episodes.py"],
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Proxies of plain language: words and openings that a reader has to translate.
+"""Proxies of plain language: words, openings and identifiers that a reader has to translate.
 
 The documentation, README, and the packages of PACKAGES hold none of them; `retrain/` as a whole holds no more than
 COUNTS. A proxy is a servant and not the judge: rewrite the sentence instead of replacing the word.
@@ -29,6 +29,7 @@ PACKAGES = (
     "registry",
     "report",
     "rewards",
+    "run",
     "serve",
     "storage",
     "system",
@@ -40,10 +41,24 @@ WORDS = re.compile(
     r"|\b(?:told|mends?|mended|bears?|heard|hears?)\b"
 )
 OPENING = re.compile(r"(?:What|Whether|How|Who|Those|Whoever)\b")
-COUNTS = {"openings": 38, "words": 10}
+COUNTS = {"openings": 23, "words": 5}
 """Numbers of these in all of `retrain/`."""
 ALLOWED: set[tuple[str, str]] = set()
 """(file, text on the line) that may stay, at most ten."""
+NAMES = {
+    *("ask", "beside", "bridge", "crew", "flow", "game", "guard", "hurry", "keep_sampling", "later", "lead", "led"),
+    *("player", "rank_edges", "Say", "talk", "talks", "tell", "world", "world_pool", "worlds"),
+}
+"""Whole identifiers, in snake case and without underscores at their ends; `Say` in its own case."""
+NAME_PARTS = {"alone", "apart", "borrowed", "elsewhere", "hear", "heard", "mend", "spoken", "told"}
+"""Words that no identifier has."""
+ALLOWED_NAMES = {
+    ("retrain/protocols.py", "ALONE"): "the ranks of a single process",
+    ("retrain/__init__.py", "Say"): "earlier name of Observation, until version 0.3",
+    ("retrain/environments/contract.py", "Say"): "earlier name of Observation, until version 0.3",
+    ("retrain/environments/contract.py", "Game"): "earlier name of EpisodeGenerator, until version 0.3",
+}
+"""Why an identifier of a file may stay, at most ten."""
 
 
 def prose(file: Path) -> Iterator[tuple[int, str]]:
@@ -80,6 +95,29 @@ def openings(file: Path) -> list[str]:
     ]
 
 
+def defined(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, name) of every identifier that a module defines, and first the name of the module."""
+    yield 1, file.parent.name if file.stem == "__init__" else file.stem
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name) | ast.alias(asname=str(name)):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+
+
+def identifiers(file: Path) -> list[str]:
+    """`FILE:LINE: NAME` of every identifier of NAMES, or with a word of NAME_PARTS."""
+    place, found = str(file.relative_to(ROOT)), list[str]()
+    for line, name in defined(file):
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
+        if ({snake, name} & NAMES or NAME_PARTS & {*snake.split("_")}) and (place, name) not in ALLOWED_NAMES:
+            found.append(f"{place}:{line}: {name}")
+    return found
+
+
 def modules(*packages: str) -> list[Path]:
     """The files of packages of `retrain`, or of all."""
     return sorted(file for name in packages or ("",) for file in (ROOT / "retrain" / name).rglob("*.py"))
@@ -92,7 +130,12 @@ def test_a_page_needs_no_translation(page):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_needs_no_translation(package):
-    assert [found for file in modules(package) for found in (*words(file), *openings(file))] == []
+    assert [one for file in modules(package) for one in (*words(file), *openings(file), *identifiers(file))] == []
+
+
+def test_a_module_of_no_package_needs_no_translation():
+    files = sorted((ROOT / "retrain").glob("*.py"))
+    assert [one for file in files for one in (*words(file), *openings(file), *identifiers(file))] == []
 
 
 def test_the_others_do_not_get_worse():
@@ -107,6 +150,9 @@ def test_the_others_do_not_get_worse():
 def test_the_list_of_exceptions_is_short_and_used():
     assert len(ALLOWED) <= 10
     assert [(place, text) for place, text in ALLOWED if text not in (ROOT / place).read_text()] == []
+    assert len(ALLOWED_NAMES) <= 10
+    unused = [key for key in ALLOWED_NAMES if key[1] not in (name for _, name in defined(ROOT / key[0]))]
+    assert unused == []
 
 
 @pytest.mark.parametrize("text", ["# what is no answer", '"""Whether it is."""', '"mend it"', "# it is told"])
@@ -114,6 +160,30 @@ def test_the_proxies_find_what_they_look_for(text, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     (file := tmp_path / "module.py").write_text(text + "\n")
     assert len([*words(file), *openings(file)]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def told(): ...",
+        "class WorldPool: ...",
+        "def f(*, later=False): ...",
+        "async def _hear(): ...",
+        "import json as elsewhere",
+        "for one.heard_last in (): ...",
+        "x = [game for game in ()]",
+    ],
+)
+def test_identifiers_are_found_in_the_syntax_tree(text, tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (file := tmp_path / "module.py").write_text(text + "\n")
+    assert len(identifiers(file)) == 1
+
+
+def test_the_name_of_a_module_is_an_identifier(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (file := tmp_path / "borrowed.py").write_text("world_size = foretold = asked = 1\n")
+    assert identifiers(file) == ["borrowed.py:1: borrowed"]
 
 
 def test_good_english_passes(tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def compute_advantage(
     return _call(bind("advantage", mode, params), columns)
 
 
-def advantages_elsewhere() -> list[str]:
+def portable_advantages() -> list[str]:
     """Registered advantages that need nothing but COLUMNS."""
     return [component.name for component in components("advantage") if set(component.reads) <= set(COLUMNS)]
 

@@ -229,6 +229,6 @@ def _turns(mask: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Columns `turn_ids` and `turn_rewards` of completions whose sampled tokens are interrupted by tools' answers."""
     starts = mask & ~mask.roll(1, dims=1)
     starts[:, 0] = mask[:, 0]
-    later = mask.flip(-1).cumsum(-1).flip(-1)
+    remaining = mask.flip(-1).cumsum(-1).flip(-1)
     ids = (starts.cumsum(-1) - 1).clamp(min=0) * mask
-    return ids, rewards[:, None].where(mask & (later == 1), 0.0)
+    return ids, rewards[:, None].where(mask & (remaining == 1), 0.0)

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from retrain.adapters.core import advantages_elsewhere, compute_advantage, score
+from retrain.adapters.core import compute_advantage, portable_advantages, score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,7 @@ def reward_for_verl(
 def register() -> list[str]:
     """Put every advantage into verl's registry; returns their names there. Importing this module has done it."""
     core = importlib.import_module("verl.trainer.ppo.core_algos")
-    names = sorted(advantages_elsewhere())
+    names = sorted(portable_advantages())
     for name in names:
         # verl loads this file a second time, as another module, where a reward function is given by file.
         if PREFIX + name not in core.ADV_ESTIMATOR_REGISTRY:

@@ -47,8 +47,8 @@ def turn_returns(
     for turn in range(returns.shape[1]):
         members = reached[:, turn] if among == "reached" else reached[:, 0]
         compared = F.groups.leave_one_out(returns[:, turn], group_ids, members)
-        alone = F.groups.group_size(group_ids, members) < 2
-        credit[:, turn] = returns[:, turn].where(alone, compared)
+        is_single = F.groups.group_size(group_ids, members) < 2
+        credit[:, turn] = returns[:, turn].where(is_single, compared)
     return F.masked.keep(credit.gather(1, turn_ids), response_mask)
 
 

@@ -104,7 +104,7 @@ def play(
 
     An action is a line of standard input; \\n in it stands for a newline.
     """
-    if not game.is_dir():
+    if not target.is_dir():
         from retrain.config.load import load
         from retrain.run.play import by_hand
 
@@ -115,7 +115,7 @@ def play(
     from retrain.run.play import by_model
     from retrain.run.reopen import reopen
 
-    context = reopen(game, overrides or (), only_warnings, trust=trust)
+    context = reopen(target, overrides or (), only_warnings, trust=trust)
     try:
         for text in by_model(context, problem):
             say(text)

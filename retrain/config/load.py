@@ -111,13 +111,13 @@ def _check_schema(document: Document) -> tuple[Config, Binder, Resolved]:
     known = cache(_known_keys)
     config, wrong = _sections(document, known)
     named = [slot for slot in slots(config, document.data) if not {slot.path[:1], slot.path[:2]} & wrong]
-    later = [slot for slot in named if needs_import(slot)]
-    pending = _tables(document, known, may_import=bool(later) or any(path in wrong for path in _naming()))
+    deferred = [slot for slot in named if needs_import(slot)]
+    pending = _tables(document, known, may_import=bool(deferred) or any(path in wrong for path in _naming()))
     _check_text(document, config)
     binder = Binder(document, named, config.plugins.search_paths, known)
-    bound = {slot: binder.bind(slot) for slot in named if slot not in later}
+    bound = {slot: binder.bind(slot) for slot in named if slot not in deferred}
     document.stop()
-    bound |= {slot: binder.bind(slot) for slot in later}
+    bound |= {slot: binder.bind(slot) for slot in deferred}
     if pending:
         _tables(document, cache(_known_keys), may_import=False)
     document.stop()

@@ -137,8 +137,8 @@ class GuessedNumbers(Numbers):
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """`forgotten`: the share of guesses, the first aside, that the hints before them had excluded."""
         said = [answer for _, answer in answered(problems, answers)]
-        later = sum(len(answer.turns) - 1 for answer in said)
-        return {"forgotten": sum(answer.metrics.get("forgot", 0.0) for answer in said) / max(1, later)}
+        after_first = sum(len(answer.turns) - 1 for answer in said)
+        return {"forgotten": sum(answer.metrics.get("forgot", 0.0) for answer in said) / max(1, after_first)}
 
 
 @task("walks")

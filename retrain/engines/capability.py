@@ -96,7 +96,7 @@ def fusable(model: Any) -> bool:
     It supports the Llama family with LoRA in the layers, but not in the embedding or the head.
     """
     model = base_model(model)
-    if any(hasattr(edge, "base_layer") for edge in (model.get_input_embeddings(), model.get_output_embeddings())):
+    if any(hasattr(layer, "base_layer") for layer in (model.get_input_embeddings(), model.get_output_embeddings())):
         return False
     config = model.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}

@@ -8,14 +8,14 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain import Observation, environment
-from retrain.environments.contract import Game
+from retrain.environments.contract import EpisodeGenerator
 
 _CALL = re.compile(r"=\s*(\d{1,9})\+(\d{1,9})\s*")
 _FINAL = re.compile(r"so (\d{1,10})\s*")
 
 
 @environment("calculator")
-def calculator(answer: str, *, calls: Annotated[int, Field(ge=0)] = 3) -> Game:
+def calculator(answer: str, *, calls: Annotated[int, Field(ge=0)] = 3) -> EpisodeGenerator:
     """Calculator: the action `=12+34` gets the observation `46`; `so 46` submits an answer.
 
     A submission ends the episode with reward 1 if the answer is right, else 0. Any other action gets

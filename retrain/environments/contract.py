@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple, SupportsFloat
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 from retrain.errors import ComponentError
 from retrain.types import fits_float32
@@ -21,10 +22,10 @@ the problem's; `problem` is a dict of them with its id. `rng` is a `random.Rando
 _REPORTED = {"turns", "replayed", "observation_tokens", "episodes", "reward", "accuracy"}
 """Names of episode metrics that the run reports; environments cannot use them."""
 
-Game = Generator[
+EpisodeGenerator = Generator[
     "str | Observation | Sequence[Mapping[str, str]] | None", "Action", "float | Mapping[str, float] | None"
 ]
-"""An environment: a generator that yields observations, receives actions, and returns the reward."""
+"""Type of an episode: yields observations, receives actions, and returns the reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,6 @@ class Action(str):
         action = super().__new__(cls, text)
         action.finish_reason, action.turn, action.tokens_left = finish_reason, turn, tokens_left
         return action
-
-
-Say, Reply = Observation, Action
-"""Earlier names, importable until version 0.3."""
 
 
 class Limits(NamedTuple):
@@ -190,3 +187,16 @@ def _number(value: Any, what: str) -> float:
     if not fits_float32(number):
         raise ValueError(f"{what} is not a finite number: {type(value).__name__}")
     return number
+
+
+if TYPE_CHECKING:
+    Say, Reply, Game = Observation, Action, EpisodeGenerator
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return an object by its earlier name, which version 0.3 removes."""
+        new = {"Say": "Observation", "Reply": "Action", "Game": "EpisodeGenerator"}.get(name)
+        if new is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(f"{name} is now called {new}; version 0.3 removes {name}", DeprecationWarning, stacklevel=2)
+        return globals()[new]

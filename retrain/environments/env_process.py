@@ -65,13 +65,13 @@ class LiveEpisodes:
     """
 
     def __init__(self, hellos: Mapping[str, Hello]) -> None:
-        self._games: dict[str, Callable[[Mapping[str, Any]], Generator[Any, Any, Any]]] = {}
+        self._starters: dict[str, Callable[[Mapping[str, Any]], Generator[Any, Any, Any]]] = {}
         self._live: dict[int, Generator[Any, Any, Any]] = {}
         self.traits: dict[str, dict[str, bool]] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         for label, hello in hellos.items():
             target = load(hello)
-            self._games[label], self.reads[label] = _game(hello, target)
+            self._starters[label], self.reads[label] = _episode_starter(hello, target)
             self.traits[label] = {"replay": True, "rewards": True, **getattr(target, _TRAITS, {}), **hello.traits}
 
     def call(self, body: tuple[Any, ...]) -> Answer:
@@ -82,15 +82,15 @@ class LiveEpisodes:
             case ("reply", int(key), *arguments):
                 return self._step(key, lambda: self._live[key].send(Action(*arguments)), first=False)
             case _:
-                if (game := self._live.pop(body[1], None)) is not None:
-                    _close(game)
+                if (episode := self._live.pop(body[1], None)) is not None:
+                    _close(episode)
                 return Answer("end")
 
     def _open(self, key: int, problem: Mapping[str, Any], seed: int) -> Generator[Any, Any, Any]:
         problem = copy.deepcopy(problem)  # an episode may modify it
         known = {"problem": problem, "rng": Random(seed), "seed": seed}
         known |= {name: problem[name] for name in ("answer", "prompt", "extra") if name in problem}
-        self._live[key] = self._games[problem.get("environment", "")](known)
+        self._live[key] = self._starters[problem.get("environment", "")](known)
         return self._live[key]
 
     def _step(self, key: int, step: Callable[[], Any], first: bool) -> Answer:
@@ -108,8 +108,8 @@ class LiveEpisodes:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if (game := self._live.pop(key, None)) is not None:
-                _close(game)
+            if (episode := self._live.pop(key, None)) is not None:
+                _close(episode)
             return _failure(error)
 
 
@@ -144,7 +144,9 @@ def shown(problem: Mapping[str, Any], reads: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in problem.items() if "problem" in reads or name in named}
 
 
-def _game(hello: Hello, target: Any) -> tuple[Callable[[Mapping[str, Any]], Generator[Any, Any, Any]], tuple[str, ...]]:
+def _episode_starter(
+    hello: Hello, target: Any
+) -> tuple[Callable[[Mapping[str, Any]], Generator[Any, Any, Any]], tuple[str, ...]]:
     """Return a function that starts an episode from its fields, and the names of the fields it reads."""
     built: Any = target(**hello.params) if inspect.isclass(target) else target
     params = {} if built is not target else hello.params
@@ -202,9 +204,9 @@ def start(hellos: Mapping[str, tuple[Any, ...]]) -> tuple[Any, Callable[[Any], A
     return ["ready", episodes.traits, episodes.reads], call
 
 
-def _close(game: Generator[Any, Any, Any]) -> None:
+def _close(episode: Generator[Any, Any, Any]) -> None:
     with suppress(BaseException):
-        game.close()
+        episode.close()
 
 
 def _cut(text: str) -> str:

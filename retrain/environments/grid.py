@@ -7,11 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain import Observation, environment
-from retrain.environments.contract import Game
+from retrain.environments.contract import EpisodeGenerator
 
 
 @environment("grid")
-def grid(answer: str, *, steps: Annotated[int, Field(ge=1)] = 8, shaping: Annotated[float, Field(ge=0)] = 1.0) -> Game:
+def grid(
+    answer: str, *, steps: Annotated[int, Field(ge=1)] = 8, shaping: Annotated[float, Field(ge=0)] = 1.0
+) -> EpisodeGenerator:
     """Grid walk: the actions `n`, `s`, `e` and `w` move one step, any other action does not move.
 
     The problem's answer, such as `3 -2`, is the offset of the goal to the east and north. Each

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from retrain import Observation, environment
-from retrain.environments.contract import Game
+from retrain.environments.contract import EpisodeGenerator
 
 
 @environment("guess")
@@ -18,7 +18,7 @@ def guess(
     top: Annotated[int, Field(ge=1)] = 63,
     guesses: Annotated[int, Field(ge=1)] = 6,
     shaping: Annotated[float, Field(ge=0)] = 0.0,
-) -> Game:
+) -> EpisodeGenerator:
     """Number guessing in 0..top: the hint is `+` after a guess that is too low, `-` if too high.
 
     Any other action gets `?`. The episode ends with {"found": 1} when the guess is right, and with

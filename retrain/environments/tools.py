@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from retrain import Observation, environment
-from retrain.environments.contract import Action, Game, Limits
+from retrain.environments.contract import Action, EpisodeGenerator, Limits
 from retrain.errors import ComponentError, did_you_mean
 from retrain.system import model_code
 
@@ -105,7 +105,7 @@ def _check_path(key: str, path: str, shown: bool, config: Any) -> Any:
 
 
 @environment("tools", rewards=False, check_code=importable("functions", "parser"), imports=("functions", "parser"))
-def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> Game:
+def tools(*, functions: list[str], parser: str = "hermes", describe: bool = True) -> EpisodeGenerator:
     """Tool use: the model calls functions until its first action without a call, which [[rewards]] score.
 
     A call that is malformed, has an unknown name or raises an exception gets the observation

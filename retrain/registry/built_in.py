@@ -41,9 +41,9 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "overlong": "retrain.rewards.text:overlong",
     },
     "environment": {
-        "trl": "retrain.environments.borrowed:trl",
-        "skyrl": "retrain.environments.borrowed:skyrl",
-        "openenv": "retrain.environments.borrowed:openenv",
+        "trl": "retrain.environments.adapters:trl",
+        "skyrl": "retrain.environments.adapters:skyrl",
+        "openenv": "retrain.environments.adapters:openenv",
         "calculator": "retrain.environments.calculator:calculator",
         "grid": "retrain.environments.grid:grid",
         "guess": "retrain.environments.guess:guess",

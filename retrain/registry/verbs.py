@@ -210,7 +210,7 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
         verbs: methods, with the checks of their results.
     """
 
-    def guard(verb: str, check: ResultCheck) -> Callable[..., Any]:
+    def checked(verb: str, check: ResultCheck) -> Callable[..., Any]:
         real = getattr(base, verb)
 
         def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -224,5 +224,5 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
     # Inherited defaults must stay identical to the protocol's functions: `StatefulComponent`
     # compares them to find out whether a class has state.
     own = {verb: check for verb, check in verbs.items() if getattr(base, verb) is not getattr(protocol, verb)}
-    methods = {verb: guard(verb, check) for verb, check in {"__init__": anything, **own}.items()}
+    methods = {verb: checked(verb, check) for verb, check in {"__init__": anything, **own}.items()}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **methods})

@@ -78,8 +78,8 @@ def before_and_after(run: Path) -> dict[str, Any]:
     files = [file for file in files if "." not in file.name.removesuffix(".jsonl.gz")]
     if len(files) < 2:
         return {}
-    later = {row["question_id"]: row for row in read_evaluation(files[-1])}
-    pairs = [(row, later[row["question_id"]]) for row in read_evaluation(files[0]) if row["question_id"] in later]
+    newest = {row["question_id"]: row for row in read_evaluation(files[-1])}
+    pairs = [(row, newest[row["question_id"]]) for row in read_evaluation(files[0]) if row["question_id"] in newest]
     rows = [
         {
             "prompt": first["prompt"],
@@ -182,12 +182,12 @@ def completion(row: RolloutRow, weights: Mapping[str, float]) -> dict[str, Any]:
     if row["reward"] is not None and (parts := _sum_of_parts(row, weights)):
         reward += f" {parts}" if parts.startswith("=") else f", {parts}"
     right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
-    talk = conversation(row)
+    dialogue = conversation(row)
     return {
-        "head": ", ".join(filter(None, (reward, right, f"{talk.tokens} tokens", talk.summary))),
+        "head": ", ".join(filter(None, (reward, right, f"{dialogue.tokens} tokens", dialogue.summary))),
         "answer": row.get("answer"),
-        "observed": talk.observed,
-        "badges": talk.badges,
+        "observed": dialogue.observed,
+        "badges": dialogue.badges,
         "verdict": right,
         "prompt": row["prompt"],
         "text": row["text"],

@@ -10,7 +10,7 @@ import tomli_w
 from retrain.config.schema import Config
 from retrain.system.masking import masked
 
-_ELSEWHERE = ("components", "logging")
+_SHOWN_SEPARATELY = ("components", "logging")
 """Sections of config.resolved.json that are derived, or about places of files."""
 
 
@@ -22,7 +22,9 @@ def settings(resolved: Mapping[str, Any]) -> str:
     """
     defaults = Config().model_dump(mode="json")
     chosen = {
-        name: _chosen(section, defaults.get(name)) for name, section in resolved.items() if name not in _ELSEWHERE
+        name: _chosen(section, defaults.get(name))
+        for name, section in resolved.items()
+        if name not in _SHOWN_SEPARATELY
     }
     return tomli_w.dumps({name: section for name, section in masked(chosen).items() if section}).strip()
 

@@ -108,7 +108,7 @@ def form_of(component: Component) -> Form:
     required = tuple(name for name in names if parameters[name].default is _REQUIRED)
     is_open = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     # A coroutine function may be wrapped in functools.partial or a closure.
-    later = inspect.iscoroutinefunction(inspect.unwrap(called))
+    is_async = inspect.iscoroutinefunction(inspect.unwrap(called))
     if "completions" in names or ("completion_ids" in names and "completion" not in names):
         name, reads = "trl", ("completion", "answer", "problem")
         reads += ("completion_ids",) if "completion_ids" in names else ()
@@ -129,7 +129,7 @@ def form_of(component: Component) -> Form:
     if any(parameters[one].kind is inspect.Parameter.POSITIONAL_ONLY for one in names if one in (*reads, *required)):
         problem = f'reward "{component.name}" takes positional-only parameters'
         raise ComponentError(problem, "drop the / of its signature")
-    return Form(name, reads, names, required, is_open, later)
+    return Form(name, reads, names, required, is_open, is_async)
 
 
 def _refuse(component: Component, unknown: Sequence[str], caller: str = "") -> None:

@@ -164,12 +164,12 @@ def rows_of_sources(context: RunContext, step: int, rollouts: Sequence[Rollout])
     for name, source in context.row_sources.items():
         place = {id(one): index for index, one in enumerate(given)}
 
-        def ask(source: RowSource = source, given: list[Rollout] = given, place: dict[int, int] = place) -> Any:
+        def take_rows(source: RowSource = source, given: list[Rollout] = given, place: dict[int, int] = place) -> Any:
             found = source.take(step, given)
             rows, reported = found if isinstance(found, tuple) else (found, {})
             return [place.get(id(row), row) for row in rows], reported
 
-        rows, reported = context.ranks.rollouts.on_rank0(ask)
+        rows, reported = context.ranks.rollouts.on_rank0(take_rows)
         call = Call("source", name, f" in step {step}")
         check_source_rows(context, call, given, rows)
         first = max((one.group for one in given), default=-1) + 1

@@ -103,7 +103,7 @@ class EpisodeRunner:
         self._lanes: Sequence[Lane] = ()
         if pool is not None:
             self._sampling, self._limits = replace(sampling, continued=True), pool.limits
-            self._bridge = ChatStitcher(chat)
+            self._stitcher = ChatStitcher(chat)
 
     def roll(self, posed: Sequence[RenderedPrompt], requests: Sequence[Request], first: int = 0) -> list[Rollout]:
         """Return the rollouts of every problem's group, in the problems' order.
@@ -251,11 +251,11 @@ class EpisodeRunner:
         """Append the observation; end the episode if no token would be left for a reply."""
         new: list[int] = []
         if one.turns:
-            messages = self._bridge.short(answer.messages, self._limits.observation_tokens)
-            new = self._bridge.ids(messages, one.end)
+            messages = self._stitcher.short(answer.messages, self._limits.observation_tokens)
+            new = self._stitcher.ids(messages, one.end)
         elif answer.messages or answer.tools_text:
             opening = answer.messages, answer.tools, answer.tools_text
-            one.prompt = self._bridge.opening(one.problem.prompt, *opening)
+            one.prompt = self._stitcher.opening(one.problem.prompt, *opening)
         if self._room(one) - len(new) < 1:
             one.finish("context")
             return

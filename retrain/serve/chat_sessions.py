@@ -38,7 +38,7 @@ class SessionRow(Transcript):
 
 
 @dataclass(frozen=True)
-class Asked:
+class TurnRequest:
     """A request for the next turn of a row.
 
     Attributes:
@@ -78,7 +78,7 @@ class Sessions:
     """
 
     def __init__(self, chat: Chat) -> None:
-        self._chat, self._bridge = chat, ChatStitcher(chat)
+        self._chat, self._stitcher = chat, ChatStitcher(chat)
         self._rows: dict[str, list[SessionRow]] = {}
         self._asked, self._waiting = Counter[str](), Counter[str]()
         self._labels, self._opened = dict[str, str](), 0
@@ -90,7 +90,7 @@ class Sessions:
         """Number of sessions with a reply and without a reward."""
         return len(self._rows)
 
-    def ask(self, name: str, messages: list[ChatMessage], tools: Tools = ()) -> Asked:
+    def request_turn(self, name: str, messages: list[ChatMessage], tools: Tools = ()) -> TurnRequest:
         """Return what a request asks for. Nothing changes before `begin`, so that a request may still be refused.
 
         Args:
@@ -108,7 +108,7 @@ class Sessions:
                 new = messages[len(row.messages) :]
                 known = not row.busy and messages[: len(row.messages)] == row.messages
                 if known and new and all(one["role"] != "assistant" for one in new):
-                    ids = self._bridge.ids([(one["role"], one["content"]) for one in new], row.end)
+                    ids = self._stitcher.ids([(one["role"], one["content"]) for one in new], row.end)
                     return self._found(own, row, messages, ids)
         whole = messages if self._chat.templated else "".join(one["content"] for one in messages)
         row = SessionRow(self._chat.prompt(whole, list(tools) or None))
@@ -116,33 +116,33 @@ class Sessions:
 
     def _found(
         self, name: str, row: SessionRow, messages: list[ChatMessage], new: list[int], unnamed: bool = False
-    ) -> Asked:
+    ) -> TurnRequest:
         # What is drawn depends on the name that a program gives, but not on one that is random.
         label = f"unnamed {self._opened}" if unnamed else self._labels.get(name, name)
-        return Asked(name, row, messages, new, label, derive_seed(0, label, self._asked[name] + 1))
+        return TurnRequest(name, row, messages, new, label, derive_seed(0, label, self._asked[name] + 1))
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, turn: TurnRequest) -> None:
         """Have the row wait for its reply: until then no other request extends it."""
-        asked.row.busy = True
-        if asked.session not in self._labels:
-            self._labels[asked.session] = asked.label
+        turn.row.busy = True
+        if turn.session not in self._labels:
+            self._labels[turn.session] = turn.label
             self._opened += 1
-        self._asked[asked.session] += 1
-        self._waiting[asked.session] += 1
+        self._asked[turn.session] += 1
+        self._waiting[turn.session] += 1
 
-    def forget(self, asked: Asked) -> None:
+    def forget(self, turn: TurnRequest) -> None:
         """Have the row as it was before the request, whose program has gone away."""
-        asked.row.busy = False
-        self._waiting[asked.session] -= 1
+        turn.row.busy = False
+        self._waiting[turn.session] -= 1
 
-    def say(self, asked: Asked, completion: Completion) -> str:
+    def say(self, turn: TurnRequest, completion: Completion) -> str:
         """Take the turn that was sampled; return its text."""
-        row, text = asked.row, self._chat.decode(completion.ids)
-        row.observe(asked.new)
+        row, text = turn.row, self._chat.decode(completion.ids)
+        row.observe(turn.new)
         row.add_turn(completion)
-        row.messages, row.busy = [*asked.messages, {"role": "assistant", "content": text}], False
-        self._waiting[asked.session] -= 1
-        rows = self._rows.setdefault(asked.session, [])
+        row.messages, row.busy = [*turn.messages, {"role": "assistant", "content": text}], False
+        self._waiting[turn.session] -= 1
+        rows = self._rows.setdefault(turn.session, [])
         if row not in rows:
             rows.append(row)
         return text

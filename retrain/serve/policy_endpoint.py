@@ -20,7 +20,7 @@ from retrain.errors import DataError, EngineError, RetrainError
 from retrain.functional.seeds import derive_seed
 from retrain.run.collect import train_sampling
 from retrain.run.run_context import RunContext
-from retrain.serve.chat_sessions import Asked, ChatMessage, SessionConflictError, Sessions, plain_messages
+from retrain.serve.chat_sessions import ChatMessage, SessionConflictError, Sessions, TurnRequest, plain_messages
 from retrain.serve.http_app import Access, HttpApp, HttpCall, JsonObject, RefusedError
 from retrain.system.extras import library
 from retrain.system.files import writing
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 class _Turn(NamedTuple):
     """A request that has been tokenized. Its completion is cancelled if nobody waits for it."""
 
-    asked: Asked
+    origin: TurnRequest
     request: Request
     completion: Future[Completion]
 
@@ -205,19 +205,19 @@ class PolicyEndpoint:
                 raise RefusedError(499, "nobody waits for this answer")
             completion = completed.result()
         except RefusedError:
-            await self._with_sessions(self._sessions.forget, turn.asked)
+            await self._with_sessions(self._sessions.forget, turn.origin)
             raise
-        text = await self._with_sessions(self._sessions.say, turn.asked, completion)
+        text = await self._with_sessions(self._sessions.say, turn.origin, completion)
         sizes = {"prompt_tokens": len(turn.request.ids), "completion_tokens": len(completion.ids)}
         choice = {"index": 0, "message": {"role": "assistant", "content": text}}
         return {
-            "id": f"chatcmpl-{turn.asked.session}",
+            "id": f"chatcmpl-{turn.origin.session}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": call.body.get("model") or "policy",
             "choices": [{**choice, "finish_reason": completion.finish_reason}],
             "usage": {**sizes, "total_tokens": sum(sizes.values())},
-            "session": turn.asked.session,
+            "session": turn.origin.session,
         }
 
     async def _rewarded(self, call: HttpCall) -> JsonObject:
@@ -250,19 +250,19 @@ class PolicyEndpoint:
         wanted = _tokens(body) or training.max_tokens
         messages, tools = plain_messages(body.get("messages") or ()), body.get("tools") or ()
         self._check_length(messages, tools)
-        asked = self._sessions.ask(session, messages, tools)
-        context = asked.context
+        origin = self._sessions.request_turn(session, messages, tools)
+        context = origin.context
         if not context:
             raise ValueError("the messages have no tokens")
         room = self._room - len(context)
-        most = int(min(wanted, training.max_tokens - asked.sampled, room))
+        most = int(min(wanted, training.max_tokens - origin.sampled, room))
         if most < 1:
             raise ValueError(
-                f"context_length_exceeded: the episode has sampled {asked.sampled} of [training] max_tokens = "
+                f"context_length_exceeded: the episode has sampled {origin.sampled} of [training] max_tokens = "
                 f"{training.max_tokens}, and the model has room for {room:g} more tokens"
             )
-        self._sessions.begin(asked)
-        return _Turn(asked, Request(context, 1, most, asked.stream), Future())
+        self._sessions.begin(origin)
+        return _Turn(origin, Request(context, 1, most, origin.stream), Future())
 
     def _check_length(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> None:
         """Refuse before it is tokenized what cannot fit however few tokens it has."""

@@ -69,7 +69,7 @@ class Calls:
         self.over = threading.Event()
         self._under_way: set[Future[Any]] = set()
 
-    async def ask(
+    async def request(
         self,
         url: str,
         body: Mapping[str, Any] | None = None,
@@ -94,7 +94,7 @@ class Calls:
         seconds = self.seconds if seconds is None else seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._asked(url, body, httpx.Timeout(None, connect=_CONNECT_S))
+                return await self._send(url, body, httpx.Timeout(None, connect=_CONNECT_S))
         except httpx.ConnectTimeout:
             raise TimeoutError(f"no connection within {_CONNECT_S:g} seconds") from None
         except TimeoutError:
@@ -116,7 +116,7 @@ class Calls:
             ConnectionAbortedError: `break_off` was called.
             HttpError, TimeoutError, OSError, ValueError: see `ask`.
         """
-        call = event_loop.submit(self.ask(url, body, seconds))
+        call = event_loop.submit(self.request(url, body, seconds))
         self._under_way.add(call)
         try:
             if self.over.is_set():  # checked after `add`, because `break_off` may have missed this call
@@ -133,7 +133,7 @@ class Calls:
         for call in list(self._under_way):
             call.cancel()
 
-    async def _asked(self, url: str, body: Mapping[str, Any] | None, timeout: httpx.Timeout) -> Any:
+    async def _send(self, url: str, body: Mapping[str, Any] | None, timeout: httpx.Timeout) -> Any:
         import httpx
 
         answer = bytearray()

@@ -56,8 +56,8 @@ _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _BEGIN = """\
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_NPROC, ({limit}, {limit}))
-os.write({tell}, b"+")
-os.close({tell})
+os.write({ready}, b"+")
+os.close({ready})
 del os, resource
 exec(compile(sys.argv.pop(), "<string>", "exec"))
 """
@@ -205,16 +205,16 @@ def _supervise(message: bytes, files: list[int], start: Callable[[str, int, int]
     [seconds], code = struct.unpack("d", message[:8]), message[8:].decode()
     try:
         sandbox.call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        ready, tell = os.pipe()
-        first = start(code, printed, tell)
-        os.close(tell)
+        progress, ready = os.pipe()
+        first = start(code, printed, ready)
+        os.close(ready)
         late = not select.select([os.pidfd_open(first)], [], [], seconds)[0]
         with suppress(ProcessLookupError):
             os.kill(first, signal.SIGKILL)
         with suppress(ChildProcessError):
             while os.wait():  # also waits for PID 1 of the namespace, which ends last
                 pass
-        said = os.read(ready, 500)
+        said = os.read(progress, 500)
         problem = b"" if said == b"+" else said.removeprefix(b"+") or os.pread(printed, 500, 0) or b"it did not start"
         os.write(how, (late and b"late") or problem or b"done")
     except OSError as error:
@@ -228,7 +228,7 @@ def _in_namespaces(code: str, printed: int, tell: int, memory_mb: int) -> int:
     if first := os.fork():
         return first
     try:
-        _keep_open(printed, tell)
+        _keep_open(printed, ready)
         sandbox.new_root([*_visible(), *_DEVICES])
         sandbox.continue_in_child()  # PID 1 ignores most signals, so that the code runs in a child
         os.setsid()
@@ -236,11 +236,11 @@ def _in_namespaces(code: str, printed: int, tell: int, memory_mb: int) -> int:
         _limit(memory_mb, NPROC=_PROCESSES)
         sandbox.drop_capabilities()
         sandbox.forbid_system_calls(processes=os.geteuid() != 0 or sandbox.root_has_limits())
-        os.write(tell, b"+")
-        os.set_inheritable(tell, False)
+        os.write(ready, b"+")
+        os.set_inheritable(ready, False)
         os.execve(sys.executable, [sys.executable, "-I", "-c", code], _variables())  # noqa: S606 - sandboxed
     except BaseException as error:
-        os.write(tell, str(error).encode()[:400] or b"it could not be started")
+        os.write(ready, str(error).encode()[:400] or b"it could not be started")
     os._exit(1)
 
 
@@ -253,14 +253,14 @@ def _in_bubblewrap(code: str, printed: int, tell: int, memory_mb: int, program: 
         filters = os.memfd_create("filter", 0)
         os.write(filters, sandbox.syscall_filter(processes=os.geteuid() != 0))
         os.lseek(filters, 0, os.SEEK_SET)
-        _keep_open(printed, tell, filters)
+        _keep_open(printed, ready, filters)
         _limit(memory_mb)
         options = [*_options(), *(["--seccomp", str(filters)] if os.fstat(filters).st_size else [])]
-        begin = _BEGIN.format(limit=_PROCESSES, tell=tell)
+        begin = _BEGIN.format(limit=_PROCESSES, ready=ready)
         command = [program, *options, "--", sys.executable, "-I", "-c", begin, code]
         os.execve(program, command, _variables())  # noqa: S606 - sandboxed
     except BaseException as error:
-        os.write(tell, str(error).encode()[:400] or b"it could not be started")
+        os.write(ready, str(error).encode()[:400] or b"it could not be started")
     os._exit(1)
 
 

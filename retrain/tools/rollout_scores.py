@@ -21,15 +21,15 @@ from retrain.system.records import BadRow, Listed, checked, read_records, refusa
 Equivalence = Literal["recorded", "simple", "symbolic"]
 
 _IDS = ("question_id", "index", "id")
-_Truth = str | int | float
+_AnswerValue = str | int | float
 
 
 class _ScoredRow(TypedDict):
     __pydantic_config__ = ConfigDict(strict=True)  # pyright: ignore[reportGeneralTypeIssues]
     predictions: Annotated[list[str], Listed, Field(min_length=1)]
     lengths: Annotated[list[Annotated[int, Field(ge=0)]], Listed]
-    ground_truth: NotRequired[_Truth]
-    answer: NotRequired[_Truth]
+    ground_truth: NotRequired[_AnswerValue]
+    answer: NotRequired[_AnswerValue]
     correct: NotRequired[Annotated[list[bool], Listed]]
 
 

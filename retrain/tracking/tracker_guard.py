@@ -68,12 +68,12 @@ class SafeTracker(Tracker):
 
     def _run(self) -> None:
         try:
-            told = ""
+            reported = ""
             while (work := self._work.get()) is not None:
                 work()
-                if (where := self._tracker.where) != told:
+                if (where := self._tracker.where) != reported:
                     self._observe("tracker", {"name": self.name, "where": where})
-                    told = where
+                    reported = where
             self._tracker.close()
         except BaseException as error:  # SystemExit as well: some libraries exit on bad credentials
             self._disable(f"raised {described(error)}")

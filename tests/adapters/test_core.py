@@ -6,7 +6,7 @@ import torch
 
 import retrain.adapters
 from retrain.adapters import compute_advantage
-from retrain.adapters.core import advantages_elsewhere, bind, score
+from retrain.adapters.core import bind, portable_advantages, score
 from retrain.errors import ComponentError, UserCodeError
 from retrain.registry import names
 
@@ -63,7 +63,7 @@ def test_the_budget_defaults_to_the_longest_completion():
         compute_advantage(CORRECT, LENGTHS, mode="grpo_lp", gamma=0.002, max_tokens=900)
 
 
-@pytest.mark.parametrize("mode", advantages_elsewhere())
+@pytest.mark.parametrize("mode", portable_advantages())
 def test_every_advantage_is_finite_and_empty_for_nothing(mode):
     found = compute_advantage(CORRECT, [2, 3, 4, 5], [0, 0, 1, 1], mode)
     assert found.isfinite().all()
@@ -72,7 +72,7 @@ def test_every_advantage_is_finite_and_empty_for_nothing(mode):
 
 def test_all_advantages_of_the_package_can_be_used_elsewhere():
     built_in = {"grpo", "grpo_std", "maxrl", "rloo", "reinforce_pp", "grpo_lp", "dca", "dca_grpo", "dca_rloo"}
-    assert built_in <= set(advantages_elsewhere()) <= set(names("advantage"))
+    assert built_in <= set(portable_advantages()) <= set(names("advantage"))
 
 
 def test_an_advantage_of_the_users_is_called_with_plain_lists():

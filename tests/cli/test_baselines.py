@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from retrain.adapters.core import advantages_elsewhere
+from retrain.adapters.core import portable_advantages
 from retrain.registry import bind, names
 from tests.waiting import PATIENCE_S
 
@@ -66,7 +66,7 @@ def test_the_settings_for_verl_and_slime_name_advantages_and_rewards_of_this_pac
     slime = yaml.safe_load((CONFIGS / "slime" / f"{mode}.yaml").read_text())
     assert verl["algorithm"]["adv_estimator"] == f"retrain_{mode}"
     assert slime["retrain_mode"] == mode
-    assert mode in advantages_elsewhere()
+    assert mode in portable_advantages()
     params = verl["algorithm"].get("retrain", {})
     assert params == slime.get("retrain_params", {})
     bind("advantage", mode, params)

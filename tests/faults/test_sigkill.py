@@ -38,7 +38,7 @@ def start(folder, name, *more):
 CHANCE = """
 from zlib import crc32
 
-from retrain import Say
+from retrain import Observation
 
 def chance(completion):
     return float(crc32(completion.encode()) % 2)
@@ -46,7 +46,7 @@ def chance(completion):
 def talk(answer, rng):
     reply = yield None
     while rng.random() < 0.8:
-        reply = yield Say(f"{rng.randrange(10)} {crc32(reply.encode()) % 10}?", reward=rng.random())
+        reply = yield Observation(f"{rng.randrange(10)} {crc32(reply.encode()) % 10}?", reward=rng.random())
     return rng.random()
 """
 SMALL = """

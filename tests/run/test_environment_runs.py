@@ -118,7 +118,9 @@ def test_rewards_score_the_last_reply_of_an_episode_without_a_reward(train):
             assert list(one["parts"]) == ["exact"]
 
 
-@pytest.mark.parametrize("kind", ["trl.factory='borrowed_worlds.Vault'", "skyrl.env_class='borrowed_worlds.Halves'"])
+@pytest.mark.parametrize(
+    "kind", ["trl.factory='third_party_environments.Vault'", "skyrl.env_class='third_party_environments.Halves'"]
+)
 def test_classes_of_other_libraries_train_as_they_are(train, kind):
     name, plugins = kind.partition(".")[0], Path(__file__).parents[1] / "environments"
     paths, world = f"plugins.search_paths=['{plugins}']", f"environment.name='{name}'"

@@ -51,7 +51,7 @@ def spoken(*ids):
 
 def begun(sessions, name, messages):
     """A request that is not refused."""
-    asked = sessions.ask(name, messages)
+    asked = sessions.request_turn(name, messages)
     sessions.begin(asked)
     return asked
 
@@ -88,7 +88,7 @@ def test_without_a_name_a_session_is_found_by_what_was_said():
     first, second = (begun(sessions, "", [user("abc")]) for _ in range(2))
     sessions.say(first, spoken(2))
     sessions.say(second, spoken(3))
-    found = sessions.ask("", [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")])
+    found = sessions.request_turn("", [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")])
     assert (found.session, found.row) == (first.session, first.row)
     assert len({first.session, second.session, begun(Sessions(CHAT), "", [user("abc")]).session}) == 3
     assert len(first.session) > 20, "nobody guesses it"
@@ -129,7 +129,7 @@ def test_one_conversation_is_one_row_with_one_reward():
     sessions.say(again, spoken(3))
     assert sessions.reward("s", 1.0) == 1
     with pytest.raises(SessionConflictError, match="has its reward"):
-        sessions.ask("s", [*said, user("e")])
+        sessions.request_turn("s", [*said, user("e")])
     with pytest.raises(SessionConflictError, match="has its reward already"):
         sessions.reward("s", 0.0)
     assert len(sessions.take(2)) == 1
@@ -141,8 +141,8 @@ def test_a_request_that_is_not_begun_leaves_no_trace():
         sessions.say(begun(sessions, "s", [user("abc")]), spoken(2))
         said = [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")]
         for name in refused:
-            sessions.ask(name, said)
-            sessions.ask(name, [user("x")])
+            sessions.request_turn(name, said)
+            sessions.request_turn(name, [user("x")])
         last = begun(sessions, "s", said)
         sessions.say(last, spoken(3))
         new = begun(sessions, "", [user("y")])

@@ -95,7 +95,7 @@ def test_calls_are_broken_off_under_whoever_waits_and_there_are_none_afterwards(
 def test_coroutines_wait_for_their_answers_together():
     async def ask(place):
         calls = Calls(PATIENCE_S)
-        return await asyncio.gather(*(calls.ask(place, {"n": n}) for n in range(3)))
+        return await asyncio.gather(*(calls.request(place, {"n": n}) for n in range(3)))
 
     with answering(reply('{"a": [1.5]}')) as (place, requests):
         assert asyncio.run(ask(place)) == [{"a": [1.5]}] * 3

@@ -64,8 +64,8 @@ def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages"
 def _check_used(graph: Sequence[Stage]) -> None:
     """Check that a later stage reads every column that a transform writes, except advantages."""
     for index, stage in enumerate(graph):
-        later = {name for other in graph[index + 1 :] for name in other.reads}
-        if stage.kind == "transform" and stage.writes not in {"advantages", *later}:
+        read_later = {name for other in graph[index + 1 :] for name in other.reads}
+        if stage.kind == "transform" and stage.writes not in {"advantages", *read_later}:
             raise ComponentError(
                 f'"{stage.name}" changes {stage.writes}, and no stage behind it reads that',
                 f"put it before a stage that reads {stage.writes}, or remove it",

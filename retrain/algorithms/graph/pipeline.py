@@ -117,7 +117,7 @@ class Pipeline:
     def _reports(
         self,
         batch: Batch,
-        ask: Callable[[StatefulComponent, Batch], Metrics],
+        method: Callable[[StatefulComponent, Batch], Metrics],
         of: Mapping[tuple[str, str], StatefulComponent] | None = None,
     ) -> Metrics:
         """Return the metrics of these stateful components, by default of all; {} without rollouts."""
@@ -127,7 +127,7 @@ class Pipeline:
         for place, part in parts.items() if len(rollouts.rewards) else ():
             call = Call(*place)
             with call({**vars(rollouts), **rollouts.extra}):
-                found = ask(part, rollouts)
+                found = method(part, rollouts)
             metrics |= call.metrics(found)
         return metrics
 

@@ -51,9 +51,9 @@ def decoupled_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
 def normalized_twice(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn if advantages are divided by a standard deviation twice."""
     scaled = [stage for stage in _credit(resolved) if _has_unit_variance(stage.bound)]
-    for earlier, later in pairwise(scaled):
-        problem = f'"{later.name}" divides by a standard deviation, and "{earlier.name}" has done so already'
-        fix = f"remove {later.name}, or choose an advantage that does not divide by a standard deviation"
+    for earlier, following in pairwise(scaled):
+        problem = f'"{following.name}" divides by a standard deviation, and "{earlier.name}" has done so already'
+        fix = f"remove {following.name}, or choose an advantage that does not divide by a standard deviation"
         yield Finding(_TRANSFORMS, problem, fix, fatal=False)
 
 
@@ -61,12 +61,11 @@ def removed_mean(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn if a transform subtracts a mean of advantages that carries information."""
     stages = _credit(resolved)
     for place, stage in enumerate(stages):
-        later = [one for one in stages[place + 1 :] if _has_unit_variance(one.bound)]
-        if later and _traits(stage).mean_matters:
-            problem = (
-                f'"{later[0].name}" subtracts the mean of the advantages, which carries information in "{stage.name}"'
-            )
-            yield Finding(_TRANSFORMS, problem, f"remove {later[0].name}", fatal=False)
+        following = [one for one in stages[place + 1 :] if _has_unit_variance(one.bound)]
+        if following and _traits(stage).mean_matters:
+            name = following[0].name
+            problem = f'"{name}" subtracts the mean of the advantages, which carries information in "{stage.name}"'
+            yield Finding(_TRANSFORMS, problem, f"remove {name}", fatal=False)
 
 
 def bounds_in_deviations(config: Config, resolved: Resolved) -> Iterator[Finding]:

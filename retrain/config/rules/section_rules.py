@@ -159,12 +159,12 @@ def minibatches(config: Config, resolved: Resolved) -> Iterator[Finding]:
 
 def group_size(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """Warn about a group size of 1 with group-relative advantages."""
-    if config.training.group_size == 1 and not _is_credited_alone(resolved):
+    if config.training.group_size == 1 and not _has_credit_without_group(resolved):
         problem = "a group of one completion has no baseline: every group-relative advantage is 0"
         yield Finding(("training", "group_size"), problem, "use 4 to 16", fatal=False)
 
 
-def _is_credited_alone(resolved: Resolved) -> bool:
+def _has_credit_without_group(resolved: Resolved) -> bool:
     """Return True if a stage of the run gives credit to a completion that is alone in its group."""
     kinds = {"advantage": registry.advantage, "transform": registry.transform}
     used = [stage for stage in resolved.contributing if stage.kind in kinds]

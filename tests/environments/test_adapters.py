@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from retrain.environments.borrowed import openenv, skyrl, trl
+from retrain.environments.adapters import openenv, skyrl, trl
 from retrain.environments.contract import Action, Limits
 
-HERE = "tests.environments.borrowed_worlds"
+HERE = "tests.environments.third_party_environments"
 LIMITS = Limits(4, 64, 64, 64)
 
 

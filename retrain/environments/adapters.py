@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrain import Observation, environment
-from retrain.environments.contract import Game, Limits
+from retrain.environments.contract import EpisodeGenerator, Limits
 from retrain.environments.tools import called, importable, load_object
 
 _OF_TRL = ("reset", "get_reward")
@@ -30,7 +30,7 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
     factory: str,
     parser: str = "hermes",
     describe: bool = True,
-) -> Game:
+) -> EpisodeGenerator:
     """Environment in the form of `environment_factory` of TRL's GRPOTrainer.
 
     `reset(prompt=, answer=, **extra)` starts an episode and returns text to add to the prompt, or
@@ -42,12 +42,12 @@ def trl(  # noqa: PLR0913 - four fields of the problem and three keys, each with
         factory: dotted path of a class or another callable without arguments.
         parser, describe: as for "tools".
     """
-    world = load_object(factory)()
-    methods = {name: method for name, method in inspect.getmembers(world, inspect.ismethod) if not name.startswith("_")}
-    first = world.reset(**{"prompt": prompt, "answer": answer, **extra})
+    env = load_object(factory)()
+    methods = {name: method for name, method in inspect.getmembers(env, inspect.ismethod) if not name.startswith("_")}
+    first = env.reset(**{"prompt": prompt, "answer": answer, **extra})
     named = {name: method for name, method in methods.items() if name not in _OF_TRL}
     yield from called(named, parser, describe, None if first is None else str(first), limits)
-    return float(world.get_reward()) if "get_reward" in methods else None
+    return float(env.get_reward()) if "get_reward" in methods else None
 
 
 @environment("skyrl", check_code=importable("env_class"), imports=("env_class",))
@@ -59,7 +59,7 @@ def skyrl(
     *,
     env_class: str,
     config: dict[str, Any] | None = None,
-) -> Game:
+) -> EpisodeGenerator:
     """A `BaseTextEnv` of SkyRL-gym: calls `init(prompt)`, then `step(action)` until it is done.
 
     The messages from `init` must start with the unchanged prompt. `extras` are the problem's extra
@@ -72,17 +72,17 @@ def skyrl(
         ValueError: `init` changed the prompt.
     """
     spec = {"reward_spec": {"method": "rule", "ground_truth": answer}, "max_turns": limits.max_turns}
-    world = load_object(env_class)(env_config=config or {}, extras=spec | dict(extra))
+    env = load_object(env_class)(env_config=config or {}, extras=spec | dict(extra))
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    messages, _ = world.init([dict(one) for one in asked])
+    messages, _ = env.init([dict(one) for one in asked])
     if messages[: len(asked)] != asked:
         raise ValueError("init changed the prompt; let it only append messages, and change prompts in the data")
     reply = yield [dict(one) for one in messages[len(asked) :]]
-    while not (found := world.step(str(reply)))["done"]:
+    while not (found := env.step(str(reply)))["done"]:
         said = found["observations"]
         text, role = "\n".join(one["content"] for one in said), said[-1]["role"] if said else "user"
         reply = yield Observation(text, reward=float(found["reward"]), role=role)
-    world.close()
+    env.close()
     return float(found["reward"])
 
 
@@ -95,7 +95,7 @@ def skyrl(
         "show",
     ),
 )
-def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str") -> Game:
+def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str") -> EpisodeGenerator:
     """An `Environment` of OpenEnv in the worker process: calls `reset(seed=)`, then `step(action)` until it is done.
 
     Args:
@@ -103,9 +103,9 @@ def openenv(seed: int, *, env_class: str, action: str, show: str = "builtins.str
         action: dotted path of a function from the model's text to an action.
         show: dotted path of a function from an observation to text.
     """
-    act, text, world = load_object(action), load_object(show), load_object(env_class)()
-    seen = world.reset(seed=seed % 2**31)
+    act, text, env = load_object(action), load_object(show), load_object(env_class)()
+    seen = env.reset(seed=seed % 2**31)
     reply = yield text(seen)
-    while not (seen := world.step(act(str(reply)))).done:
+    while not (seen := env.step(act(str(reply)))).done:
         reply = yield Observation(text(seen), reward=float(seen.reward or 0))
     return float(seen.reward or 0)
