@@ -1,4 +1,4 @@
-"""PRIME: token rewards of an implicit process reward model, against the group's other answers."""
+"""PRIME: token rewards of an implicit process reward model, with the group's other completions as baseline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _check_delay(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     if params["delay"] >= (steps := config.training.max_steps) > 0:
-        problem, fix = "process rewards do not count in any step of this run", f"use fewer than {steps}"
+        problem, fix = "process rewards have no effect in any step of this run", f"use fewer than {steps}"
         yield Finding(("delay",), problem, fix, fatal=False)
 
 
@@ -34,24 +34,24 @@ def process_rloo(  # noqa: PLR0913 - six columns and four keys, each with its na
     delay: Annotated[int, Field(ge=0)] = 0,
     process_at: Literal["token", "turn"] = "token",
 ) -> Tensor:
-    """Add the process rewards still to come, each less the mean process reward of the group's other answers.
+    """Add the return of the process rewards, each less the mean process reward of the group's other completions.
 
     A_t + sum_{s>=t} gamma^(s-t) * [r_i^s - 1/(K-1) * sum_{j!=i} r_phi(y_j) / |y_j|],  r_phi(y) = sum_t r^t
     A_t  while step < delay
 
     Args:
-        advantages: [N, T], the episode's; process_rewards: [N, T]; group_ids: [N] int; response_mask: [N, T] bool;
+        advantages: [N, T], of the episode; process_rewards: [N, T]; group_ids: [N] int; response_mask: [N, T] bool;
             turn_ids: [N, T] int, from 0; step: of the run, from 0.
-        gamma: discount, per response token or turn: what the policy did not choose takes no time.
+        gamma: discount per response token, or per turn. Tokens that the policy did not sample are not counted.
         norm: "batch" first divides the process rewards by max |sum_{s>=t} r^s| + 1e-6 over the whole batch,
-            which gives them the scale of a 0/1 outcome; "none" is the printed formula.
-        delay: steps in which the reward model learns and its rewards do not count. "batch" knows no scale, so
-            without a delay the noise of an untrained model is as large as an outcome.
-        process_at: "token", or "turn": the process rewards of a turn of an episode are summed at its last token, and
-            |y_j| counts turns. All tokens of a turn then get the same.
+            which gives them the scale of a 0/1 outcome. "none" is the paper's formula.
+        delay: number of steps at the start in which the reward model is trained and its rewards are not added. With
+            norm = "batch" the noise of an untrained model would otherwise be as large as the outcome reward.
+        process_at: "token", or "turn". With "turn", the process rewards of each turn are summed at its last token,
+            |y_j| counts turns, and all tokens of a turn get the same value.
     Returns:
-        [N, T]. K counts the rows that have response tokens; a row alone in its group has nothing to be compared
-        with and keeps its advantages. A `whiten` stage usually follows.
+        [N, T]. K is the number of rows of the group that have response tokens. With K = 1 there is no baseline, and
+        the row keeps its advantages. A `whiten` stage usually follows.
     References: Cui et al., Process Reinforcement through Implicit Rewards (PRIME), arXiv:2502.01456.
     """
     if step < delay:
@@ -71,7 +71,7 @@ def process_rloo(  # noqa: PLR0913 - six columns and four keys, each with its na
 
 
 def _to_come(values: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """sum_{s>=t} gamma^(s-t) * v_s at every position, time counted in masked positions."""
+    """Return sum_{s>=t} gamma^(s-t) * v_s at every position. Only positions inside the mask count as time."""
     if gamma == 1:
         return values.flip(-1).cumsum(-1).flip(-1)
     total, found = values.new_zeros(values.shape[:1]), values.new_zeros(values.shape)

@@ -1,4 +1,4 @@
-"""Tasks that draw problems one by one, and measurements of their premise."""
+"""Base class of tasks that draw random problems, and measures for their premises."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _HELDOUT_SHARE = 8
 """One problem in this many is held out."""
 
 CharSpan = tuple[int, int]
-"""(first, behind the last) character of a completion's text."""
+"""Start and end of a part of a completion's text, in characters; the end is exclusive."""
 
 SHORT: Mapping[str, Any] = {"training": {"max_steps": 60}, "eval": {"every": 20, "problems": 512}}
-"""Trait `settings` of a task that a run of less than a minute of CPU learns."""
+"""Trait `settings` of a task that takes less than a minute to learn on a CPU."""
 
 
 class Drawn(Task):
-    """Problems drawn one by one; a hash of the prompt decides which are held out, whatever the seed.
+    """Base class of tasks that draw random problems.
+
+    A hash of the problem's id decides if it is held out, so the held-out problems do not depend on the seed.
 
     Args:
-        seed: of the training problems and of every demonstration.
-        settings: further settings that determine the problems, for `fingerprint`.
+        seed: of the training problems and their demonstrations.
+        settings: other settings that determine the problems, for `fingerprint`.
     """
 
     def __init__(self, seed: int, **settings: float) -> None:
@@ -37,17 +39,17 @@ class Drawn(Task):
 
     @abstractmethod
     def _problem(self, rng: Random) -> Problem:
-        """A problem with a demonstration."""
+        """Draw a problem with a demonstration."""
 
     def problem(self, index: int) -> Problem:
-        """Training problem number `index`; it derives from (seed, index) alone."""
+        """Return training problem number `index`, which depends only on the seed and the index."""
         rng = Random(derive_seed(self.seed, "train", index))
         while _heldout(found := self._problem(rng)):
             pass
         return found
 
     def heldout(self, count: int) -> list[Problem]:
-        """The first `count` distinct held-out problems, fewer if there are fewer."""
+        """Return the first `count` distinct held-out problems, or all if the task has fewer."""
         found: dict[str, Problem] = {}
         for draw in range(1000 + 20 * count):
             if len(found) >= count:
@@ -58,7 +60,7 @@ class Drawn(Task):
         return list(found.values())
 
     def fingerprint(self) -> str:
-        """Hash of everything that determines the problems, except the seed."""
+        """Return a hash of everything that determines the problems, except the seed."""
         settings = {"task": type(self).__name__, **self.settings}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -68,15 +70,16 @@ def _heldout(problem: Problem) -> bool:
 
 
 def answered(problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> list[tuple[Problem, Rollout]]:
-    """Every answer with its problem."""
+    """Return every answer with its problem."""
     return [(problem, answer) for problem, group in zip(problems, answers, strict=True) for answer in group]
 
 
 def explained(answers: Sequence[tuple[str, str, float]]) -> float:
-    r"""Share of the outcome's variance that a choice explains, among problems of one kind: unbiased epsilon squared.
+    r"""Return the share of the outcome's variance that the choice explains: the unbiased epsilon squared.
 
-    (SSB - d * MSW) / SST, with the sums of squares between and within choices of each kind of problem, their mean
-    square within MSW, and d the choices less one, summed over kinds. 0 where outcomes do not vary.
+    (SSB - d * MSW) / SST, all summed over the kinds of problems: SSB and SSW are the sums of squares between and
+    within choices, SST = SSB + SSW, MSW is the mean square within choices, and d the number of choices less one per
+    kind. The result is 0 if outcomes do not vary.
 
     Args:
         answers: (kind of problem, choice, outcome) of every answer.

@@ -17,12 +17,12 @@ def grid(
     """Grid walk: the actions `n`, `s`, `e` and `w` move one step, any other action does not move.
 
     The problem's answer, such as `3 -2`, is the offset of the goal to the east and north. Each
-    observation is the remaining offset. The episode ends with {"reached": 1} at the goal, and with
-    {"reached": 0} after the last step. A step has the reward shaping * (decrease of the distance) /
-    (distance at the start).
+    observation is the remaining offset. The episode ends at the goal with the reward {"reached": 1},
+    or after `steps` steps with {"reached": 0}. Each step earns shaping * (decrease of the distance) /
+    (distance at the start); the last one earns it as the reward "nearer".
 
     Args:
-        steps: number of steps.
+        steps: largest number of steps of an episode.
         shaping: sum of the step rewards of an episode that reaches the goal, without `reached`.
     """
     east, north = map(int, answer.split())

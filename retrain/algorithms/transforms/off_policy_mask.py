@@ -22,12 +22,12 @@ def opsm(
     *,
     delta: Annotated[float, Field(ge=0)] = 0.5,
 ) -> Tensor:
-    """Drop punished tokens of sequences that the policy has moved away from.
+    """Set negative advantages to 0 in sequences that have become unlikely under the policy.
 
     A_t = 0 where A_t < 0 and the row's mean of (sampler_lp - old_lp) > delta
 
-    Masked tokens stay in the denominator of the reduction. It reads one row at a time, so it is
-    made in the update like `tis`, with which it commutes.
+    These tokens stay in the denominator of the reduction. Each row depends on itself only, so the
+    update applies this transform as it applies `tis`; their order does not matter.
 
     Args:
         advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.

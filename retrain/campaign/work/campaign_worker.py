@@ -21,11 +21,11 @@ from retrain.types import Observer
 
 _POLL_S = 0.1
 _SCAN_S = 1.0
-_BEATS = 6  # heartbeats in each `lease_s`
+_BEATS = 6  # heartbeats per `lease_s`
 
 
 class StopSignals(SignalHandler):
-    """Record SIGINT and SIGTERM, so that the worker can stop its runs in an orderly way.
+    """Records SIGINT and SIGTERM, so that the worker can stop its runs in an orderly way.
 
     Attributes:
         requested: number of the first signal; None until one arrives.
