@@ -95,7 +95,7 @@ def sample(
 
 
 def play(
-    game: Annotated[Path, typer.Argument(help="A TOML file, to play yourself; or a run, whose model plays.")],
+    target: Annotated[Path, typer.Argument(help="A TOML file, to play yourself; or a run, whose model plays.")],
     problem: Annotated[int, typer.Option(min=0, help="Number of the training problem.")] = 0,
     overrides: Overrides = None,
     trust: Trust = False,
@@ -109,7 +109,7 @@ def play(
         from retrain.run.play import by_hand
 
         replies = (line.rstrip("\n").replace("\\n", "\n") for line in _typed("an action"))
-        for text in by_hand(load(game, overrides or ()), problem, replies):
+        for text in by_hand(load(target, overrides or ()), problem, replies):
             say(text)
         return
     from retrain.run.play import by_model

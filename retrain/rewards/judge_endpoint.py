@@ -139,7 +139,7 @@ class JudgeEndpoint:
         while True:
             try:
                 await self._turn()
-                reply = await self._calls.ask(self._url, body)
+                reply = await self._calls.request(self._url, body)
                 answer = str(reply["choices"][0]["message"]["content"])
                 read(answer)
                 return answer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, NotRequired, cast
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from retrain.functional.templates import column
 from retrain.system.records import BadRow, checked

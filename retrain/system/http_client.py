@@ -110,11 +110,11 @@ class Calls:
         body: Mapping[str, Any] | None = None,
         seconds: float | None = None,
     ) -> Any:
-        """Call `ask` and wait for its answer. Do not use it in the thread of an event loop.
+        """Call `request` and wait for its answer. Do not use it in the thread of an event loop.
 
         Raises:
             ConnectionAbortedError: `break_off` was called.
-            HttpError, TimeoutError, OSError, ValueError: see `ask`.
+            HttpError, TimeoutError, OSError, ValueError: see `request`.
         """
         call = event_loop.submit(self.request(url, body, seconds))
         self._under_way.add(call)

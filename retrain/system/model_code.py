@@ -222,7 +222,7 @@ def _supervise(message: bytes, files: list[int], start: Callable[[str, int, int]
     os._exit(0)
 
 
-def _in_namespaces(code: str, printed: int, tell: int, memory_mb: int) -> int:
+def _in_namespaces(code: str, printed: int, ready: int, memory_mb: int) -> int:
     """Start the code in new namespaces and return PID 1 of them."""
     sandbox.call("unshare", _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC)
     if first := os.fork():
@@ -244,7 +244,7 @@ def _in_namespaces(code: str, printed: int, tell: int, memory_mb: int) -> int:
     os._exit(1)
 
 
-def _in_bubblewrap(code: str, printed: int, tell: int, memory_mb: int, program: str) -> int:
+def _in_bubblewrap(code: str, printed: int, ready: int, memory_mb: int, program: str) -> int:
     """Start the code in bwrap and return the PID of bwrap, which prints its own errors."""
     if first := os.fork():
         return first

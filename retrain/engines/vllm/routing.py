@@ -22,12 +22,12 @@ class Assignment(NamedTuple):
     Attributes:
         url: its address.
         joined: number of the time that the server became usable.
-        count: completions of the request.
+        size: completions of the request.
     """
 
     url: str
     joined: int
-    count: int
+    size: int
 
 
 class Router:
@@ -140,7 +140,7 @@ class Router:
         return Assignment(url, self._usable.get(url, 0), request.count)
 
     def _release(self, assigned: Assignment) -> None:
-        self._load[assigned.url] -= assigned.count
+        self._load[assigned.url] -= assigned.size
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -157,6 +157,6 @@ class Router:
     async def _refresh(self, dropped: str | None) -> None:
         """End the calls to a server that has been dropped, and assign waiting requests."""
         for call, assigned in list(self._calls.items()):
-            if assigned.url == dropped and assigned.joined != self._usable.get(dropped):
+            if assigned.url == dropped and assigned.joined != self._usable.get(dropped or ""):
                 call.cancel()
         self._dispatch()

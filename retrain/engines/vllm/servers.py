@@ -258,7 +258,7 @@ class VllmServerEngine(Sampler):
             assigned = await self._assigned(request)
             self._reissued += attempt > 0
             try:
-                call = self._call.ask(assigned.url + "/inference/v1/generate", body)
+                call = self._call.request(assigned.url + "/inference/v1/generate", body)
                 answer = await self._router.run(assigned, call)
             except http.FAILURES as error:
                 # A restarted server does not have the adapter and answers 404: treat it as a failure.
@@ -391,7 +391,7 @@ class VllmServerEngine(Sampler):
     async def _check_health(self, url: str) -> None:
         """Exclude a server that does not answer, and give an excluded one that does the current weights."""
         try:
-            await self._call.ask(f"{url}/health", None, min(_PROBE_S, self._call.seconds))
+            await self._call.request(f"{url}/health", None, min(_PROBE_S, self._call.seconds))
         except http.FAILURES as error:
             self._failed_checks[url] += 1
             if self._failed_checks[url] >= _FAILED_CHECKS and url in self._router.usable:

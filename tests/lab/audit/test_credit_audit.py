@@ -131,7 +131,9 @@ def test_intervals_hold_the_truth_and_noise_of_the_continuations_is_not_the_orac
 
 def test_truth_that_is_all_noise_says_nothing_about_correlation():
     torch.manual_seed(1)
-    noise = [MeasuredBatch(one.batch, torch.randn(16, 4), torch.randn(16, 4), {}) for one in measured(6, continuations=2)]
+    noise = [
+        MeasuredBatch(one.batch, torch.randn(16, 4), torch.randn(16, 4), {}) for one in measured(6, continuations=2)
+    ]
     reduction = lambda batch: batch.response_mask / len(batch.rewards)  # noqa: E731
     reliability, verdicts = judge(noise, {"grpo": METHODS["grpo"]}, POLICY.gradient, reduction)
     assert reliability < 0.3
