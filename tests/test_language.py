@@ -37,11 +37,11 @@ PACKAGES = (
     "tracking",
 )
 WORDS = re.compile(
-    r"(?<!there )(?<!There )\b(?:is|are) no\b(?! longer)|\b(?:is|are) none\b"
+    r"(?<!there )(?<!There )\b(?:is|are) (?:no\b(?! longer)|none\b)"
     r"|\b(?:told|mends?|mended|bears?|heard|hears?)\b"
 )
 OPENING = re.compile(r"(?:What|Whether|How|Who|Those|Whoever)\b")
-COUNTS = {"openings": 23, "words": 5}
+COUNTS = {"openings": 0, "words": 0}
 """Numbers of these in all of `retrain/`."""
 ALLOWED: set[tuple[str, str]] = set()
 """(file, text on the line) that may stay, at most ten."""
@@ -188,5 +188,7 @@ def test_the_name_of_a_module_is_an_identifier(tmp_path, monkeypatch):
 
 def test_good_english_passes(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    (file := tmp_path / "module.py").write_text('"""Return None if there is no file; it is no longer needed."""\n')
+    (file := tmp_path / "module.py").write_text(
+        '"""Return None if there is no file or there is none left; it is no longer needed."""\n'
+    )
     assert [*words(file), *openings(file)] == []

@@ -100,15 +100,15 @@ class JudgeEndpoint:
             ValueError: no answer about a criterion has a result; without a rubric the failure of the request itself.
         """
         if criteria is None:
-            return [await self._ask(question(""), read, how)]
+            return [await self._request(question(""), read, how)]
         texts = [question(one.text) for one in criteria]
-        found = await asyncio.gather(*(self._ask(text, read, how) for text in texts), return_exceptions=True)
+        found = await asyncio.gather(*(self._request(text, read, how) for text in texts), return_exceptions=True)
         for one, result in zip(criteria, found, strict=True):
             if isinstance(result, BaseException):
                 raise ValueError(f"{result}, about the criterion {one.text[:200]!r}") from result
         return cast("list[T]", found)
 
-    async def _ask(self, text: str, read: Callable[[str], T], how: Sequence[Any]) -> T:
+    async def _request(self, text: str, read: Callable[[str], T], how: Sequence[Any]) -> T:
         settings = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}
         body = {**settings, "messages": [{"role": "user", "content": text}]}
         digest = hashlib.sha256(json.dumps([self._url, body, *how], sort_keys=True).encode()).hexdigest()

@@ -272,7 +272,7 @@ def test_a_read_only_directory_is_a_storage_error(tmp_path):
 
 
 def test_dots_are_not_a_name(tmp_path):
-    with pytest.raises(ConfigError, match="has no name"), opened(tmp_path / ".."):
+    with pytest.raises(ConfigError, match="is not the name of a directory"), opened(tmp_path / ".."):
         pass
 
 
