@@ -1,4 +1,4 @@
-"""Tasks whose problems are rows of a file or data set: checked, split, and served in a seeded order."""
+"""Tasks whose problems are the rows of a file or data set, validated, split, and returned in a seeded order."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from retrain.types import Problem
 
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-_BAD_ROWS = {"max_bad_fraction": ("on_bad_row", ("skip",))}
-_FILE = {**_BAD_ROWS, "heldout_fraction": ("heldout_path", (None,))}
+_SKIP_CONDITION = {"max_bad_fraction": ("on_bad_row", ("skip",))}
+_FILE_CONDITIONS = {**_SKIP_CONDITION, "heldout_fraction": ("heldout_path", (None,))}
 """Trait `when` of a task that reads a file."""
 
-_TRIED = 20
-"""Rows at the start of a file that `validate` reads."""
+_CHECKED_ROWS = 20
+"""Number of rows at the start of a file that `retrain validate` reads."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class RowFormat:
-    """Columns and checks of rows. A dot names a nested column, as in `reward_model.ground_truth`.
+    """Columns of the rows, and treatment of bad rows. A dot names a nested column: `reward_model.ground_truth`.
 
     Args:
-        prompt_field: column with the prompt, as text or as a list of chat messages (role, content); where rows
-            have no `prompt`, `messages` is read instead, whose last turn may be the assistant's: a solution.
-        answer_field: column with the answer: text, or a number or other value, which becomes its JSON; where rows
-            have no `answer`, verl's `reward_model.ground_truth` is read. "" if rows have none and rewards need none.
-        solution_field: column with a worked solution; a row may lack it. Without it a `completion` is one.
-        id_field: column with a unique text or integer; a row that lacks it is named by its place.
-        prompt_template: text with the columns of a row, as in "{question} Put the answer in \\boxed{}."; unset: the
-            prompt column alone.
-        system_prompt: message before the prompt, which becomes a chat; a prompt with its own keeps that.
-        on_bad_row: "error" refuses the whole source; "skip" leaves bad rows out, up to max_bad_fraction.
-        max_bad_fraction: largest share of bad rows that "skip" accepts.
+        prompt_field: column with the prompt, a text or a list of chat messages (role, content). If rows have no
+            `prompt` column, `messages` is read instead; its last turn, if it is the assistant's, becomes the solution.
+        answer_field: column with the reference answer. Values other than text are encoded as JSON. If rows have no
+            `answer` column, verl's `reward_model.ground_truth` is read. Set it to "" if rewards need no answer.
+        solution_field: optional column with a worked solution; `completion` is used if it is missing.
+        id_field: optional column with a unique text or integer; a row without it gets its place as id.
+        prompt_template: text with placeholders for columns, as in "{question} Put the answer in \\boxed{}."; if unset,
+            the prompt is the prompt column.
+        system_prompt: system message to add; a text prompt becomes a chat. Prompts with a system message keep theirs.
+        on_bad_row: "error" rejects the whole file or data set; "skip" skips bad rows, up to max_bad_fraction.
+        max_bad_fraction: maximum share of bad rows that "skip" accepts.
     """
 
     prompt_field: str = "prompt"
@@ -66,31 +66,34 @@ class RowFormat:
     max_bad_fraction: ProperFraction = 0.01
     fix: ClassVar[str] = "fix or remove them"
 
-    def posed(self, prompt: str | list[Any]) -> str | list[Any]:
-        """The prompt with the system's message before it."""
+    def with_system_prompt(self, prompt: str | list[Any]) -> str | list[Any]:
+        """Return the prompt with `system_prompt` before it, unless the prompt has a system message."""
         if not self.system_prompt or (isinstance(prompt, list) and prompt[0]["role"] == "system"):
             return prompt
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return [{"role": "system", "content": self.system_prompt}, *asked]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return [{"role": "system", "content": self.system_prompt}, *messages]
 
     def pose(self, text: str) -> str | list[Any]:
-        """The prompt that a question becomes: it stands for every column of the template."""
-        return self.posed(PLACE.sub(lambda _: text, self.prompt_template) if self.prompt_template else text)
+        """Return the prompt for a question. The question replaces every placeholder of the template."""
+        prompt = PLACE.sub(lambda _: text, self.prompt_template) if self.prompt_template else text
+        return self.with_system_prompt(prompt)
 
 
 @dataclass
 class RowTask(RowFormat, Task):
-    """Problems in memory: training problems without end, each epoch in its own order; held-out problems fixed.
+    """Base class of tasks whose problems are in memory.
 
-    A subclass adds keyword-only fields that say where the rows are; all fields together are its TOML table.
+    Training problems repeat without end, with a new order for every epoch. Held-out problems are fixed. A subclass adds
+    keyword-only fields with the location of the rows. All fields together are the keys of its TOML table.
 
     Args:
-        seed: of the order of every epoch.
-        heldout_fraction: share of the training rows to hold out where the held-out rows have no other source.
-        shuffle: a new order for every epoch; False keeps the order of the source.
+        seed: seed of the order of every epoch.
+        heldout_fraction: share of the training rows to hold out if no held-out rows are given.
+        shuffle: use a new order for every epoch; false keeps the order of the rows.
     Attributes:
-        train, held: the two sides of the split.
-        digest: of the settings and contents that made them.
+        train: the training problems.
+        held: the held-out problems, in the order of a hash of their prompts.
+        digest: hash of the settings and contents that determine the problems.
     """
 
     seed: int
@@ -103,10 +106,15 @@ class RowTask(RowFormat, Task):
     fix: ClassVar[str] = 'fix them, or leave them out with on_bad_row = "skip"'
 
     def divide(self, rows: records.Rows, name: str, heldout: tuple[records.Rows, str] | None) -> None:
-        """Read the problems of both sides. Names are those of the sources, for errors.
+        """Read the rows, and set `train` and `held`.
 
         Args:
-            heldout: None holds out a fraction of `rows`; otherwise a training row with one of its prompts is bad.
+            rows: the training rows.
+            name: name of their file or data set, for errors.
+            heldout: held-out rows and the name of their file or data set; a training row with one of their prompts is
+                a bad row. None holds out a fraction of `rows`.
+        Raises:
+            DataError: there are no rows, or more bad rows than allowed, or all rows are held out.
         """
         if heldout is None:
             problems = read_problems(rows, name, self)
@@ -120,46 +128,51 @@ class RowTask(RowFormat, Task):
         self.held = held.in_hash_order()
 
     def sign(self, kind: str, contents: Sequence[Any]) -> None:
-        """Set the digest: of the task's kind, of how rows are read, and of what identifies their contents."""
-        # Unset keys are left out, so that a new one does not make another data set of an old run's.
+        """Set `digest` to a hash of the settings and contents.
+
+        Args:
+            kind: name of the task.
+            contents: JSON values that identify the rows, such as hashes of files.
+        """
+        # Unset keys are omitted, so that adding a key to RowFormat does not change the digests of old runs.
         reading = {one.name: value for one in fields(RowFormat) if (value := getattr(self, one.name)) not in (None, "")}
         self.digest = digest_of(kind, reading, self.shuffle, contents)
 
     def problem(self, index: int) -> Problem:
-        """Training problem number `index`; after the last problem the next epoch begins."""
+        """Return training problem number `index`; after the last problem the next epoch begins."""
         if not self.train:
-            raise DataError("heldout_fraction = 1 holds out every row, and none is left to train on; lower it")
+            raise DataError("heldout_fraction = 1 holds out every row and leaves none to train on; lower it")
         epoch, position = divmod(index, len(self.train))
         return self.train[epoch_order(self.seed, epoch, len(self.train))[position] if self.shuffle else position]
 
     def heldout(self, count: int) -> list[Problem]:
-        """The first `count` held-out problems, in the order of a hash of their prompts."""
+        """Return the first `count` held-out problems, in the order of a hash of their prompts."""
         return list(self.held[:count])
 
     def finite(self) -> Iterator[Problem]:
-        """All problems, those for training first."""
+        """Iterate over all problems, the training problems first."""
         return chain(self.train, self.held)
 
     def fingerprint(self) -> str:
-        """Hash of everything that determines the problems, except the seed."""
+        """Return a hash of everything that determines the problems, except the seed."""
         return self.digest
 
 
 @dataclass
 class FileTask(RowTask):
-    """Problems from the rows of a file; all bad rows are reported together.
+    """Base class of tasks whose problems are the rows of a file. All bad rows are reported together.
 
     Args:
-        seed: of the order of every epoch.
-        path: of the file with the training problems.
-        heldout_path: of a file with the held-out problems; a training row with one of its prompts is bad.
-        heldout_fraction: share of `path` to hold out where there is no `heldout_path`.
-        shuffle: a new order for every epoch; False keeps the order of the file.
+        seed: seed of the order of every epoch.
+        path: file with the training problems.
+        heldout_path: file with the held-out problems. A training row with one of their prompts is a bad row.
+        heldout_fraction: share of `path` to hold out if `heldout_path` is unset.
+        shuffle: use a new order for every epoch; false keeps the order of the file.
     """
 
     kind: ClassVar[str]
     rows: ClassVar[Callable[[str], records.Rows]]
-    """The rows of a file with their places."""
+    """Function that reads the rows of a file with their places."""
     _: KW_ONLY
     path: str
     heldout_path: str | None = None
@@ -171,15 +184,19 @@ class FileTask(RowTask):
         self.sign(self.kind, [sha256(Path(self.path)), other])
 
 
-def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], Any], Iterator[Finding]]:
-    """Check for missing files, and for named columns that the first rows lack."""
+def _file_check(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], Any], Iterator[Finding]]:
+    """Return a check for missing files and for bad rows at the start of a file.
+
+    Args:
+        rows: function that reads the rows of a file.
+    """
 
     def check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
         reading = RowFormat(**{one.name: params[one.name] for one in fields(RowFormat)})
         for key in (key for key in ("path", "heldout_path") if params[key] is not None):
             problem, fix = no_file(params[key]), NO_FILE_FIX
             if not problem:
-                first = islice(rows(params[key]), _TRIED)
+                first = islice(rows(params[key]), _CHECKED_ROWS)
                 found, bad = records.parsed_rows(first, lambda place, row: _problem(row, place, reading))
                 tolerated = reading.on_bad_row == "skip" and found
                 problem, fix = "" if tolerated or not bad else _listed(bad), RowTask.fix
@@ -193,38 +210,45 @@ def _files(rows: Callable[[str], records.Rows]) -> Callable[[Mapping[str, Any], 
 
 
 def _listed(bad: Sequence[str]) -> str:
-    """Bad rows among the first rows of a file, in one line."""
+    """Return the bad rows among the first rows of a file as one line."""
     return f"bad row {bad[0]}" if len(bad) == 1 else f"{len(bad)} bad rows: {'; '.join(bad)}"
 
 
-@task("jsonl", when=_FILE, check_files=_files(records.jsonl_rows))
+@task("jsonl", when=_FILE_CONDITIONS, check_files=_file_check(records.jsonl_rows))
 class Jsonl(FileTask):
-    """One JSON object per line, UTF-8, at most 1,000,000 bytes; blank lines are ignored."""
+    """Read a JSON Lines file: one JSON object per line, UTF-8, at most 1,000,000 bytes. Blank lines are ignored."""
 
     kind = "jsonl"
     rows = staticmethod(records.jsonl_rows)
 
 
-@task("parquet", extra=("pyarrow", "parquet"), when=_FILE, check_files=_files(records.parquet_rows))
+@task("parquet", extra=("pyarrow", "parquet"), when=_FILE_CONDITIONS, check_files=_file_check(records.parquet_rows))
 class Parquet(FileTask):
-    """Rows of a parquet file (extra `parquet`); places count rows from 1."""
+    """Read a parquet file (extra `parquet`). Errors count rows from 1."""
 
     kind = "parquet"
     rows = staticmethod(records.parquet_rows)
 
 
-@task("hub", remote=True, extra=("datasets", "hub"), when={**_BAD_ROWS, "heldout_fraction": ("heldout_split", (None,))})
+@task(
+    "hub",
+    remote=True,
+    extra=("datasets", "hub"),
+    when={**_SKIP_CONDITION, "heldout_fraction": ("heldout_split", (None,))},
+)
 @dataclass
 class Hub(RowTask):
-    """Rows of a data set (extra `hub`); what is in the local cache needs no network.
+    """Read a data set of the Hugging Face Hub (extra `hub`). A data set in the local cache needs no network.
 
     Args:
-        seed: of the order of every epoch.
-        name: of the data set, or a local directory.
-        split: to train on; heldout_split: to evaluate on; a training row with one of its prompts is bad.
-        config: which of its configurations; revision: commit, tag or branch; pin a commit to stay reproducible.
-        heldout_fraction: share of `split` to hold out where there is no `heldout_split`.
-        shuffle: a new order for every epoch.
+        seed: seed of the order of every epoch.
+        name: name of the data set, or a local directory.
+        split: split with the training problems.
+        config: configuration of the data set.
+        revision: commit, tag or branch; set a commit for reproducible runs.
+        heldout_split: split with the held-out problems. A training row with one of their prompts is a bad row.
+        heldout_fraction: share of `split` to hold out if `heldout_split` is unset.
+        shuffle: use a new order for every epoch; false keeps the order of the data set.
     """
 
     _: KW_ONLY
@@ -254,10 +278,16 @@ class Hub(RowTask):
 
 
 def hub_split(name: str, split: str, config: str | None = None, revision: str | None = None) -> Any:
-    """Load one split of a data set of the hub, or of a directory in its layout.
+    """Load one split of a data set of the Hugging Face Hub, or of a local directory in the same layout.
 
+    Args:
+        name: name of the data set, or the directory.
+        split: name of the split.
+        config: configuration of the data set.
+        revision: commit, tag or branch.
     Raises:
-        MissingExtraError: the extra `hub` is not installed. DataError: it cannot be loaded.
+        MissingExtraError: the extra `hub` is not installed.
+        DataError: the data set cannot be loaded.
     """
     datasets = library("datasets", "hub")
     try:
@@ -265,22 +295,24 @@ def hub_split(name: str, split: str, config: str | None = None, revision: str | 
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         raise DataError(
-            f"data set {name}, split {split}: {reason}; check name, config, split and revision, "
-            "and without a network that the data set is in the cache"
+            f"data set {name}, split {split}: {reason}; check name, config, split and revision; "
+            "without a network, the data set must be in the cache"
         ) from error
 
 
 def read_problems(
     rows: records.Rows, name: str, reading: RowFormat, forbidden: frozenset[int] = frozenset()
 ) -> ProblemStore:
-    """The problems in `rows`.
+    """Parse rows into problems.
 
     Args:
-        name: of the source, for errors.
-        forbidden: hashes of prompts, see `ProblemStore`, that must not occur: the held-out ones.
+        rows: the rows with their places.
+        name: name of their file or data set, for errors.
+        reading: columns of the rows, and treatment of bad rows.
+        forbidden: `hash_key` of the held-out problems; a row with one of their prompts is a bad row.
 
     Raises:
-        DataError: no rows, or more bad ones than `reading` allows; it lists the first of them together.
+        DataError: there are no rows, or more bad rows than `reading` allows; the first 20 of them are listed.
     """
     problems, known, lines = ProblemStore(), dict[int, int](), array("Q")
 
@@ -288,7 +320,7 @@ def read_problems(
         problem, (source, _, line) = _problem(row, place, reading), place.rpartition(":")
         if (key := hash_key(problem)) in forbidden:
             raise records.BadRow("this prompt is held out")
-        # A million names take less than half of the memory as hashes.
+        # Hashes of a million ids take less than half of the memory of the ids.
         first = known.setdefault(hash(problem.id), len(problems))
         if first < len(problems) and problems[first].id == problem.id:
             raise records.BadRow(f'{reading.id_field} "{problem.id}" is taken by {source}:{lines[first]}')
@@ -310,18 +342,20 @@ def read_problems(
 
 
 def _problem(row: Any, place: str, reading: RowFormat) -> Problem:
+    """Parse a row; raise BadRow if it is invalid."""
     names = {"answer": reading.answer_field, "solution": reading.solution_field, "id": reading.id_field}
     names["prompt"] = "messages" if _is_chat(row, reading) else reading.prompt_field
-    full = _filled(cast("dict[str, Any]", row), names, reading) if isinstance(row, dict) else row
+    full = _add_columns(cast("dict[str, Any]", row), names, reading) if isinstance(row, dict) else row
     try:
         found = records.checked(_schema(**names), full)
     except records.BadRow as reason:
         if str(reason).startswith(f'no field "{reading.answer_field}"'):
-            raise records.BadRow(f'{reason} (answer_field names another; "" if rewards need none)') from None
+            hint = 'set answer_field to another column, or to "" if rewards need no answer'
+            raise records.BadRow(f"{reason} ({hint})") from None
         raise
     id_ = place if found.id is None else str(found.id)
     columns = {name: value for name, value in row.items() if name != names["prompt"]}
-    return Problem(id_, reading.posed(found.prompt), found.answer, found.solution, extra=columns)
+    return Problem(id_, reading.with_system_prompt(found.prompt), found.answer, found.solution, extra=columns)
 
 
 def _is_chat(row: Any, reading: RowFormat) -> bool:
@@ -329,37 +363,48 @@ def _is_chat(row: Any, reading: RowFormat) -> bool:
     return isinstance(row, dict) and reading.prompt_field == "prompt" and "prompt" not in row and "messages" in row
 
 
-def _filled(row: dict[str, Any], names: Mapping[str, str], reading: RowFormat) -> dict[str, Any]:
-    """The row with the columns that its own ones hold or make: dotted names, a template, other trainers' names."""
+def _add_columns(row: dict[str, Any], names: Mapping[str, str], reading: RowFormat) -> dict[str, Any]:
+    """Return the row with the columns `names`, derived from nested columns, the template, or other trainers' formats.
+
+    Args:
+        row: the row as read.
+        names: columns of prompt, answer, solution and id.
+        reading: the format of the rows.
+    """
     row = dict(row)
     if names["answer"] == "answer" and "answer" not in row and (truth := column(row, "reward_model.ground_truth")):
         row["answer"] = truth[0]
     messages: Any = row.get(names["prompt"])
-    said: Any = _last(row.get("completion"))
-    if names["prompt"] == "messages" and (answer := _last(messages, "assistant")) is not None:
-        said, row["messages"] = answer, messages[:-1]
-    if said and row.get(names["solution"]) is None:
-        row[names["solution"]] = said
+    solution: Any = _last_message(row.get("completion"))
+    if names["prompt"] == "messages" and (answer := _last_message(messages, "assistant")) is not None:
+        solution, row["messages"] = answer, messages[:-1]
+    if solution and row.get(names["solution"]) is None:
+        row[names["solution"]] = solution
     for name in names.values():
         if name not in row and (value := column(row, name)):
             row[name] = value[0]
     if reading.prompt_template is not None:
-        row[names["prompt"]] = PLACE.sub(lambda place: _shown(row, place[1]), reading.prompt_template)
+        row[names["prompt"]] = PLACE.sub(lambda match: _column_text(row, match[1]), reading.prompt_template)
     return row
 
 
-def _last(said: Any, role: str = "") -> Any:
-    """Return the text of the last message if it has this role; a plain text as it is."""
-    if not isinstance(said, list):
-        return None if role else said
-    last: Any = cast("list[Any]", said)[-1] if said else None
+def _last_message(value: Any, role: str = "") -> Any:
+    """Return the content of the last message of a chat; None if it has another role.
+
+    Args:
+        value: a list of messages, or another value, which is returned unchanged if `role` is "".
+        role: the required role; "" accepts any.
+    """
+    if not isinstance(value, list):
+        return None if role else value
+    last: Any = cast("list[Any]", value)[-1] if value else None
     return last.get("content") if isinstance(last, dict) and role in ("", last.get("role")) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def _shown(row: dict[str, Any], name: str) -> str:
-    """A column as a template shows it."""
+def _column_text(row: dict[str, Any], name: str) -> str:
+    """Return the text that replaces the placeholder of a column; raise BadRow if the row has no such column."""
     if not (value := column(row, name)):
-        raise records.BadRow(f'no field "{name}", which prompt_template shows; it has {", ".join(row)}')
+        raise records.BadRow(f'no field "{name}", which prompt_template uses; it has {", ".join(row)}')
     return as_text(value[0])
 
 
@@ -375,13 +420,13 @@ def _as_text(value: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _schema(prompt: str, answer: str, solution: str, id: str) -> TypeAdapter[Any]:
-    """Schema of a row with columns of these names; other columns are kept."""
+    """Return the schema of a row whose columns have these names. It allows other columns."""
     text = Annotated[str, BeforeValidator(_as_text)]
     answers: Any = (text, Field(alias=answer)) if answer else (Literal[""], Field("", alias="\0"))
     row: Any = create_model(
         "Row",
         __config__=ConfigDict(strict=True, extra="allow"),
-        prompt=(Annotated[records.Prompt, AfterValidator(_answerable)], Field(alias=prompt)),
+        prompt=(Annotated[records.Prompt, AfterValidator(_check_prompt)], Field(alias=prompt)),
         answer=answers,
         solution=(str | None, Field(None, alias=solution)),
         id=(str | int | None, Field(None, alias=id)),
@@ -389,10 +434,10 @@ def _schema(prompt: str, answer: str, solution: str, id: str) -> TypeAdapter[Any
     return TypeAdapter(row)
 
 
-def _answerable(prompt: str | list[records.Message]) -> str | list[records.Message]:
+def _check_prompt(prompt: str | list[records.Message]) -> str | list[records.Message]:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ValueError("empty")
     elif not prompt or prompt[-1]["role"] == "assistant":
-        raise ValueError("messages must end with something to answer")
+        raise ValueError("messages must end with a message to answer")
     return prompt

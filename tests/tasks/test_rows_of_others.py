@@ -88,11 +88,11 @@ def test_what_is_typed_gets_the_template_and_the_system_prompt(tmp_path):
 @pytest.mark.parametrize(
     ("row", "params", "says"),
     [
-        ({"prompt": "p"}, {"prompt_template": "{question}"}, 'no field "question", which prompt_template shows'),
-        ({"prompt": "p"}, {}, 'no field "answer"; it has prompt (answer_field names another; "" if rewards need none)'),
+        ({"prompt": "p"}, {"prompt_template": "{question}"}, 'no field "question", which prompt_template uses'),
+        ({"prompt": "p"}, {}, 'no field "answer"; it has prompt (set answer_field to another column, or to "" if'),
         ({"prompt": "p", "a": {}}, {"answer_field": "a.b"}, 'no field "a.b"'),
         ({"prompt": "p", "answer": None}, {}, "answer: expected text, got NoneType"),
-        ({"messages": [ASSISTANT], "answer": "a"}, {}, "messages must end with something to answer"),
+        ({"messages": [ASSISTANT], "answer": "a"}, {}, "messages must end with a message to answer"),
     ],
 )
 def test_what_is_no_problem_is_named(tmp_path, row, params, says):
