@@ -1,4 +1,4 @@
-"""Column addition, shown by a demonstrator who makes mistakes: small enough to learn on a CPU."""
+"""Task `addition`: column addition with imperfect demonstrations, small enough to train on a CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Digits = Annotated[int, Field(ge=1, le=12)]
 
 HELDOUT_SHARE = 8
-"""One unordered pair of summands in this many is held out."""
+"""One in this many unordered pairs of summands is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class Habits:
     """Probabilities of the demonstrator's actions.
 
     Args:
-        p_quick: answers at once instead of column by column.
-        q_carry: remembers the carries when answering at once.
-        p_slip: gets a column wrong.
-        p_redo: notices a wrong column and writes it again.
-        p_check: verifies a right column, per problem.
+        p_quick: probability of answering at once instead of column by column.
+        q_carry: probability of including the carries when answering at once.
+        p_slip: probability of a mistake in a column.
+        p_redo: probability of noticing a mistake in a column and writing the column again.
+        p_check: expected number of checks of correct columns in a problem without mistakes.
     """
 
     p_quick: Probability = 0.45
@@ -46,16 +46,17 @@ class Habits:
 @task("addition")
 @dataclass(frozen=True)
 class Addition(Habits, Task):
-    """Sums `a+b?` of two numbers with the same count of digits; the answer follows a final `so`.
+    """Generate sums `a+b?` of two numbers with the same number of digits. The answer follows a final `so`.
 
-    Whether a problem is held out is a hash of its unordered pair of summands, so training and held-out
-    problems are disjoint whatever the seed, and `12+34` never gives `34+12` away. Training problem i
-    derives from (seed, i) alone. Longer numbers make it harder: with `min_digits = 3, max_digits = 4`
-    few first attempts are right.
+    A hash of the unordered pair of summands decides whether a problem is held out. So training and held-out problems
+    are disjoint for every seed, and `12+34` in training never reveals the answer of a held-out `34+12`. Training
+    problem i depends only on the settings, the seed and i. Longer numbers are harder: with `min_digits = 3,
+    max_digits = 4` few first attempts are right.
 
     Args:
-        seed: of the training problems and of every demonstration.
-        min_digits, max_digits: the count of digits is uniform between them, both included.
+        seed: seed of the training problems and of their demonstrations.
+        min_digits: minimum number of digits. The number is uniform between minimum and maximum, both included.
+        max_digits: maximum number of digits.
     """
 
     seed: int
@@ -66,13 +67,13 @@ class Addition(Habits, Task):
     def __post_init__(self) -> None:
         low, high = self.min_digits, self.max_digits
         if low > high:
-            raise DataError(f"[addition] min_digits = {low} is above max_digits = {high}; swap them")
+            raise DataError(f"[addition] min_digits = {low} is greater than max_digits = {high}; swap them")
 
     def problem(self, index: int) -> Problem:
-        """Training problem number `index`."""
+        """Return training problem number `index`."""
         return self._training(index)
 
-    @lru_cache(maxsize=1 << 12)  # noqa: B019 - the tokenizer and every warm start ask for the same ones again
+    @lru_cache(maxsize=1 << 12)  # noqa: B019 - the tokenizer and every warm start use the same problems
     def _training(self, index: int) -> Problem:
         rng = Random(derive_seed(self.seed, "train", index))
         a, b = self._draw(rng)
@@ -81,7 +82,7 @@ class Addition(Habits, Task):
         return self._problem(a, b, rng, self._habits(index))
 
     def heldout(self, count: int) -> list[Problem]:
-        """The first `count` distinct held-out problems; a range of one digit has only a few."""
+        """Return the first `count` distinct held-out problems; fewer if there are fewer, as with one digit."""
         found: dict[tuple[int, int], Problem] = {}
         numbers = 10**self.max_digits - 10 ** (self.min_digits - 1)
         for draw in range(1000 + 20 * min(count, numbers**2)):
@@ -94,7 +95,7 @@ class Addition(Habits, Task):
         return list(found.values())
 
     def fingerprint(self) -> str:
-        """Hash of everything that determines the problems, except the seed."""
+        """Return a hash of everything that determines the problems, except the seed."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         digits = [own.pop("min_digits"), own.pop("max_digits")]
         settings = {**own, "task": type(self).__name__.lower(), "digits": digits}
@@ -107,7 +108,7 @@ class Addition(Habits, Task):
         return rng.randint(low, high), rng.randint(low, high)
 
     def _habits(self, index: int) -> Habits:
-        """Of the demonstrator in the solution of training problem `index`."""
+        """Return the demonstrator's habits for the solution of training problem `index`."""
         return self
 
     def _problem(self, a: int, b: int, rng: Random, habits: Habits) -> Problem:
@@ -119,13 +120,17 @@ class Addition(Habits, Task):
 
 
 def is_heldout(a: int, b: int) -> bool:
-    """Return whether this pair of summands, in either order, is held out."""
+    """Return whether a pair of summands, in either order, is held out."""
     pair = f"{min(a, b)}+{max(a, b)}"
     return hashlib.sha256(pair.encode()).digest()[0] % HELDOUT_SHARE == 0
 
 
 def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
-    """A worked solution of a + b: planning phrases, one line per column, `so NUMBER` last. Often wrong."""
+    """Return a worked solution of a + b, which may be wrong.
+
+    It has planning phrases, one line per column, and `so NUMBER` at the end; or only the last line, if the demonstrator
+    answers at once.
+    """
     columns = _columns(a, b)
     if rng.random() < habits.p_quick:
         return f"so {a + b if rng.random() < habits.q_carry else without_carries(a, b)}"
@@ -139,12 +144,20 @@ def demonstrate(a: int, b: int, rng: Random, habits: Habits) -> str:
 
 
 def without_carries(a: int, b: int) -> int:
-    """The sum of every column alone: 75 for 57 + 28."""
+    """Return the sum of a and b without carries: 75 for 57 + 28."""
     return sum((x + y) % 10 * 10**place for place, (x, y) in enumerate(_columns(a, b)))
 
 
 def _write_column(column: tuple[int, int, int], rng: Random, habits: Habits, p_check: float, lines: list[str]) -> int:
-    """Append the lines of one column (digit, digit, carry) and return the sum that is believed."""
+    """Append the lines of one column to `lines`, and return the demonstrator's sum of the column, which may be wrong.
+
+    Args:
+        column: the two digits and the carry.
+        rng: source of the demonstrator's mistakes.
+        habits: probabilities of the demonstrator's actions.
+        p_check: probability of checking this column if it is right.
+        lines: lines of the solution so far.
+    """
     x, y, carry = column
     right = x + y + carry
     if rng.random() >= habits.p_slip:
@@ -169,6 +182,6 @@ def _line(x: int, y: int, carry: int, result: int) -> str:
 
 
 def _columns(a: int, b: int) -> list[tuple[int, int]]:
-    """Digit pairs from the units up; the shorter number is padded with zeros."""
+    """Return the pairs of digits, the units first. The shorter number is padded with zeros."""
     width = max(len(str(a)), len(str(b)))
     return [(a // 10**place % 10, b // 10**place % 10) for place in range(width)]

@@ -1,4 +1,4 @@
-"""Base class of tasks that draw random problems, and measures for their premises."""
+"""Base class of tasks that generate random problems, and statistics for measuring their premise."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _HELDOUT_SHARE = 8
 """One problem in this many is held out."""
 
 CharSpan = tuple[int, int]
-"""Start and end of a part of a completion's text, in characters; the end is exclusive."""
+"""(start, end) of a span of a completion's text in characters, end exclusive."""
 
 SHORT: Mapping[str, Any] = {"training": {"max_steps": 60}, "eval": {"every": 20, "problems": 512}}
-"""Trait `settings` of a task that takes less than a minute to learn on a CPU."""
+"""Trait `settings` of tasks whose runs take less than a minute of CPU time."""
 
 
 class Drawn(Task):
-    """Base class of tasks that draw random problems.
+    """Base class of tasks that generate random problems.
 
-    A hash of the problem's id decides if it is held out, so the held-out problems do not depend on the seed.
+    A hash of a problem's id decides whether it is held out, independently of the seed.
 
     Args:
-        seed: of the training problems and their demonstrations.
-        settings: other settings that determine the problems, for `fingerprint`.
+        seed: seed of the training problems and of their demonstrations.
+        settings: further settings that determine the problems; they are part of `fingerprint`.
     """
 
     def __init__(self, seed: int, **settings: float) -> None:
@@ -39,17 +39,17 @@ class Drawn(Task):
 
     @abstractmethod
     def _problem(self, rng: Random) -> Problem:
-        """Draw a problem with a demonstration."""
+        """Generate a problem with a demonstration."""
 
     def problem(self, index: int) -> Problem:
-        """Return training problem number `index`, which depends only on the seed and the index."""
+        """Return training problem number `index`. It depends only on the seed, the settings and the index."""
         rng = Random(derive_seed(self.seed, "train", index))
         while _heldout(found := self._problem(rng)):
             pass
         return found
 
     def heldout(self, count: int) -> list[Problem]:
-        """Return the first `count` distinct held-out problems, or all if the task has fewer."""
+        """Return the first `count` distinct held-out problems; fewer if there are fewer."""
         found: dict[str, Problem] = {}
         for draw in range(1000 + 20 * count):
             if len(found) >= count:
@@ -70,16 +70,21 @@ def _heldout(problem: Problem) -> bool:
 
 
 def answered(problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> list[tuple[Problem, Rollout]]:
-    """Return every answer with its problem."""
+    """Return pairs of a problem and one of its answers, for every answer.
+
+    Args:
+        problems: the problems.
+        answers: the answers to each problem.
+    """
     return [(problem, answer) for problem, group in zip(problems, answers, strict=True) for answer in group]
 
 
 def explained(answers: Sequence[tuple[str, str, float]]) -> float:
-    r"""Return the share of the outcome's variance that the choice explains: the unbiased epsilon squared.
+    r"""Return the share of the outcome's variance within kinds of problems that a choice explains: epsilon squared.
 
-    (SSB - d * MSW) / SST, all summed over the kinds of problems: SSB and SSW are the sums of squares between and
-    within choices, SST = SSB + SSW, MSW is the mean square within choices, and d the number of choices less one per
-    kind. The result is 0 if outcomes do not vary.
+    (SSB - d * MSW) / SST, where SSB and SSW are the sums of squares between and within the choices of each kind of
+    problem, SST = SSB + SSW, d is the number of choices minus one, summed over kinds, and MSW = SSW / (number of
+    answers - number of choices, summed over kinds). 0 if the outcomes do not vary.
 
     Args:
         answers: (kind of problem, choice, outcome) of every answer.
@@ -92,12 +97,12 @@ def explained(answers: Sequence[tuple[str, str, float]]) -> float:
     freedom = left = 0
     for choices in cells.values():
         every = [outcome for found in choices.values() for outcome in found]
-        total += _squares(every)
-        within += sum(map(_squares, choices.values()))
+        total += _sum_of_squares(every)
+        within += sum(map(_sum_of_squares, choices.values()))
         freedom, left = freedom + len(choices) - 1, left + len(every) - len(choices)
     return (total - within - freedom * within / left) / total if total and left else 0.0
 
 
-def _squares(values: Sequence[float]) -> float:
+def _sum_of_squares(values: Sequence[float]) -> float:
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values)

@@ -1,4 +1,4 @@
-"""Problems of the built-in environments, with episodes of a demonstrator who makes mistakes."""
+"""Tasks of the built-in environments. Their demonstrations contain mistakes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
 STEPS = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
-"""Of the environment "grid": (east, north)."""
+"""Moves of the environment "grid": name -> (east, north)."""
 
 
 @task("sums")
 class Sums(Drawn):
-    """Sums `a+b+c?` of three numbers of three digits, for the environment "calculator".
+    """Generate sums `a+b+c?` of three three-digit numbers, for the environment "calculator".
 
     Args:
-        seed: of the training problems and of every demonstration.
-        p_quick: how often the demonstrator answers at once, and wrongly, instead of calling the calculator twice.
-        p_slip: how often it copies a number wrongly.
+        seed: seed of the training problems and of their demonstrations.
+        p_quick: probability that the demonstrator answers wrongly at once, instead of calling the calculator twice.
+        p_slip: probability that it copies a number incorrectly.
     """
 
     def __init__(self, seed: int, *, p_quick: Probability = 0.5, p_slip: Probability = 1 / 6) -> None:
@@ -37,12 +37,12 @@ class Sums(Drawn):
         if rng.random() < self.settings["p_quick"]:
             replies = (f"so {total + rng.choice([-100, -10, -1, 1, 10, 100])}",)
         else:
-            first, second = self._copied(a, rng), self._copied(b, rng)
-            third, fourth = self._copied(first + second, rng), self._copied(c, rng)
-            replies = (f"={first}+{second}", f"={third}+{fourth}", f"so {self._copied(third + fourth, rng)}")
+            first, second = self._copy(a, rng), self._copy(b, rng)
+            third, fourth = self._copy(first + second, rng), self._copy(c, rng)
+            replies = (f"={first}+{second}", f"={third}+{fourth}", f"so {self._copy(third + fourth, rng)}")
         return Problem(id=text, prompt=f"{text}?\n", answer=str(total), replies=replies)
 
-    def _copied(self, number: int, rng: Random) -> int:
+    def _copy(self, number: int, rng: Random) -> int:
         return number + rng.choice([-1, 1]) if rng.random() < self.settings["p_slip"] else number
 
 
@@ -58,29 +58,31 @@ class Sums(Drawn):
     },
 )
 class CalculatorSums(Sums):
-    """Sums that need a tool: `sums` in the environment "calculator".
+    """Sums need a tool: `sums` in the environment "calculator".
 
-    A right answer takes two calls, each of them and the answer copied without a mistake. Training has
-    to make calls likely and copies exact.
+    A right answer takes two calls with correctly copied numbers, and a correctly copied result. Training has to make
+    calls likely and copies exact.
     """
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`with_tool` and `without`: the share of right answers among those with a call, and among the others."""
-        said = [(len(answer.turns) > 1, bool(answer.correct)) for _, answer in answered(problems, answers)]
-        sides = {"with_tool": [right for calls, right in said if calls]}
-        sides["without"] = [right for calls, right in said if not calls]
+        """Return the accuracy of answers with a call (`with_tool`) and of answers without one (`without`)."""
+        outcomes = [(len(answer.turns) > 1, bool(answer.correct)) for _, answer in answered(problems, answers)]
+        sides = {"with_tool": [right for calls, right in outcomes if calls]}
+        sides["without"] = [right for calls, right in outcomes if not calls]
         return {name: sum(side) / max(1, len(side)) for name, side in sides.items()}
 
 
 @task("numbers")
 class Numbers(Drawn):
-    """Numbers in 0..top to be found from hints, for the environment "guess".
+    """Generate numbers from 0 to `top` to be guessed from hints, for the environment "guess".
+
+    The demonstrator uses binary search.
 
     Args:
-        seed: of the training problems and of every demonstration.
+        seed: seed of the training problems and of their demonstrations.
         top: the largest number; `[guess] top` must be the same.
-        guesses: of the demonstrator, who halves what the hints leave.
-        p_forget: how often it forgets the hints and guesses any number.
+        guesses: maximum number of guesses of the demonstrator.
+        p_forget: probability that it ignores the hints and guesses any number.
     """
 
     def __init__(
@@ -96,21 +98,24 @@ class Numbers(Drawn):
 
     def _problem(self, rng: Random) -> Problem:
         number, low, high = rng.randint(0, self.top), 0, self.top
-        said: list[int] = []
-        while len(said) < self.guesses and number not in said:
+        guesses: list[int] = []
+        while len(guesses) < self.guesses and number not in guesses:
             forgets = rng.random() < self.settings["p_forget"]
-            said.append(rng.randint(0, self.top) if forgets else (low + high) // 2)
-            low, high = (max(low, said[-1] + 1), high) if said[-1] < number else (low, min(high, said[-1] - 1))
+            guesses.append(rng.randint(0, self.top) if forgets else (low + high) // 2)
+            low, high = (max(low, guesses[-1] + 1), high) if guesses[-1] < number else (low, min(high, guesses[-1] - 1))
         return Problem(
-            id=f"{number} of {self.top}", prompt=f"0-{self.top}:", answer=str(number), replies=(*map(str, said),)
+            id=f"{number} of {self.top}", prompt=f"0-{self.top}:", answer=str(number), replies=(*map(str, guesses),)
         )
 
     def problem(self, index: int) -> Problem:
-        """Any number: the prompt does not reveal it, so it cannot be memorised and needs no held-out set."""
+        """Return training problem number `index`.
+
+        All numbers occur in training. The prompt does not reveal the number, so it cannot be memorised.
+        """
         return self._problem(Random(derive_seed(self.seed, "train", index)))
 
     def heldout(self, count: int) -> list[Problem]:
-        """The first `count` numbers in an order of their own, each once."""
+        """Return the first `count` distinct numbers in a random order that is independent of the seed."""
         draws = (Random(derive_seed(0, "heldout", draw)) for draw in range(100 * (self.top + 1)))
         return list({one.id: one for one in map(self._problem, draws)}.values())[:count]
 
@@ -130,26 +135,26 @@ class Numbers(Drawn):
 class GuessedNumbers(Numbers):
     """Hints must be remembered: `numbers` in the environment "guess".
 
-    Six guesses find 63 of 64 numbers, if each halves what the hints before it leave. A guess outside of that is
-    wasted, and the final reward does not show which one was.
+    Binary search finds 63 of 64 numbers with six guesses. A guess that earlier hints exclude is wasted, and the final
+    reward does not show which guess that was.
     """
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`forgotten`: the share of guesses, the first aside, that the hints before them had excluded."""
-        said = [answer for _, answer in answered(problems, answers)]
-        after_first = sum(len(answer.turns) - 1 for answer in said)
-        return {"forgotten": sum(answer.metrics.get("forgot", 0.0) for answer in said) / max(1, after_first)}
+        """Return `forgotten`, the share of guesses after the first that earlier hints exclude."""
+        episodes = [answer for _, answer in answered(problems, answers)]
+        later = sum(len(answer.turns) - 1 for answer in episodes)
+        return {"forgotten": sum(answer.metrics.get("forgot", 0.0) for answer in episodes) / max(1, later)}
 
 
 @task("walks")
 class Walks(Drawn):
-    """Ways to a goal, for the environment "grid".
+    """Generate goals to walk to, for the environment "grid".
 
     Args:
-        seed: of the training problems and of every demonstration.
-        far: how far the goal is at most, east or west and north or south.
-        steps: of the demonstrator.
-        p_astray: how often it goes anywhere instead of nearer.
+        seed: seed of the training problems and of their demonstrations.
+        far: maximum distance of the goal in each of the two directions, east-west and north-south.
+        steps: maximum number of steps of the demonstrator.
+        p_astray: probability that a step goes in a random direction instead of nearer to the goal.
     """
 
     def __init__(
@@ -167,10 +172,10 @@ class Walks(Drawn):
         goal = (0, 0)
         while goal == (0, 0):
             goal = rng.randint(-self.far, self.far), rng.randint(-self.far, self.far)
-        (east, north), said = goal, list[str]()
-        while (east, north) != (0, 0) and len(said) < self.steps:
+        (east, north), steps = goal, list[str]()
+        while (east, north) != (0, 0) and len(steps) < self.steps:
             nearer = [name for name, (e, n) in STEPS.items() if e * east + n * north > 0]
-            said.append(rng.choice(list(STEPS) if rng.random() < self.settings["p_astray"] else nearer))
-            east, north = east - STEPS[said[-1]][0], north - STEPS[said[-1]][1]
+            steps.append(rng.choice(list(STEPS) if rng.random() < self.settings["p_astray"] else nearer))
+            east, north = east - STEPS[steps[-1]][0], north - STEPS[steps[-1]][1]
         text = f"{goal[0]} {goal[1]}"
-        return Problem(id=text, prompt=f"{text}:", answer=text, replies=tuple(said))
+        return Problem(id=text, prompt=f"{text}:", answer=text, replies=tuple(steps))

@@ -1,4 +1,4 @@
-"""The tasks `strategy`, where greedy decoding is wrong, and `rare`, where one sample in fifty is right."""
+"""Testbed tasks `strategy`, where greedy decoding is wrong, and `rare`, where about one sample in fifty is right."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _EVAL = {"every": 40, "problems": 64, "samples": 64, "pass_at": [1, 64]}
 @task("strategy", premise={"greedy_accuracy": (0.0, 0.35), "accuracy": (0.15, 0.45)}, knob="p_quick", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Addition):
-    """Greedy decoding is wrong, a rarer answer is right: sums whose demonstrations mostly forget the carry.
+    """Greedy decoding is wrong, a rarer answer is right: most demonstrations of these sums forget the carry.
 
-    Training has to make the rarer way, column by column, likely: greedy and sampled accuracy rise.
+    The warm start learns from them. Training has to raise the probability of the rarer strategy, column by column,
+    which raises greedy and sampled accuracy.
 
     Args:
-        p_quick: the knob: how often the demonstrator answers at once.
+        p_quick: probability that the demonstrator answers at once. It controls the difficulty of the task.
     """
 
     p_quick: Probability = 0.6
@@ -40,13 +41,14 @@ class Strategy(Addition):
 )
 @dataclass(frozen=True, kw_only=True)
 class Rare(Strategy):
-    """Success comes in 1 to 3 % of samples: the right way of `strategy`, known well and hardly ever taken.
+    """Success comes in 1 to 3 % of samples: the policy can execute the right strategy, but hardly ever chooses it.
 
-    The first demonstrations mostly show the right way; then the demonstrator becomes lazy.
+    Of the first `practice` demonstrations 40 % work column by column, as in `strategy`. Of the later ones only a share
+    of 1 - p_quick does; the others answer at once and forget the carry.
 
     Args:
-        p_quick: the knob: how often the lazy demonstrator answers at once.
-        practice: training problems whose solutions come before that.
+        p_quick: probability that a later demonstration answers at once. It controls the difficulty of the task.
+        practice: number of training problems whose demonstrations often work column by column.
     """
 
     p_quick: Probability = 0.972
