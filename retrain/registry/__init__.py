@@ -1,4 +1,4 @@
-"""Lookup of components by registered name, entry point or dotted path, in this order."""
+"""Registry of components, found by registered name, entry point or dotted path, in this order."""
 
 from retrain.registry.component import KINDS as KINDS
 from retrain.registry.component import Bound as Bound

@@ -1,4 +1,4 @@
-"""Calls of components: errors name the component and show only the user's stack frames."""
+"""Call components with checks. Errors name the component and show only the user's stack frames."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ RESERVED = {
     *("step", "reward", "rollout", "tokens", "time", "groups", "advantage", "loss", "update", "grad", "optim"),
     *("mismatch", "parity", "sampler", "eval", "expert"),
 }
-"""Prefixes of metric names that the run itself reports."""
+"""Prefixes of the metric names that the run itself reports."""
 
 _LIBRARIES = (
     *(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "purelib", "platlib")),
     f"{Path(__file__).parents[1]}/",
     "<frozen",
 )
-_MOST = 500
+"""Prefixes of the file names of stack frames that do not belong to the user's code."""
+_MAX_TEXT = 500
+"""Maximum number of characters of a value or exception message in an error."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Context and checks of a call of a component.
+    """Context manager for a call of a component, and checks of its result.
 
     Attributes:
-        kind, name: of the component.
-        where: appended to the component in error messages.
+        kind: kind of the component.
+        name: name of the component.
+        where: text that error messages append to the name of the component.
     """
 
     kind: str
@@ -47,12 +50,16 @@ class Call:
     where: str = ""
 
     def fail(self, problem: str) -> UserCodeError:
-        """Return the error for a fault of the component."""
+        """Return an error that names the component.
+
+        Args:
+            problem: description of the fault, which continues the sentence after the name of the component.
+        """
         return UserCodeError(f'{self.kind} "{self.name}"{self.where}: {problem}')
 
     @contextmanager
     def __call__(self, columns: Mapping[str, Any] | None = None) -> Generator[None]:
-        """Call the component inside this block.
+        """Guard a call of the component inside the block.
 
         Process-wide state is restored afterwards (see `restored`). RetrainError and Ctrl-C pass
         through unchanged.
@@ -60,8 +67,8 @@ class Call:
         Args:
             columns: arguments of the component, by name.
         Raises:
-            UserCodeError: the component raised an exception (its own frames are added as a note),
-                wrote into one of the columns, or closed a standard stream.
+            UserCodeError: the component raised an exception (its stack frames are added as a note),
+                modified one of the columns, or closed a standard stream.
         """
         versions = [(name, value, value._version) for name, value in (columns or {}).items() if _counts_writes(value)]
         closed: list[str] = []
@@ -75,15 +82,15 @@ class Call:
             failure.add_note(own_frames(error))
             raise failure from error
         if closed:
-            raise self.fail(f"closed {' and '.join(closed)}, which belongs to the run; leave it open")
+            raise self.fail(f"closed {' and '.join(closed)}, which the run needs; leave it open")
         if written := [name for name, value, version in versions if value._version != version]:
             raise self.fail(
-                f"writes into {', '.join(written)}, which other components and the trainer read; "
+                f"writes into {', '.join(written)}, which other components and the trainer also read; "
                 "work on a copy (.clone()) and return it"
             )
 
     def split(self, result: Any) -> tuple[Any, Any]:
-        """Split the result of a component into its value and its metrics, which are optional."""
+        """Split the result of a component, `value` or `(value, metrics)`, into value and metrics."""
         if not isinstance(result, tuple):
             return result, {}
         if len(result) != 2 or not isinstance(result[1], Mapping):
@@ -91,9 +98,9 @@ class Call:
         return result
 
     def metrics(self, found: Any) -> Metrics:
-        """Check a component's metrics: valid names that the run does not use, and finite numbers.
+        """Check a component's metrics and return them as floats.
 
-        None counts as an empty dict.
+        Names must be valid and not used by the run; values must be finite. None counts as an empty dict.
         """
         if found is None:
             return {}
@@ -104,7 +111,7 @@ class Call:
         return {self.free(name): self.number(value, f"metric {name!r}") for name, value in items}
 
     def free(self, name: Any) -> str:
-        """Return the name of a metric if it is valid and the run does not use it itself."""
+        """Check the name of a metric and return it. It must be valid and not used by the run itself."""
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 200:
             raise self.fail(f"{shown(name)} is not a valid name of a metric; use text such as {self.kind}/{self.name}")
         if name.partition("/")[0] in RESERVED or name == "policy/entropy":
@@ -112,7 +119,7 @@ class Call:
         return name
 
     def number(self, value: Any, what: str) -> float:
-        """Convert a number to a float."""
+        """Convert a number to a float; raise an error that names it `what` if it is not a number."""
         if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
             raise self.fail(f"{what} is {shown(value)}, not a number")
         try:
@@ -121,7 +128,13 @@ class Call:
             raise self.fail(f"{what} is {shown(value)}, not a finite number") from error
 
     def numbers(self, values: Any, expected: int, what: str) -> list[float]:
-        """Check a list of `expected` finite numbers; tensors and arrays count as lists."""
+        """Check that a component returned a list of finite numbers, and return them as floats.
+
+        Args:
+            values: the list; a tensor or an array is converted.
+            expected: required length.
+            what: name of the numbers for errors, in the plural.
+        """
         with self():
             values = values.tolist() if hasattr(type(values), "tolist") else values
             if not isinstance(values, Sequence) or isinstance(values, str | bytes):
@@ -135,34 +148,40 @@ class Call:
         return found
 
     def tensor(self, value: Any, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Check a plain tensor of real numbers with this shape, on the device of `like`."""
+        """Check that a component returned a dense tensor of real numbers, and return it.
+
+        Args:
+            value: the result.
+            shape: required shape.
+            like: tensor on the required device.
+        """
         import torch
 
         if not isinstance(value, torch.Tensor):
             raise self.fail(f"returned {type(value).__name__}, not a tensor of {list(shape)}")
         if value.is_meta or value.is_complex() or value.is_quantized or value.layout is not torch.strided:
             kind = f"{value.device.type} {value.layout} {value.dtype}".replace("torch.", "")
-            raise self.fail(f"returned a tensor without plain real numbers ({kind})")
+            raise self.fail(f"returned a tensor that is not a dense tensor of real numbers ({kind})")
         if tuple(value.shape) != tuple(shape):
             raise self.fail(f"returned {list(value.shape)}, not a tensor of {list(shape)}")
         if value.device != like.device:
-            raise self.fail(f"returned a tensor on {value.device}, and the batch is on {like.device}")
+            raise self.fail(f"returned a tensor on {value.device}, but the batch is on {like.device}")
         return value
 
 
 @contextmanager
 def restored(closed: list[str]) -> Generator[None]:
-    """Restore process-wide state that the user's code changes inside this block.
+    """Restore process-wide state that the user's code changes inside the block.
 
     This covers torch's grad mode, default dtype and default device, the working directory, and the
     standard streams. A closed stream is replaced by the null device, so that no other file gets its
-    descriptor.
+    file descriptor.
 
     Args:
         closed: list to which the names of closed streams are appended.
     """
     modes = _torch_modes()
-    streams, place = (sys.stdin, sys.stdout, sys.stderr), _working_directory()
+    streams, directory = (sys.stdin, sys.stdout, sys.stderr), _working_directory()
     try:
         yield
     finally:
@@ -172,15 +191,14 @@ def restored(closed: list[str]) -> Generator[None]:
             torch.set_grad_enabled(modes[0])
             torch.set_default_dtype(modes[1])
             torch.set_default_device(None if modes[2].type == "cpu" else modes[2])
-        if place is not None and _working_directory() != place:
-            os.chdir(place)
+        if directory is not None and _working_directory() != directory:
+            os.chdir(directory)
         for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
             if getattr(stream, "closed", False):
                 closed.append(f"sys.{name}")
                 setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - it stays open
-            elif (
-                current_thread() is main_thread()
-            ):  # the live display runs in the main thread and may redirect streams there
+            # Other threads must not undo a redirection by the live display, which runs in the main thread.
+            elif current_thread() is main_thread():
                 setattr(sys, name, stream)
 
 
@@ -202,40 +220,41 @@ def _working_directory() -> str | None:
 
 
 def _counts_writes(value: Any) -> bool:
-    """Return True for tensors with a version counter; inference tensors have none."""
+    """Return whether a value is a tensor with a version counter, which inference tensors lack."""
     return hasattr(type(value), "_version") and not value.is_inference()
 
 
 def described(error: BaseException) -> str:
-    """Format the type and message of an exception, without control characters.
+    """Format the type and message of an exception, with bounded length and without control characters.
 
-    Works for exceptions whose `__str__` raises.
+    It also works if `__str__` of the exception raises.
     """
     try:
         text = str(error)
     except BaseException:
         text = "(its message cannot be read)"
-    return f"{type(error).__name__}: {_cleaned(text)}"
+    return f"{type(error).__name__}: {_shorten(text)}"
 
 
 def shown(value: Any) -> str:
     """Format a value for a message, with bounded length and without control characters."""
     try:
-        return _cleaned(repr(value))
+        return _shorten(repr(value))
     except BaseException:
         return f"a {type(value).__name__}"
 
 
 def own_frames(error: BaseException) -> str:
-    """Format the traceback without frames of this package and of libraries.
+    """Format the traceback of an exception without frames of this package and of libraries.
 
-    The last frame is kept if all of them are of this kind.
+    If no other frames are left, the last frame is kept.
     """
     stack = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)] or stack[-1:]
     return "".join(traceback.format_list(own[-20:])).rstrip()
 
 
-def _cleaned(text: str) -> str:
-    text = text if len(text) <= _MOST else text[:_MOST] + " ..."
+def _shorten(text: str) -> str:
+    """Limit the length of a text and replace control characters."""
+    text = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " ..."
     return "".join(char if char.isprintable() else " " if char.isspace() else "·" for char in text)

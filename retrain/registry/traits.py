@@ -1,4 +1,4 @@
-"""Traits: facts about a component that its decorator states, one frozen class per kind."""
+"""Traits: properties of a component that its decorator declares, one frozen class per kind."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Finding(NamedTuple):
     Attributes:
         at: for a component's check, the parameter, and the index if it is a list; () is the key
             that names the component. For a section's rule, the full path of the key.
-        problem, fix: as in `ConfigProblem`.
+        problem: description of the problem, see `ConfigProblem`.
+        fix: advice, see `ConfigProblem`.
         fatal: True for an error, False for a warning.
-        exit_code: as in `ConfigProblem`.
+        exit_code: exit code of the program for this error, see `ConfigProblem`.
     """
 
     at: tuple[str | int, ...]
@@ -39,16 +40,17 @@ class Traits:
     """Traits of a component of any kind.
 
     Attributes:
-        table: TOML table of its parameters; None for the table of its name.
-        extra: (package, extra of retrain) that it needs.
-        check: reports contradictions between its parameters and the sections of the configuration
-            (such as `config.training.max_tokens`).
-        check_files: checks the files that it reads; called only if the run uses the component.
-        check_code: checks that run the user's code; called last.
-        when: parameter -> (another parameter, values of that one for which the first is read).
+        table: TOML table of the component's parameters; None for the table with the component's name.
+        extra: (package, extra of retrain) that the component needs.
+        check: function that reports contradictions between the parameters and the sections of the
+            configuration (such as `config.training.max_tokens`).
+        check_files: function that checks the files that the component reads; called only if the run uses
+            the component.
+        check_code: function with checks that run the user's code; called last.
+        when: parameter -> (another parameter, values of the other parameter for which the first is used).
         imports: parameters that are dotted paths to the user's code. In a run that somebody else
             trained, they need `--trust`.
-        reaches: parameter -> its effect outside the run, such as on a server; needs trust as well.
+        reaches: parameter -> its effect outside the run, such as on a server; it needs `--trust` as well.
     """
 
     table: str | None = None
@@ -66,10 +68,10 @@ class TaskTraits(Traits):
     """Traits of a task.
 
     Attributes:
-        remote: its problems may have to be downloaded, which `validate` does not do.
-        settings: defaults for keys of sections that the run file does not set.
-        premise: measured figure -> (lowest, highest) value for which the task separates methods.
-        knob: the parameter that makes the premise true or false.
+        remote: the problems may have to be downloaded, which `retrain validate` does not do.
+        settings: default values of section keys, which the run file can override.
+        premise: metric -> (lowest, highest) value for which the task can distinguish methods.
+        knob: the parameter that controls whether the premise holds.
     """
 
     remote: bool = False
@@ -80,15 +82,16 @@ class TaskTraits(Traits):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTraits(Traits):
-    """Facts of a source of rows.
+    """Traits of a row source.
 
     Attributes:
-        brings: the rows that it may add: "rollouts" that other weights sampled, for which the update corrects, or
-            "expert" rows, on which a loss term with `source="expert"` trains.
-        ratio: name of its parameter with the share of a step's rows that are its own: so many fewer prompts are
-            sampled. "" if it takes the place of none.
-        read: reads the files that its parameters name, as building it does, and raises DataError with the first bad
-            rows; (key, function). `validate` calls it, and a run before it loads the model.
+        brings: kinds of rows that the source may add: "rollouts" sampled by other weights, for which the update
+            corrects, or "expert" rows, on which a loss term with `source="expert"` trains.
+        ratio: name of the parameter with the source's share of a step's rows, by which fewer prompts are sampled; ""
+            if its rows do not reduce the number of prompts.
+        read: (parameter, function) to check a file: the function gets the value of the parameter, reads the file as
+            the source itself does, and raises DataError with the first bad rows. `retrain validate` calls it, and a
+            run before it loads the model.
     """
 
     brings: tuple[Literal["rollouts", "expert"], ...] = ("rollouts", "expert")
@@ -101,15 +104,11 @@ class RewardTraits(Traits):
     """Traits of a reward.
 
     Attributes:
-        correctness: its score measures correctness. The first such reward that does not return None
+        correctness: the score measures correctness. The first such reward that does not return None
             determines the accuracy.
-        network: it needs the network, so it runs outside the sandbox.
-        timeout_s: timeout of a call in seconds; None for the pool's.
-        answers: reference answer -> reason why it cannot be used for comparison, or "".
-        problems: (its parameters, the `Problem.facts` of a problem) -> reason why it cannot score completions of the
-            problem, or "".
-        parts: its parameters -> the parts of its score, by the names under which it returns them, with their weights
-            in the score. They are columns of `reward_parts` in its place. {}: the score is one column.
+        network: the reward needs the network, so it runs outside the sandbox.
+        timeout_s: timeout of a call in seconds; None for the timeout of the pool.
+        answers: function from a reference answer to the reason why the reward cannot use it, or "".
     """
 
     correctness: bool = True
@@ -139,12 +138,12 @@ class EngineTraits(Traits):
     """Traits of an engine.
 
     Attributes:
-        exact: its log-probs equal the trainer's.
-        concurrent: it can sample during an update, with its own weights and no global random state.
-        remote: it samples on servers and uses neither the trainer's memory nor its device.
-        own_process_group: it sets up torch.distributed itself, so multi-rank runs cannot use it.
-        adapters: value of its parameter `lora` -> description of how it applies LoRA.
-        serve_keys: keys of its table that `retrain serve` reads and the engine does not.
+        exact: the log-probs equal those of the trainer.
+        concurrent: the engine can sample during an update, with its own weights and no global random state.
+        remote: the engine samples on servers and uses neither the trainer's memory nor its device.
+        own_process_group: the engine sets up torch.distributed itself, so multi-rank runs cannot use it.
+        adapters: value of the parameter `lora` -> description of how the engine applies LoRA.
+        serve_keys: keys of the engine's table that only `retrain serve` reads.
     """
 
     exact: bool = False
@@ -160,7 +159,7 @@ class FilterTraits(Traits):
     """Traits of a filter.
 
     Attributes:
-        drops: it can drop groups.
+        drops: the filter can drop groups.
     """
 
     drops: bool = True
@@ -171,8 +170,8 @@ class AdvantageTraits(Traits):
     """Traits of an advantage.
 
     Attributes:
-        success_rate: it divides by the group's mean reward, read as a success rate.
-        unit_variance: it divides by a standard deviation; or the boolean parameter that decides it.
+        success_rate: it divides by the group's mean reward, interpreted as a success rate.
+        unit_variance: it divides by a standard deviation; or the name of the boolean parameter that enables it.
         batch_statistics: it uses statistics of the whole batch.
         mean_matters: the mean of its result carries information, which centring would remove.
         group_of_one: it is defined for a group with one completion.
@@ -196,7 +195,9 @@ class TransformTraits(Traits):
         correction: it corrects for the difference between the sampler and the trainer.
         drops_only: it is a correction that masks tokens without weighting them, so it can be
             combined with one that weights.
-        unit_variance, mean_matters, group_of_one: as for an advantage.
+        unit_variance: see `AdvantageTraits`.
+        mean_matters: see `AdvantageTraits`.
+        group_of_one: see `AdvantageTraits`.
         wants_unit_variance: its bounds are in standard deviations of the advantages that it reads.
         beyond_rewards: it gives nonzero advantages to groups whose rewards are all equal.
         imitates: it pulls the policy towards another model.
@@ -220,10 +221,10 @@ class LossTraits(Traits):
     """Traits of a loss term.
 
     Attributes:
-        weight: default of its parameter `weight`; a term of weight 0 is not computed.
-        source: rows that it trains on: sampled by the policy, or expert demonstrations.
-        vanishes: it is 0 where advantages are 0.
-        trust_region: it limits the distance from `old_logprobs`; inactive in a batch's first update.
+        weight: default of the parameter `weight`; a term with weight 0 is not computed.
+        source: rows that the term trains on: sampled by the policy, or expert demonstrations.
+        vanishes: the term is 0 where advantages are 0.
+        trust_region: the term limits the distance from `old_logprobs`; inactive in a batch's first update.
     """
 
     weight: float = 1.0
@@ -237,12 +238,12 @@ class SignalTraits(Traits):
     """Traits of a signal.
 
     Attributes:
-        stored: name of its flags in the stored rollouts, or of the metric with its value.
-        models: models that it needs besides the current policy, or a function from its parameters to
-            them: "frozen" (the initial policy, one copy for all signals), "trained" or "averaged"
-            (a copy of its own), "policy" (another pass of the policy), or the path of another
-            model, frozen in bfloat16.
-        judges: it measures the quality of a completion.
+        stored: name of the signal's flags in stored rollouts, or of the metric with its value.
+        models: models that the signal needs in addition to the current policy, or a function from its
+            parameters to them: "frozen" (the initial policy, one copy for all signals), "trained" or
+            "averaged" (its own copy of the policy), "policy" (another forward pass of the policy), or the
+            path of another model, frozen in bfloat16.
+        judges: the signal measures the quality of a completion.
     """
 
     stored: str = ""
@@ -259,22 +260,24 @@ class ExecutorTraits(Traits):
     """Traits of an executor.
 
     Attributes:
-        local: its runs share this machine's cache, so that a warm start is computed once, before them.
+        local: its runs share the cache of this machine, so that a warm start is computed once, before the runs.
     """
 
     local: bool = False
 
 
 _RENAMED = {"elsewhere": "remote", "alone": "own_process_group", "here": "local"}
+"""Name of a trait in version 0.1 -> its current name."""
 _DROPPED = frozenset({"needed_by", "also", "exclusive", "context", "aliases", "mixes", "default"})
+"""Traits of version 0.1 that no longer exist."""
 
 
 def current_names(kind: str, made: Callable[..., Traits], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return traits under their current names, with a FutureWarning for names of version 0.1.
+    """Rename traits of version 0.1 to their current names, with a FutureWarning for each.
 
     Args:
-        kind: of the component, for the messages.
-        made: the class of the traits of this kind.
+        kind: kind of the component, for the messages.
+        made: class of the traits of this kind.
         given: keyword arguments of the decorator.
     Raises:
         ComponentError: the kind has no trait of that name.
