@@ -1,4 +1,4 @@
-"""Components (functions or classes whose signature is their interface) and the kinds that register them."""
+"""Components (functions or classes whose signatures define their interfaces) and the kinds that register them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _OPEN = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
 
 KINDS: dict[str, Kind[..., Traits]] = {}
-"""Every kind by its name, in the order of `retrain.registry.kinds`."""
+"""Name -> kind, in the order of `retrain.registry.kinds`."""
 
 REGISTERED: dict[tuple[str, str], Component] = {}
 """(kind, name) -> component, in order of registration."""
 
 MARK = "__retrain_component__"
-"""Attribute of a decorated object with its component, so that a dotted path finds its traits too."""
+"""Name of the attribute in which a decorated object stores its component, so that a dotted path keeps its traits."""
 
 
 class ParameterError(ComponentError):
-    """Invalid parameters of a component; `error` has the details."""
+    """Error for invalid parameters of a component; `error` has the details."""
 
     def __init__(self, component: Component, error: ValidationError) -> None:
         self.error = error
@@ -49,10 +49,11 @@ class ParameterError(ComponentError):
 
 @dataclass(frozen=True)
 class Component:
-    """One component, registered or given by a dotted path.
+    """A component, registered or given by a dotted path.
 
     Attributes:
-        kind, name: its kind, and the name by which it was found.
+        kind: name of its kind.
+        name: the name by which it was found.
         target: the function, or a class whose instances are called.
         table: TOML table of its parameters; by default its name.
         contract: calling convention: "columns" (tensors by parameter name), or for undecorated
@@ -71,17 +72,17 @@ class Component:
 
     @property
     def traits(self) -> Traits:
-        """Its traits. `Kind.traits_of` returns them with the static type of the kind."""
+        """Traits of the component. `Kind.traits_of` returns them with the static type of the kind."""
         return self.stated or KINDS[self.kind].traits()
 
     @property
     def stateful(self) -> bool:
-        """True for a class, which is instantiated once per run; functions have no state."""
+        """True for a class, which a run instantiates once; False for a function, which has no state."""
         return inspect.isclass(self.target)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Names of the columns that it reads: positional parameters of the function or of `__call__`."""
+        """Names of the columns that it reads: the positional parameters of the function or of `__call__`."""
         if not inspect.isclass(self.target):
             return _positional(self.target)
         call: Any = vars(self.target).get("__call__") or getattr(self.target, "__call__", None)  # noqa: B004
@@ -89,12 +90,12 @@ class Component:
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """Parts of the run that a class needs (policy, tokenizer, seed ...): positional in `__init__`."""
+        """Parts of the run that a class needs (policy, seed ...): the positional parameters of `__init__`."""
         return _positional(self.target) if inspect.isclass(self.target) else ()
 
     @cached_property
     def whole(self) -> type[Any]:
-        """The class with its protocol's default methods and, for plug-ins, with checks of its calls.
+        """The class with the default methods of its protocol and, for plug-ins, with checks of its calls.
 
         Raises:
             ComponentError: a required method is missing, or a signature does not fit the protocol.
@@ -116,7 +117,10 @@ class Component:
 
     @cached_property
     def schema(self) -> type[BaseModel]:
-        """Pydantic model of its keyword-only parameters: strict, with unknown keys forbidden."""
+        """Strict pydantic model of its keyword-only parameters.
+
+        Unknown keys are allowed only for `**keywords` and for undecorated plug-ins.
+        """
         fields: dict[str, Any] = {}
         config = STRICT
         for parameter in _signature(self.target).parameters.values():
@@ -138,7 +142,7 @@ class Component:
         return made
 
     def _untypable(self, types: Mapping[str, Any]) -> ComponentError:
-        """Return the error for parameters whose types have no counterpart in TOML."""
+        """Return the error for parameters whose types cannot be expressed in TOML."""
         wrong = list[str]()
         for name, annotation in types.items():
             try:
@@ -154,16 +158,16 @@ class Component:
         return {key: value for key, value in params.items() if is_open or key in self.schema.model_fields}
 
     def require_extra(self) -> None:
-        """Raise MissingExtraError if the library of its trait `extra` is not installed."""
+        """Raise MissingExtraError if the library named by the trait `extra` is not installed."""
         if self.traits.extra and importlib.util.find_spec(self.traits.extra[0]) is None:
             raise MissingExtraError(*self.traits.extra)
 
     def check(self) -> None:
-        """Check that a run can build and call it.
+        """Check that a run can build and call the component.
 
         Raises:
-            MissingExtraError: its library is not installed.
-            ComponentError: its name is reserved, a method is missing, it needs something that a run
+            MissingExtraError: a library that it needs is not installed.
+            ComponentError: its name is reserved, a method is missing, it needs a part that a run
                 does not have, or it reads no column although its kind requires one.
         """
         self.require_extra()
@@ -175,7 +179,7 @@ class Component:
         kind = KINDS[self.kind]
         if missing := [name for name in self.needs if name not in kind.parts]:
             raise ComponentError(
-                f"{self.kind} {self.name!r} is built with {', '.join(missing)}, which a run does not have",
+                f"{self.kind} {self.name!r} needs {', '.join(missing)}, which a run does not have",
                 f"it can be built with: {', '.join(kind.parts) or 'keyword-only parameters'}",
             )
         if kind.must_read and self.contract == "columns" and not self.reads:
@@ -185,7 +189,7 @@ class Component:
         """Validate parameters and return them with the component.
 
         Raises:
-            ParameterError: they are invalid.
+            ParameterError: the parameters are invalid.
         """
         try:
             model = self.schema.model_validate(dict(params or {}))
@@ -197,7 +201,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Bound:
-    """A component with validated parameters, ready to be called (function) or built (class)."""
+    """A component with validated parameters. A function can be called, a class can be built."""
 
     component: Component
     params: Mapping[str, Any]
@@ -212,13 +216,13 @@ class Bound:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Parameters that the target itself accepts; a loss's `weight` may not be one of them."""
+        """Parameters that the target accepts. The `weight` of a loss is usually not one of them."""
         takes = _signature(self.component.target).parameters
         return {name: value for name, value in self.params.items() if name in takes}
 
     @property
     def path(self) -> str:
-        """Import path of the target, for another process.
+        """Import path of the target, by which another process can load it.
 
         Raises:
             ComponentError: the target is defined inside a function.
@@ -236,12 +240,12 @@ class Bound:
         return self.component.target(*columns, **self.arguments)
 
     def build(self, resources: Mapping[str, Any]) -> Any:
-        """Instantiate a class with parts of the run, or return the bound function itself.
+        """Instantiate a class with parts of the run; return a bound function unchanged.
 
         Args:
-            resources: parts of the run by name.
+            resources: name -> part of the run.
         Raises:
-            ComponentError: the run does not have a part that the class needs.
+            ComponentError: this run does not have a part that the class needs.
         """
         if not self.component.stateful:
             return self
@@ -257,23 +261,23 @@ class Bound:
 
 @dataclass(frozen=True)
 class Kind(Generic[P, T_co]):
-    """One kind of component.
+    """A kind of component, used as the decorator that registers components.
 
     Attributes:
-        name: of the kind.
-        traits: class of the facts that its decorator takes.
-        about: one line with its purpose, arguments and result, for `retrain plugins`.
-        key: (section, key) of the TOML that names a component; empty for kinds that are found by
+        name: name of the kind.
+        traits: class of the traits that the decorator accepts.
+        about: one line with the purpose, arguments and result, for `retrain plugins`.
+        key: (section, key) of the TOML that names a component; () for kinds whose components are found by
             the name of a column.
-        params: the key of that section with the parameters of a dotted path.
-        protocol: methods of its classes, with defaults.
+        params: key of that section with the parameters of a component given by a dotted path.
+        protocol: base class with the methods of its classes and their defaults.
         plain: calling convention of an undecorated function; see `Component.contract`.
-        parts: parts of the run that its classes may be built with.
-        verbs: methods whose calls are checked, with the checks of their results.
-        taken: reserved names, because the run reports its own metrics as `kind/name`.
+        parts: names of the parts of the run with which its classes can be built.
+        verbs: names of the methods whose calls are checked, with the checks of their results.
+        taken: reserved names; the run itself reports metrics named `kind/name`.
         must_read: components must read at least one column.
-        is_generator: its components are generator functions.
-        is_async: its components may be coroutine functions.
+        is_generator: components must be generator functions.
+        is_async: components may be coroutine functions.
     """
 
     name: str
@@ -299,14 +303,15 @@ class Kind(Generic[P, T_co]):
         return cast(T_co, component.traits)
 
     def __call__(self, name: str, *args: P.args, **traits: P.kwargs) -> Callable[[F], F]:
-        """Register the decorated function or class under this name.
+        """Return a decorator that registers a function or class under a name.
 
-        Positional parameters name the columns it reads; keyword-only parameters are its TOML table.
-        A class is built once per run: the positional parameters of `__init__` name parts of the run
-        (policy, tokenizer, seed ...), and its `__call__` reads the columns.
+        Positional parameters of a function name the columns that it reads; keyword-only parameters are the
+        keys of its TOML table. A class is instantiated once per run: the positional parameters of `__init__`
+        name parts of the run (policy, tokenizer, seed ...), and those of `__call__` the columns.
 
         Args:
             name: the name in the TOML.
+            args: further traits by position.
             traits: traits of the component; see `retrain.registry.traits`.
 
         Raises:
@@ -334,13 +339,15 @@ class Kind(Generic[P, T_co]):
 
 
 def check_signature(target: Callable[..., Any], is_generator: bool = False, is_async: bool = False) -> None:
-    """Check that a function or class can be a component.
+    """Check that the signature of a function or class is that of a component.
 
     Args:
-        is_generator, is_async: of its kind.
+        target: the function or class.
+        is_generator: see `Kind`.
+        is_async: see `Kind`.
     Raises:
-        ComponentError: it has `*args`, which name no column; it is not a generator although its
-            kind requires one; or it is async or a generator although its kind does not allow it.
+        ComponentError: the signature has `*args`, which name no column; the function is not a generator
+            although its kind requires one; or it is async or a generator although its kind does not allow it.
     """
     called: Any = vars(target).get("__call__") if inspect.isclass(target) else target
     if is_generator and not inspect.isgeneratorfunction(called):
@@ -375,7 +382,7 @@ def _positional(target: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the annotation of a keyword-only parameter; evaluate strings in the function's module."""
+    """Return the annotation of a keyword-only parameter; a string is evaluated in the module that contains it."""
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         return Any
@@ -383,7 +390,7 @@ def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any
         return annotation
     function: Any = getattr(target, "__init__") if inspect.isclass(target) else inspect.unwrap(target)  # noqa: B009
     scope = function.__globals__
-    if inspect.isclass(target) and is_dataclass(target):  # an inherited field was annotated in another module
+    if inspect.isclass(target) and is_dataclass(target):  # an inherited field may be annotated in another module
         owner = next(one for one in target.__mro__ if parameter.name in inspect.get_annotations(one))
         scope = vars(sys.modules[owner.__module__])
     try:

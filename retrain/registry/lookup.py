@@ -1,4 +1,4 @@
-"""Lookup of a component by registered name, entry point or dotted path."""
+"""Find components by registered name, entry point or dotted path."""
 
 from __future__ import annotations
 
@@ -30,71 +30,72 @@ def _entry_points() -> dict[str, dict[str, EntryPoint]]:
 
 
 def entry_names(kind: str) -> list[str]:
-    """Return the names of the entry points of installed packages."""
+    """Return the names of a kind's entry points in installed packages."""
     return sorted(_entry_points()[kind])
 
 
 def names(kind: str) -> list[str]:
-    """Return all names of components of a kind, except dotted paths."""
+    """Return the names of all built-in and registered components and entry points of a kind."""
     return sorted({*BUILT_IN.get(kind, ()), *(name for of, name in REGISTERED if of == kind), *_entry_points()[kind]})
 
 
 def is_registered(kind: str, name: str) -> bool:
-    """Return True for a built-in or registered component, or an entry point that can be imported."""
+    """Return whether a name is that of a built-in or registered component, or of an importable entry point."""
     known = name in BUILT_IN.get(kind, ()) or (kind, name) in REGISTERED
-    return known or _of_entry_point(kind, name) is not None
+    return known or _importable_entry_point(kind, name) is not None
 
 
 def components(kind: str | None = None, tables: Container[str] | None = None) -> list[Component]:
-    """Return every registered component, and those of entry points that can be imported.
+    """Return all built-in and registered components, and those of importable entry points.
 
     Args:
-        kind: only components of this kind.
-        tables: only components whose TOML table is one of these. Entry points are then imported
-            only if their name is one of these.
+        kind: restrict the result to this kind.
+        tables: restrict the result to components whose TOML table is one of these. Entry points are
+            then imported only if their name is one of these.
     """
     for of, rows in BUILT_IN.items():
         for name in rows if kind in (None, of) else ():
             if tables is None or TABLES.get(of, {}).get(name, name) in tables:
                 _import_built_in(of, name)
-    entered = dict[tuple[str, str], Component]()
+    imported = dict[tuple[str, str], Component]()
     for of, points in _entry_points().items():
         for name in points if kind in (None, of) else ():
-            if (tables is None or name in tables) and (component := _of_entry_point(of, name)):
-                entered[of, name] = component
-    # Sorted by module, the user's last, so that the order does not depend on the order of imports.
-    every = (entered | REGISTERED).values()
+            if (tables is None or name in tables) and (component := _importable_entry_point(of, name)):
+                imported[of, name] = component
+    # Sorted by module, with the user's components last, so that the order does not depend on that of imports.
+    every = (imported | REGISTERED).values()
     in_order = sorted(every, key=lambda one: one.target.__module__ if one.source == "built-in" else "~")
     return [one for one in in_order if kind in (None, one.kind) and (tables is None or one.table in tables)]
 
 
 def _import_built_in(kind: str, name: str) -> None:
-    importlib.import_module(_module(kind, name))
+    importlib.import_module(_built_in_module(kind, name))
 
 
-def _module(kind: str, name: str) -> str:
-    """Return the module of a built-in component."""
+def _built_in_module(kind: str, name: str) -> str:
+    """Return the name of the module of a built-in component."""
     return BUILT_IN[kind][name].partition(":")[0]
 
 
 def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Component:
-    """Return the component of this kind and name.
+    """Return a component.
 
     Args:
         kind: one of KINDS.
-        name: a registered name, an entry point's name in group `retrain.<kind>`, or a dotted path
-            `pkg.mod.fn` or `pkg.mod:fn`, looked up in the current directory, `plugins/` in it, then `search_paths`.
+        name: a registered name, the name of an entry point in group `retrain.<kind>`, or a dotted path
+            `pkg.mod.fn` or `pkg.mod:fn`.
+        search_paths: directories in which modules are searched, after the current directory and its `plugins/`.
 
     Raises:
-        ComponentError: it does not exist (the message suggests the nearest name), its module raised an
-            exception (with the traceback), or its signature does not fit the kind.
+        ComponentError: the component does not exist (the message suggests the nearest name), importing its module
+            raised an exception (the error has the traceback), or its signature does not fit the kind.
     """
     if name in BUILT_IN.get(kind, ()):
         _import_built_in(kind, name)
     if (kind, name) in REGISTERED:
         return REGISTERED[kind, name]
     if name in _entry_points()[kind]:
-        return _enter(kind, name)
+        return _load_entry_point(kind, name)
     if is_dotted(name):
         components()  # register all names first, so that the user's code cannot take one of them
         return _from_target(kind, name, load_object(name, search_paths), "dotted path")
@@ -102,19 +103,19 @@ def find(kind: str, name: str, search_paths: Sequence[str | Path] = ()) -> Compo
     raise ComponentError(f'no {kind} named "{name}"', did_you_mean(name, names(kind), listed))
 
 
-def _enter(kind: str, name: str) -> Component:
-    """Import an entry point.
+def _load_entry_point(kind: str, name: str) -> Component:
+    """Import an entry point and return its component.
 
     Raises:
-        ComponentError: the import fails, or it registers the name of a built-in component.
+        ComponentError: the import fails, or its module registers the name of a built-in component.
     """
     point = _entry_points()[kind][name]
     with _importing(point.value):
         target = point.load()
     for (of, known), component in REGISTERED.items():
         module = component.target.__module__
-        if known in BUILT_IN.get(of, ()) and module != _module(of, known):
-            problem = f"{of} {known!r} is registered twice: by {module} and {_module(of, known)}"
+        if known in BUILT_IN.get(of, ()) and module != _built_in_module(of, known):
+            problem = f"{of} {known!r} is registered twice: by {module} and {_built_in_module(of, known)}"
             raise ComponentError(problem, "rename one of them")
     registered = REGISTERED.get((kind, name))
     if registered is not None and registered.source == "built-in" and registered.target is target:
@@ -122,18 +123,18 @@ def _enter(kind: str, name: str) -> Component:
     return _from_target(kind, name, target, "entry point")
 
 
-def _of_entry_point(kind: str, name: str) -> Component | None:
-    """Return the component of an entry point; None if it does not exist or its import fails."""
+def _importable_entry_point(kind: str, name: str) -> Component | None:
+    """Return the component of an entry point; None if there is no such entry point or its import fails."""
     if name not in _entry_points()[kind]:
         return None
     try:
-        return _enter(kind, name)
+        return _load_entry_point(kind, name)
     except ComponentError:
         return None
 
 
 def is_dotted(name: str) -> bool:
-    """Return True if a name is a dotted path to the user's code."""
+    """Return whether a name is a dotted path to the user's code."""
     return "." in name or ":" in name
 
 
@@ -142,8 +143,14 @@ def bind(
 ) -> Bound:
     """Find a component and bind its parameters.
 
+    Args:
+        kind: see `find`.
+        name: see `find`.
+        params: the parameters.
+        search_paths: see `find`.
     Raises:
-        ComponentError: as for `find`. MissingExtraError: its library is not installed.
+        ComponentError: see `find`; or a run cannot build the component.
+        MissingExtraError: a library that the component needs is not installed.
         ParameterError: the parameters are invalid.
     """
     component = find(kind, name, search_paths)
@@ -160,9 +167,12 @@ def table_names() -> dict[str, list[Component]]:
 
 
 def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
-    """Return the schema of a table that several components share: the union of their parameters.
+    """Return the schema of a table that several components share, with the parameters of all of them.
 
-    A parameter that only some of them require is optional here; `bind` reports it if it is missing.
+    A required parameter that not all of them have is optional in this schema; `bind` reports it if it is missing.
+
+    Args:
+        readers: the components that read the table.
     """
     fields: dict[str, Any] = {}
     for reader in readers:
@@ -175,15 +185,18 @@ def table_schema(readers: Sequence[Component]) -> type[BaseModel]:
 
 
 def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
-    """Import the object at a dotted path `pkg.mod.attr` or `pkg.mod:attr`, which runs the user's code.
+    """Import an object by its dotted path, which runs the user's code.
 
+    Args:
+        path: `pkg.mod.attr` or `pkg.mod:attr`.
+        search_paths: see `find`.
     Raises:
-        ComponentError: the path is malformed, its module cannot be imported, or has no such attribute.
+        ComponentError: the path is malformed, its module cannot be imported, or the module has no such attribute.
     """
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise ComponentError(f'"{path}" is not a dotted path', "write it as package.module.function")
-    # For this package's modules the current directory is not searched: it may be another user's run.
+    # Modules of this package must not be found in the current directory, which may be a run of another user.
     search = nullcontext() if module_name.startswith("retrain.") else _search(search_paths)
     with search, _importing(module_name, search_paths):
         module = importlib.import_module(module_name)
@@ -196,6 +209,7 @@ def load_object(path: str, search_paths: Sequence[str | Path] = ()) -> Any:
 
 
 def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
+    """Return the component of an imported object; raise ComponentError if the object is not one of this kind."""
     mark = getattr(target, MARK, None)
     if isinstance(mark, Component):
         if mark.kind != kind:
@@ -211,6 +225,7 @@ def _from_target(kind: str, name: str, target: Any, source: str) -> Component:
 
 
 def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> None:
+    """Raise ComponentError if an undecorated function cannot be called by the contract."""
     parameters = inspect.signature(target).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -227,7 +242,11 @@ def _check_plain(name: str, contract: Contract, target: Callable[..., Any]) -> N
 def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[None]:
     """Convert any exception from importing the user's module, except Ctrl-C, to ComponentError.
 
-    This includes `sys.exit`. Nothing can catch `os._exit`, which ends the process.
+    This includes `sys.exit`, but not `os._exit`, which ends the process.
+
+    Args:
+        name: dotted name of the module.
+        search_paths: see `find`.
     """
     try:
         yield
@@ -235,35 +254,35 @@ def _importing(name: str, search_paths: Sequence[str | Path] = ()) -> Generator[
         raise
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            looked, file = ", ".join(map(str, _places(search_paths))), name.split(".")[0]
-            fix = f"is {file}.py (or {file}/) in the directory you started from, plugins/, or [plugins] search_paths?"
-            raise ComponentError(f"no module named {error.name!r} (looked in {looked})", fix) from None
+            searched, file = ", ".join(map(str, _directories(search_paths))), name.split(".")[0]
+            fix = f"put {file}.py (or {file}/) into the working directory, plugins/, or one of [plugins] search_paths"
+            raise ComponentError(f"no module named {error.name!r} (searched in {searched})", fix) from None
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         problem = f"importing {name} raised {described(error)}{place}"
-        raise ComponentError(problem, "fix that file", own_frames(error)) from error
+        raise ComponentError(problem, "fix the file", own_frames(error)) from error
 
 
 @contextmanager
 def _search(search_paths: Sequence[str | Path]) -> Generator[None]:
-    """Search the current directory, its `plugins/` and `search_paths` first inside this block.
+    """Put the current directory, its `plugins/` and `search_paths` at the start of `sys.path` inside the block.
 
-    Afterwards they stay at the end of `sys.path`, for imports that the user's code makes later.
+    Afterwards they are at the end of `sys.path`, for later imports by the user's code.
     """
-    places = [str(place) for place in _places(search_paths)]
+    directories = [str(directory) for directory in _directories(search_paths)]
     before = list(sys.path)
-    sys.path[:0] = places
+    sys.path[:0] = directories
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path[:] = before + [place for place in places if place not in before]
+        sys.path[:] = before + [directory for directory in directories if directory not in before]
 
 
-def _places(search_paths: Sequence[str | Path]) -> list[Path]:
+def _directories(search_paths: Sequence[str | Path]) -> list[Path]:
     own = Path.cwd() / "plugins"
     return [
         Path.cwd(),
         *([own] if own.is_dir() else ()),
-        *(Path(place).expanduser().resolve() for place in search_paths),
+        *(Path(directory).expanduser().resolve() for directory in search_paths),
     ]

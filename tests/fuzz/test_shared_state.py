@@ -50,7 +50,7 @@ def writing(kind, write):
 @pytest.mark.parametrize("kind", RESULTS)
 def test_writing_into_a_column_is_refused_by_name(kind, write):
     mine, column = writing(kind, WRITES[write])
-    assert f"writes into {column}, which other components and the trainer read" in refused(kind, mine)
+    assert f"writes into {column}, which other components and the trainer also read" in refused(kind, mine)
     use(kind, writing(kind, lambda column: None)[0])
 
 

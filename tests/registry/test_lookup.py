@@ -20,6 +20,6 @@ def test_plugins_are_searched_after_the_directory_itself_and_before_search_paths
     others = [tmp_path / "others"]
     assert registry.find("advantage", "looked_up_below.f", others).target([0]) == [1.0]
     assert registry.find("advantage", "looked_up_twice.f").target([0]) == [2.0]
-    with pytest.raises(ComponentError, match=rf"looked in {tmp_path}, {tmp_path}/plugins\)") as caught:
+    with pytest.raises(ComponentError, match=rf"searched in {tmp_path}, {tmp_path}/plugins\)") as caught:
         registry.find("advantage", "looked_up_nowhere.f")
     assert "plugins/" in caught.value.fix

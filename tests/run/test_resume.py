@@ -75,7 +75,7 @@ def test_a_finished_run_without_checkpoints_has_nothing_to_resume_and_loses_noth
 def test_a_checkpoint_of_another_run_starts_a_new_run_and_never_overwrites_one(train):
     other, run = train("training.seed=7", name="other"), train()
     before, source = content(run), other / "checkpoints" / "step-000002"
-    with pytest.raises(ConfigError, match="is of another"):
+    with pytest.raises(ConfigError, match="belongs to another"):
         train("training.seed=7", resume=Resume("auto", source))
     assert content(run) == before
     with pytest.raises(ConfigError, match=r"training\.seed: differs"):

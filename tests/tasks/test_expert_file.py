@@ -83,7 +83,7 @@ def test_parquet(tmp_path):
     parquet.write_table(arrow.Table.from_pylist(rows[:1]), tmp_path / "good.parquet")
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "bad.parquet")
     assert read_experts(str(tmp_path / "good.parquet"))[0].prompt == [USER]
-    with pytest.raises(DataError, match=r"bad\.parquet:2: messages: the last one"):
+    with pytest.raises(DataError, match=r"bad\.parquet:2: messages: the last message"):
         read_experts(str(tmp_path / "bad.parquet"))
 
 

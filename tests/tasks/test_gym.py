@@ -125,7 +125,7 @@ def test_an_answer_that_is_no_pattern(answer):
 
 
 def test_problems_of_other_tasks_and_bad_settings():
-    with pytest.raises(ValueError, match='problems of the task "gym" only'):
+    with pytest.raises(ValueError, match='scores only problems of the task "gym"'):
         GymReward()("1", {"extra": {}})
     with pytest.raises(ComponentError, match="rejects its config"):
         Gym(0, name="chain_sum", config={"min_words": 3})
