@@ -1,4 +1,4 @@
-"""Table of the package's components, so that a module is imported only when a configuration names it.
+"""Table of the built-in components, by which a module is imported only if a configuration names its component.
 
 To add a component, add a row. A test compares the table with the decorators. Components in
 `retrain/lab` register by entry points, as those of installed packages do.
@@ -178,7 +178,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "values": "critic",
     },
 }
-"""Kind -> name -> TOML table of its parameters, where that is not the name."""
+"""Kind -> name -> TOML table of the component's parameters, if it differs from the name."""
 
 _GRAMS = ("strategic_grams", "strategic_grams_path")
 
@@ -190,9 +190,9 @@ ALIASES: Mapping[tuple[str | int, ...], tuple[str, str]] = {
         for key in (*_GRAMS, "sg_n_range", "log_semantic_entropy", "log_planning_token_ratio")
     },
 }
-"""Documented second names of keys -> the first ones. Setting a key twice in one file is a mistake."""
+"""Documented alias of a key -> the key. Setting a key and its alias in one file is an error."""
 
 ALTERNATIVES: Mapping[tuple[str | int, ...], tuple[str, str]] = {
     ("planning", one): ("planning", other) for one, other in (_GRAMS, _GRAMS[::-1])
 }
-"""Keys of which a configuration has one at most: an override of the one removes the other."""
+"""Pairs of keys that exclude each other: an override of one removes the other."""

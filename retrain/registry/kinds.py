@@ -11,12 +11,12 @@ import retrain.registry.traits as _traits
 import retrain.registry.verbs as _verbs
 from retrain.registry.component import Kind as _Kind
 
-_RUN = (
+_RUN_PARTS = (
     *("policy", "model", "model_path", "tokenizer", "chat", "device", "trainer_dtype", "run_dir"),
     *("seed", "total_steps", "max_tokens", "group_size", "temperature", "search_paths", "continue_from"),
 )
-"""Names of the parts of a run with which components may be built."""
-_STATEFUL: dict[str, _Any] = {"protocol": _protocols.StatefulComponent, "parts": _RUN, "verbs": _verbs.PART}
+"""Names of the parts of a run with which classes can be built."""
+_STATEFUL: dict[str, _Any] = {"protocol": _protocols.StatefulComponent, "parts": _RUN_PARTS, "verbs": _verbs.PART}
 _CREDIT: dict[str, _Any] = {**_STATEFUL, "must_read": True}
 
 task = _Kind(
@@ -41,11 +41,11 @@ curriculum = _Kind(
 source = _Kind(
     "source",
     _traits.SourceTraits,
-    "Rows that a step trains on: its rollouts, and rows beside them or in their place, such as an expert's answers.",
+    "Rows that a step trains on: its rollouts, and rows added to them or replacing them, such as demonstrations.",
     ("source", "name"),
     "params",
     _protocols.RowSource,
-    parts=(*_RUN, "label", "row_count", "prompt_count", "observe"),
+    parts=(*_RUN_PARTS, "label", "row_count", "prompt_count", "observe"),
     verbs=_verbs.SOURCE,
 )
 reward = _Kind(
@@ -72,7 +72,7 @@ engine = _Kind(
     ("rollout", "engine"),
     "",
     _protocols.Sampler,
-    parts=_RUN,
+    parts=_RUN_PARTS,
     verbs=_verbs.ENGINE,
 )
 filter = _Kind(
@@ -139,7 +139,13 @@ signal = _Kind(
     **_STATEFUL,
 )
 tracker = _Kind(
-    "tracker", _traits.Traits, "Sink of metrics.", ("logging", "trackers"), "", _protocols.Tracker, parts=_RUN
+    "tracker",
+    _traits.Traits,
+    "Destination of metrics.",
+    ("logging", "trackers"),
+    "",
+    _protocols.Tracker,
+    parts=_RUN_PARTS,
 )
 executor = _Kind(
     "executor",

@@ -21,9 +21,11 @@ _OWN = __name__.partition(".")[0]
 def source_hashes(components: Iterable[Component]) -> dict[str, str]:
     """Hash the user's modules that define `components`, and the user's modules that these import.
 
-    Imports from this package and from installed packages are not followed, except within a
-    plug-in's own package. Dynamic imports are not found.
+    Imports from this package and from installed packages are not followed, except within the
+    package of a plug-in. Dynamic imports are not found.
 
+    Args:
+        components: the components of a run.
     Returns:
         The first 16 hexadecimal digits of each module's SHA-256, by module name.
     """
@@ -31,7 +33,7 @@ def source_hashes(components: Iterable[Component]) -> dict[str, str]:
     found: dict[str, str] = {}
     while waiting:
         name = waiting.pop()
-        spec = _spec(name)
+        spec = _find_spec(name)
         if name in found or name.partition(".")[0] == _OWN or spec is None or not spec.origin:
             continue
         file = Path(spec.origin)
@@ -40,12 +42,12 @@ def source_hashes(components: Iterable[Component]) -> dict[str, str]:
         data = file.read_bytes()
         found[name] = hashlib.sha256(data).hexdigest()[:16]
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        waiting += [other for other in _imports(data, package) if other not in found and _is_users(other, name)]
+        waiting += [other for other in _imports(data, package) if other not in found and _is_user_module(other, name)]
     return dict(sorted(found.items()))
 
 
-def _spec(name: str) -> ModuleSpec | None:
-    """Find the spec of a module, which imports its parent packages; None if there is no such module."""
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find the spec of a module, which imports its parent packages; return None if there is no such module."""
     module = sys.modules.get(name)
     if module is not None:
         return module.__spec__
@@ -54,17 +56,17 @@ def _spec(name: str) -> ModuleSpec | None:
     return None
 
 
-def _is_users(name: str, importer: str) -> bool:
-    """Return True if a module that `importer` imports is in the same package or not installed."""
+def _is_user_module(name: str, importer: str) -> bool:
+    """Return whether a module that `importer` imports belongs to the same package or is not installed."""
     top = name.partition(".")[0]
-    if top != importer.partition(".")[0] and _is_installed(_spec(top)):
+    if top != importer.partition(".")[0] and _is_installed(_find_spec(top)):
         return False
-    spec = _spec(name)
+    spec = _find_spec(name)
     return spec is not None and spec.origin is not None and Path(spec.origin).is_file()
 
 
 def _is_installed(spec: ModuleSpec | None) -> bool:
-    """Return True if a top-level module belongs to Python or to a virtual environment."""
+    """Return whether a top-level module is part of Python or of an installed package."""
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
     paths = [Path(place) for place in places if place and Path(place).exists()]
     return not paths or any(

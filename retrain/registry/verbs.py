@@ -1,4 +1,4 @@
-"""Checked calls of the methods of a user's class: errors name the class, and results are validated."""
+"""Checks of calls of a user's class: errors name the class, and results are validated."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from retrain.registry.call import Call, shown
 from retrain.types import Batch, Completion, ExpertRow, Problem, Request, Rollout
 
 LONGEST_PROMPT = 1_000_000
-"""Largest number of characters of a prompt; tokenizing a longer one could exhaust the memory."""
-_DEEPEST, _LARGEST = 100, 4096
-"""Largest nesting depth of a component's state, and largest number of bits of an integer in it."""
+"""Maximum number of characters of a prompt; tokenizing a longer one could exhaust the memory."""
+_MAX_DEPTH, _MAX_BITS = 100, 4096
+"""Maximum nesting depth of a component's state, and maximum number of bits of an integer in it."""
 ResultCheck = Callable[..., None]
-"""(call, result of the method, its arguments) -> None; raises `call.fail(...)` for an invalid result."""
+"""(call, result of the method, its arguments) -> None; it raises `call.fail(...)` if the result is invalid."""
 
 
 def anything(call: Call, found: Any, *arguments: Any) -> None:
-    """Accept any result, of methods whose result is unused or always valid."""
+    """Accept any result. Used for methods whose result is unused or always valid."""
 
 
 def problem(call: Call, found: Any, *arguments: Any) -> None:
@@ -30,11 +30,11 @@ def problem(call: Call, found: Any, *arguments: Any) -> None:
     for name, value in fields.items():
         if not isinstance(value, str):
             raise call.fail(f"{name} of problem {shown(found.id)} is {shown(value)}, not text")
-    if wrong := _unfit_prompt(found.prompt):
+    if wrong := _prompt_problem(found.prompt):
         raise call.fail(f"the prompt of problem {shown(found.id)} {wrong}")
 
 
-def _unfit_prompt(prompt: Any) -> str:
+def _prompt_problem(prompt: Any) -> str:
     """Return the reason why a prompt is invalid, or ""."""
     texts: list[Any] = [prompt]
     if isinstance(prompt, list):
@@ -47,11 +47,11 @@ def _unfit_prompt(prompt: Any) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            return f"has a lone surrogate ({shown(text)}), which no tokenizer takes"
+            return f"has a lone surrogate ({shown(text)}), which tokenizers reject"
     if not any(texts):
         return "is empty"
     size = sum(map(len, texts))
-    return f"has {size:,} characters; at most {LONGEST_PROMPT:,} are read" if size > LONGEST_PROMPT else ""
+    return f"has {size:,} characters; at most {LONGEST_PROMPT:,} are allowed" if size > LONGEST_PROMPT else ""
 
 
 def problems(call: Call, found: Any, *arguments: Any) -> None:
@@ -87,15 +87,15 @@ def completions(call: Call, found: Any, requests: Sequence[Request], sampling: A
 
 def _unstorable(value: Any, depth: int = 0) -> str:
     """Describe the first value in a state that a checkpoint cannot store, or return ""."""
-    if depth > _DEEPEST:
-        return f"a value nested more than {_DEEPEST} deep, or in itself"
-    if isinstance(value, int) and value.bit_length() > _LARGEST:
+    if depth > _MAX_DEPTH:
+        return f"a value nested more than {_MAX_DEPTH} deep, or in itself"
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int | float | str):
         return ""
     if hasattr(type(value), "untyped_storage"):
         plain = not (value.is_meta or value.is_quantized or str(value.layout) != "torch.strided")
-        return "" if plain else "a tensor that holds no plain numbers"
+        return "" if plain else "a meta, quantized or sparse tensor"
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         value = [*value.values()]
     if isinstance(value, list | tuple):
@@ -110,12 +110,12 @@ def state(call: Call, found: Any, *arguments: Any) -> None:
 
 
 def metrics(call: Call, found: Any, *arguments: Any) -> None:
-    """Require valid metrics whose names the run does not use itself."""
+    """Require valid metrics whose names the run itself does not use."""
     call.metrics(found)
 
 
 def source_rows(call: Call, found: Any, step: int, rollouts: Sequence[Rollout]) -> None:
-    """A list of rollouts and expert rows that a batch can be made of, or that list and metrics."""
+    """Require a list of valid rollouts and expert rows, or a tuple of such a list and metrics."""
     given = {id(one) for one in rollouts}
     rows, reported = call.split(found)
     call.metrics(reported)
@@ -123,33 +123,33 @@ def source_rows(call: Call, found: Any, step: int, rollouts: Sequence[Rollout]) 
         raise call.fail(f"take returned {shown(rows)}, not a list of rollouts and expert rows")
     for row in cast("list[Any]", rows):
         if isinstance(row, Rollout):
-            wrong = "" if id(row) in given else _unfit_rollout(row)
+            wrong = "" if id(row) in given else _rollout_problem(row)
         elif isinstance(row, ExpertRow):
-            wrong = _unfit_spans(row.ids, row.spans)
+            wrong = _span_problem(row.ids, row.spans)
         else:
             wrong = "it is neither a retrain.types.Rollout nor an ExpertRow"
         if wrong:
             raise call.fail(f"take returned {shown(row)}: {wrong}")
 
 
-def _unfit_rollout(row: Rollout) -> str:
-    """Why no batch can be made with a rollout, or ""."""
+def _rollout_problem(row: Rollout) -> str:
+    """Return the reason why a rollout cannot be part of a batch, or ""."""
     if len(row.sampler_logprobs) != len(row.completion_ids):
-        return f"{len(row.completion_ids)} completion ids have {len(row.sampler_logprobs)} log-probs"
+        return f"{len(row.completion_ids)} completion ids, but {len(row.sampler_logprobs)} log-probs"
     if not isinstance(row.reward, int | float) or not isfinite(row.reward):
         return "its reward is not a finite number"
-    return _unfit_spans((*row.prompt_ids, *row.completion_ids), row.spans)
+    return _span_problem((*row.prompt_ids, *row.completion_ids), row.spans)
 
 
-def _unfit_spans(ids: Sequence[Any], spans: Sequence[tuple[int, int]]) -> str:
-    """Why these parts of a row cannot be trained on, or ""."""
+def _span_problem(ids: Sequence[Any], spans: Sequence[tuple[int, int]]) -> str:
+    """Return the reason why the spans of a row cannot be trained on, or ""."""
     if not all(isinstance(one, int) and one >= 0 for one in ids):
-        return "an id of a token is not a whole number >= 0"
+        return "a token id is not an integer >= 0"
     ends = [1, *(end for _, end in spans)]
     if not spans or any(
         not before <= start < end <= len(ids) for before, (start, end) in zip(ends, spans, strict=False)
     ):
-        return f"the parts to train on, {shown(spans)}, are not in order behind the first token of {len(ids)}"
+        return f"the spans to train on, {shown(spans)}, must be non-empty, in order and between 1 and {len(ids)}"
     return ""
 
 
@@ -171,27 +171,27 @@ PART: Mapping[str, ResultCheck] = {"state_dict": state} | dict.fromkeys(
 
 
 def misread(whole: type[Any], protocol: type[Any]) -> str:
-    """Describe the first method whose signature does not fit the protocol's call; "" if all fit."""
+    """Describe the first method whose signature differs from the call by the protocol; return "" if all fit."""
     for verb, default in inspect.getmembers(protocol, inspect.isfunction):
         own = inspect.getattr_static(whole, verb)
         if verb.startswith("_") or own is default or not inspect.isfunction(own):
             continue
-        asked = [*inspect.signature(default).parameters.values()]
-        given, names = inspect.signature(own), [one.name for one in asked]
+        expected = [*inspect.signature(default).parameters.values()]
+        signature, names = inspect.signature(own), [one.name for one in expected]
         try:
-            given.bind(*(one.name for one in asked if one.kind is one.POSITIONAL_OR_KEYWORD))
-            # Arguments go by position, so a parameter with the name of another one means a swap.
-            found = [one.name for one in given.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
-            if all(name not in names or names.index(name) == place for place, name in enumerate(found)):
+            signature.bind(*(one.name for one in expected if one.kind is one.POSITIONAL_OR_KEYWORD))
+            # Arguments are passed by position, so the protocol's names in another order mean a mistake.
+            found = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+            if all(name not in names or names.index(name) == position for position, name in enumerate(found)):
                 continue
         except TypeError:
             pass
-        return f"has {verb}{given}, but it is called as {verb}({', '.join(names[1:])})"
+        return f"has {verb}{signature}, but it is called as {verb}({', '.join(names[1:])})"
     return ""
 
 
 def _columns(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Collect the tensors in a method's arguments: those of batches and of plain dicts."""
+    """Collect the columns in a method's arguments, from batches and plain dicts."""
     found = dict[str, Any]()
     for one in arguments:
         if isinstance(one, Batch):
@@ -202,12 +202,13 @@ def _columns(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str, ResultCheck]) -> type[Any]:
-    """Return a subclass of `base` with checked calls of `__init__` and of the methods it overrides.
+    """Return a subclass of `base` that checks calls of `__init__` and of the methods that `base` overrides.
 
     Args:
-        protocol: methods inherited from it are left alone.
+        base: the user's class.
+        protocol: its protocol; methods inherited from it are not checked.
         call: names the component in errors.
-        verbs: methods, with the checks of their results.
+        verbs: method -> check of its result.
     """
 
     def checked(verb: str, check: ResultCheck) -> Callable[..., Any]:
@@ -221,8 +222,8 @@ def guarded(base: type[Any], protocol: type[Any], call: Call, verbs: Mapping[str
 
         return called
 
-    # Inherited defaults must stay identical to the protocol's functions: `StatefulComponent`
-    # compares them to find out whether a class has state.
+    # Inherited methods must stay identical to the protocol's functions, because `StatefulComponent`
+    # compares them to determine whether a class has state.
     own = {verb: check for verb, check in verbs.items() if getattr(base, verb) is not getattr(protocol, verb)}
     methods = {verb: checked(verb, check) for verb, check in {"__init__": anything, **own}.items()}
     return type(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **methods})

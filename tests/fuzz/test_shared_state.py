@@ -140,8 +140,8 @@ DEEP["itself"] = [DEEP]
         ({"n": 10**5000}, "an integer of 16610 bits"),
         ({"x": [{"y": -(10**5000)}]}, "an integer of"),
         (DEEP, "nested more than 100 deep"),
-        ({"t": torch.zeros(2, device="meta")}, "a tensor that holds no plain numbers"),
-        ({"t": torch.zeros(2).to_sparse()}, "a tensor that holds no plain numbers"),
+        ({"t": torch.zeros(2, device="meta")}, "a meta, quantized or sparse tensor"),
+        ({"t": torch.zeros(2).to_sparse()}, "a meta, quantized or sparse tensor"),
     ],
     ids=["a long number", "a long number inside", "itself", "meta", "sparse"],
 )

@@ -83,7 +83,7 @@ FAULTS = {
     "reward": "its reward is not a finite number",
     "ids": r"positions and \d+ token ids",
     "expert": "no loss term trains on expert rows",
-    "spans": "are not in order behind the first token of 3",
+    "spans": "must be non-empty, in order and between 1 and 3",
     "metric": "taken by the run",
 }
 
