@@ -1,1 +1,1 @@
-"""Sinks of metrics besides the run directory."""
+"""Trackers, which send metrics to services such as Weights & Biases."""

@@ -1,4 +1,4 @@
-"""A tracker can never stop, slow or fail a run."""
+"""Wrapper that keeps a tracker from stopping, slowing or failing a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from retrain.registry.call import described
 from retrain.types import Observer
 
 _WAITING = 1000
-"""Rows that may wait for a slow tracker."""
+"""Maximum number of calls that wait for a slow tracker."""
 
 
 class SafeTracker(Tracker):
-    """Runs a tracker in another thread and drops it at the first failure, with one warning.
+    """Run a tracker in another thread, and disable it with one warning at its first failure.
 
-    Its attributes are read in that thread as well: one may be a property that raises.
-    Every method returns at once. A tracker that raises, falls `_WAITING` rows behind or does not finish
-    within `patience_s` seconds of `close` is dropped; metrics.jsonl has every row in any case.
+    `log` and `completions` return immediately; `close` waits at most `patience_s` seconds. A tracker is disabled if it
+    raises, falls `_WAITING` calls behind, or does not finish within `patience_s` seconds of `close`. metrics.jsonl has
+    every row in any case.
 
     Args:
-        names: the tracker's name of a metric, by the metric's own name.
+        name: name of the tracker, for messages.
+        tracker: the tracker.
+        observe: called with the location of the tracker's page ("tracker") and with the warning ("message").
+        patience_s: maximum number of seconds that `close` waits.
+        names: name of a metric -> its name in this tracker.
     """
 
     def __init__(
@@ -42,16 +46,16 @@ class SafeTracker(Tracker):
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics over."""
+        """Queue the metrics of a step."""
         copied = {self._names.get(name, name): value for name, value in metrics.items()}
         self._put(lambda: self._tracker.log(step, copied))
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Queue the completions."""
+        """Queue the completions of a step."""
         self._put(lambda: self._tracker.completions(step, rows))
 
     def close(self) -> None:
-        """Wait for the tracker to finish, up to a deadline."""
+        """Wait for the tracker to finish, at most `patience_s` seconds."""
         self._put(None)
         if not self._disabled.is_set():
             self._thread.join(self._patience)
@@ -71,11 +75,12 @@ class SafeTracker(Tracker):
             reported = ""
             while (work := self._work.get()) is not None:
                 work()
+                # Read in this thread, because the attribute may be a property that raises.
                 if (where := self._tracker.where) != reported:
                     self._observe("tracker", {"name": self.name, "where": where})
                     reported = where
             self._tracker.close()
-        except BaseException as error:  # SystemExit as well: some libraries exit on bad credentials
+        except BaseException as error:  # includes SystemExit, because some libraries exit on bad credentials
             self._disable(f"raised {described(error)}")
 
     def _disable(self, reason: str) -> None:

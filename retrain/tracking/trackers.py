@@ -1,8 +1,8 @@
-"""wandb, TensorBoard and trackio.
+"""Trackers for Weights & Biases, TensorBoard and trackio.
 
-Each connects at the first row, not when it is built: with a `SafeTracker` around it, a service that is down
-costs a warning. What is sent are the metrics, the resolved configuration, and as many completions as `[logging]
-completions` says; the command line, the environment, source files and the console are not.
+A tracker connects at the first row instead of when it is built, so that a failing service only disables its
+`SafeTracker`. It sends the metrics, the resolved configuration with secrets masked, and the number of completions set
+by `[logging] completions`. It does not send the command line, environment variables, source files or console output.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from retrain.system.masking import masked
 
 
 class _Service(Tracker):
-    """A tracker whose library opens a run, with the resolved configuration, and sends rows to it."""
+    """Base class of trackers whose library opens a run, with the resolved configuration, and logs rows to it."""
 
     def __init__(self, run_dir: Path, **options: Any) -> None:
         self._run_dir, self._options, self._run = run_dir, options, None
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Send a table."""
+        """Send the completions of a step as a table."""
         self._send_table(step, list(rows[0]), [list(row.values()) for row in rows])
 
     def close(self) -> None:
@@ -40,17 +40,18 @@ class _Service(Tracker):
             self._run.finish()
 
     @property
-    def _connected(self) -> Any:
+    def _service_run(self) -> Any:
+        """The run of the service, opened at the first access."""
         if self._run is None:
             self._run: Any = self._connect(config=stored_config(self._run_dir), **self._options)
-            self.where = self._shown_at()
+            self.where = self._location()
         return self._run
 
     @abstractmethod
     def _connect(self, **options: Any) -> Any: ...
 
     @abstractmethod
-    def _shown_at(self) -> str: ...
+    def _location(self) -> str: ...
 
     @abstractmethod
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None: ...
@@ -58,14 +59,14 @@ class _Service(Tracker):
 
 @tracker("wandb")
 class Wandb(_Service):
-    """Weights & Biases; works offline, into the run directory, without a key. A resumed run has the same id.
+    """Log to Weights & Biases. Without a key it logs offline, into the run directory. A resumed run keeps its id.
 
     Args:
         project: project of the run.
-        name: name of the run; unset: that of the run directory.
-        group: runs that belong together, such as one condition of a campaign.
+        name: name of the run; by default the name of the run directory.
+        group: group of runs, such as those of one condition of a campaign.
         tags: labels of the run.
-        mode: "auto" is online where WANDB_API_KEY or a netrc entry gives a key, otherwise offline.
+        mode: "auto" is online if WANDB_API_KEY or a netrc entry has a key, otherwise offline.
     """
 
     def __init__(
@@ -75,23 +76,23 @@ class Wandb(_Service):
         project: str = "retrain",
         name: str | None = None,
         group: str | None = None,
-        tags: list[str] = [],  # noqa: B006 - never changed; a TOML array
+        tags: list[str] = [],  # noqa: B006 - never modified; a TOML array
         mode: Literal["auto", "online", "offline"] = "auto",
     ) -> None:
         super().__init__(run_dir, project=project, name=name or run_dir.name, group=group, tags=tags, mode=mode)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Send the metrics of a step."""
-        self._connected.log({**metrics, "step": step})
+        self._service_run.log({**metrics, "step": step})
 
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
         import wandb
 
         self.log(step, {"completions": wandb.Table([*columns], [*data], allow_mixed_types=True)})
 
-    def _shown_at(self) -> str:
-        """Its page; offline, the command that sends it there."""
-        offline = self._run.offline  # Offline it has no URL, and wandb warns when asked for one.
+    def _location(self) -> str:
+        """Return the URL of the run; offline, the command that uploads it."""
+        offline = self._run.offline  # checked first, because wandb warns if the URL of an offline run is read
         return f"wandb sync {Path(self._run.dir).parent}" if offline else str(self._run.url)
 
     def _connect(self, *, mode: Literal["auto", "online", "offline"], **options: Any) -> Any:
@@ -111,24 +112,27 @@ class Wandb(_Service):
         )
         known = {"id": run_id(self._run_dir), "resume": "allow"}
         run: Any = wandb.init(dir=self._run_dir, mode=mode, settings=settings, **known, **options)
-        # Evaluations and steps share one axis, and a resumed run may log a step again.
+        # An explicit axis: evaluations and steps share it, and a resumed run may log a step again.
         run.define_metric("*", step_metric="step")
         return run
 
 
 @tracker("tensorboard", extra=("tensorboard", "tensorboard"))
 class Tensorboard(_Service):
-    """TensorBoard event files in `tensorboard/` of the run directory; the configuration and completions are texts."""
+    """Write TensorBoard event files into `tensorboard/` of the run directory.
+
+    The configuration and the completions are logged as texts.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir)
 
     def close(self) -> None:
-        """Flush the event file."""
+        """Flush and close the event file."""
         if self._run is not None:
             self._run.close()
 
-    def _shown_at(self) -> str:
+    def _location(self) -> str:
         return f"tensorboard --logdir {self._run_dir / 'tensorboard'}"
 
     def _connect(self, *, config: Mapping[str, Any], **options: Any) -> Any:
@@ -139,24 +143,24 @@ class Tensorboard(_Service):
         return writer
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add a scalar per metric."""
+        """Add a scalar for each metric of a step."""
         for name, value in metrics.items():
-            self._connected.add_scalar(name, value, step)
+            self._service_run.add_scalar(name, value, step)
 
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
         texts = ("\n".join(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True)) for row in data)
-        self._connected.add_text("completions", "\n\n".join(f"```\n{text}\n```" for text in texts), step)
+        self._service_run.add_text("completions", "\n\n".join(f"```\n{text}\n```" for text in texts), step)
 
 
 @tracker("trackio", extra=("trackio", "trackio"))
 class Trackio(_Service):
-    """trackio: local dashboards, or a Space.
+    """Log to trackio, on this machine or in a Hugging Face Space.
 
     Args:
         project: project of the run.
-        name: name of the run; unset: that of the run directory.
-        group: runs that belong together.
-        space_id: a Hugging Face Space to send to; unset: stay on this machine.
+        name: name of the run; by default the name of the run directory.
+        group: group of runs.
+        space_id: the Hugging Face Space to log to; if unset, data stays on this machine.
     """
 
     def __init__(
@@ -170,7 +174,7 @@ class Trackio(_Service):
     ) -> None:
         super().__init__(run_dir, project=project, name=name or run_dir.name, group=group, space_id=space_id)
 
-    def _shown_at(self) -> str:
+    def _location(self) -> str:
         space, project = self._options["space_id"], self._options["project"]
         return f"https://huggingface.co/spaces/{space}" if space else f"trackio show --project {project}"
 
@@ -181,16 +185,16 @@ class Trackio(_Service):
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Send the finite metrics of a step."""
-        self._connected.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+        self._service_run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
     def _send_table(self, step: int, columns: list[str], data: list[list[Any]]) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
 
-        self._connected.log({"completions": trackio.Table(columns=columns, data=data)}, step=step)
+        self._service_run.log({"completions": trackio.Table(columns=columns, data=data)}, step=step)
 
 
 def run_id(run_dir: Path) -> str:
-    """The run's id at a service: made at its first start, and the same whenever it resumes."""
+    """Return the run's id for services. It is created at the first start and stays the same when the run resumes."""
     file = run_dir / "run_id"
     if not file.is_file():
         write_text(file, uuid4().hex)
@@ -198,13 +202,13 @@ def run_id(run_dir: Path) -> str:
 
 
 def stored_config(run_dir: Path) -> dict[str, Any]:
-    """The run's resolved configuration, without values that look secret."""
+    """Return the run's resolved configuration, with values that look secret masked."""
     file = run_dir / "config.resolved.json"
     return masked(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _wandb_key() -> bool:
-    """Return whether wandb would find a key."""
+    """Return whether WANDB_API_KEY or a netrc entry has a key for wandb."""
     with suppress(OSError, netrc.NetrcParseError):
         return bool(os.environ.get("WANDB_API_KEY")) or netrc.netrc().authenticators("api.wandb.ai") is not None
     return False
