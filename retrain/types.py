@@ -40,6 +40,7 @@ class Problem:
         extra: all columns of the data row except the prompt, unchanged, for rewards.
         replies: the model's turns of an episode to imitate in warm-up, for tasks with an environment.
         environment: label of the entry of `[[environments]]` that this problem is played in.
+        place: `file:line` of its row, for messages; "" if it comes from no file.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Problem:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     replies: tuple[str, ...] = ()
     environment: str = ""
+    place: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:

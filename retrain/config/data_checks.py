@@ -15,6 +15,7 @@ from retrain.config.resolve import LoadedConfig, labels
 from retrain.config.schema import Config
 from retrain.errors import DataError
 from retrain.protocols import Task
+from retrain.registry import Bound
 from retrain.rewards.signatures import form_of
 from retrain.system.model_paths import RANDOM_MODEL, model_location
 from retrain.types import Problem
@@ -74,7 +75,7 @@ def _check_task(loaded: LoadedConfig, task: Task, document: Document, only_measu
         problem = f"{config.eval.problems} held-out problems were asked for, and the task has none"
         fix = "let the task hold out more of its data, or set [eval] problems = 0 to train without evaluation"
         document.refuse(only_measured or ("eval", "problems"), problem, fix, DataError.exit_code)
-    _check_answers(loaded, lambda: chain(heldout, task.finite()), document, only_measured)
+    _check_problems(loaded, lambda: chain(heldout, task.finite()), document, only_measured)
     for problem in [*heldout[:1], *([] if only_measured else [task.problem(0)])]:
         _check_columns(loaded, problem, document)
         is_chat = config.model.chat == "on" or not isinstance(problem.prompt, str)
@@ -92,23 +93,32 @@ def _affordable(task: Task) -> int:
     return max(1, int(_SAMPLE_S / (8 * (time.process_time() - began) + 1e-9)))
 
 
-def _check_answers(
+def _check_problems(
     loaded: LoadedConfig, problems: Callable[[], Iterable[Problem]], document: Document, at: Path
 ) -> None:
-    """Record an error for reference answers that a reward cannot compare with, by its trait `answers`.
+    """Record an error for problems that a reward cannot score, by its traits `answers` and `problems`.
 
     A run with an environment is not checked, because only training shows which episodes the rewards score.
     """
     if labels(loaded.config):
         return
     for index, reward in enumerate(loaded.components.all("reward")):
-        check = registry.reward.traits_of(reward.component).answers
-        wrong = {one.id: text for one in problems() if (text := check(one.answer))} if check else {}
+        check = _check_of(reward)
+        wrong = {one.place or one.id: text for one in problems() if (text := check(one))} if check else {}
         if wrong:
             listed = "; ".join(f"{name}: {text}" for name, text in [*wrong.items()][:_SHOWN])
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            fix = f'correct these rows, or use another reward than "{reward.name}"'
+            fix = f'correct these rows, or the settings of "{reward.name}", or use another reward'
             document.refuse(at or ("rewards", index, "name"), f"{listed}{more}", fix, DataError.exit_code)
+
+
+def _check_of(reward: Bound) -> Callable[[Problem], str] | None:
+    """Return a function that says why a reward cannot score a problem, or ""; None if it can score all."""
+    traits = registry.reward.traits_of(reward.component)
+    answers, problems, params = traits.answers, traits.problems, reward.params
+    if answers is None and problems is None:
+        return None
+    return lambda one: (answers(one.answer) if answers else "") or (problems(params, one.facts) if problems else "")
 
 
 def _check_demonstrations(config: Config, task: Task, document: Document) -> None:

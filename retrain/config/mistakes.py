@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from typing_extensions import is_typeddict
 
 from retrain.config.document import Document
 from retrain.config.positions import Path
@@ -45,8 +46,7 @@ def catalog(tables: Mapping[str, Any]) -> Catalog:
     """
     found: Catalog = {(): list(tables)}
     for name, model in tables.items():
-        for path, inner in _models((name,), model):
-            found[path] = list(inner.model_fields)
+        found |= dict(_models((name,), model))
     for alias in ALIASES:
         found.setdefault((str(alias[0]),), []).append(str(alias[1]))
     return found
@@ -74,10 +74,12 @@ def collect(
     return list(found)
 
 
-def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
-    """Yield every pydantic model inside an annotation, with its path."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield path, annotation
+def _models(path: tuple[str, ...], annotation: Any) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield the path of every pydantic model and typed dict inside an annotation, with its keys."""
+    if is_typeddict(annotation):
+        yield path, list(annotation.__annotations__)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield path, list(annotation.model_fields)
         for name, info in annotation.model_fields.items():
             yield from _models((*path, name), info.annotation)
     else:
@@ -149,6 +151,8 @@ def _retype(path: Path, wanted: str, value: Any) -> str:
     """Return the fix for a value of the wrong type, with the corrected value if it can be derived."""
     key = path[-1] if isinstance(path[-1], str) else "the item"
     if "table" in wanted:
+        if isinstance(path[-1], int):
+            return "write it in braces, as { key = value }"
         names = ".".join(str(part) for part in path)
         return f"write [{names}] on a separate line, and its keys below"
     if wanted == "true or false":

@@ -355,7 +355,8 @@ def _problem(row: Any, place: str, reading: RowFormat) -> Problem:
         raise
     id_ = place if found.id is None else str(found.id)
     columns = {name: value for name, value in row.items() if name != names["prompt"]}
-    return Problem(id_, reading.with_system_prompt(found.prompt), found.answer, found.solution, extra=columns)
+    prompt = reading.with_system_prompt(found.prompt)
+    return Problem(id_, prompt, found.answer, found.solution, extra=columns, place=place)
 
 
 def _is_chat(row: Any, reading: RowFormat) -> bool:

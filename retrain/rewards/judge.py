@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrain.registry import reward
-from retrain.rewards.judge_endpoint import SENDS, JudgeEndpoint, check_for, columns_of, filled, last_line, unusable
+from retrain.rewards.judge_endpoint import SENDS, JudgeEndpoint, check_for, columns_of, filled, last_line, unfit_for
 from retrain.rewards.rubric import reward_of
 from retrain.rewards.text import Capturing
 
@@ -25,7 +25,7 @@ _SCORE = (
     network=True,
     timeout_s=180.0,
     check=check_for("completion"),
-    problems=unusable,
+    problems=unfit_for("completion"),
     parts=columns_of,
     reaches=SENDS,
 )

@@ -31,8 +31,6 @@ SENDS = {"base_url": "sends prompts, completions and the key of api_key_env to a
 _TRY_AGAIN = (408, 409, 425, 429)
 _CALL_S = 60.0
 _MAX_BYTES = 1 << 24
-_OWN = ("prompt", "answer", "completion", "completions", "criterion")
-"""Places of a template that are filled in with something else than a column."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -206,16 +204,25 @@ def last_line(answer: str) -> str:
     return answer.strip().rpartition("\n")[2].strip()
 
 
-def unusable(params: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
-    """Return why a judge with these parameters cannot judge completions of a problem, or ""."""
-    rubric, template = rubric_in(params), params["prompt"] or ""
-    try:
-        if rubric:
-            rubric.of(problem["extra"])
-        filled(template, problem, dict.fromkeys(_OWN[2:] if rubric else _OWN[2:-1], ""))
-    except BadRow as reason:
-        return str(reason)
-    return "the answer is empty, and prompt shows it" if "{answer}" in template and not problem["answer"] else ""
+def unfit_for(shown: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], str]:
+    """Return the trait `problems` of a judge.
+
+    Args:
+        shown: the place of its template that shows what it judges.
+    """
+
+    def unfit(params: Mapping[str, Any], problem: Mapping[str, Any]) -> str:
+        rubric, template = rubric_in(params), params["prompt"] or ""
+        try:
+            if rubric:
+                rubric.of(problem["extra"])
+            filled(template, problem, dict.fromkeys((shown, "criterion") if rubric else (shown,), ""))
+        except BadRow as reason:
+            return str(reason)
+        empty = "{answer}" in template and not problem["answer"].strip()
+        return "the answer is empty, and prompt shows it" if empty else ""
+
+    return unfit
 
 
 def columns_of(params: Mapping[str, Any]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from retrain.registry import reward
-from retrain.rewards.judge_endpoint import SENDS, JudgeEndpoint, check_for, columns_of, filled, last_line, unusable
+from retrain.rewards.judge_endpoint import SENDS, JudgeEndpoint, check_for, columns_of, filled, last_line, unfit_for
 from retrain.rewards.rubric import reward_of
 from retrain.system.masking import masked
 
@@ -32,7 +32,7 @@ _DECORATION = "*_`[]() \t"
     timeout_s=180.0,
     correctness=False,
     check=check_for("completions"),
-    problems=unusable,
+    problems=unfit_for("completions"),
     parts=columns_of,
     reaches=SENDS,
 )

@@ -120,6 +120,8 @@ def _reason(error: ErrorDetails, row: Any) -> str:
     if kind == "missing":
         has = error["input"] if isinstance(error["input"], Mapping) else row
         return f'no field "{place}"; it has {", ".join(map(str, has)) or "none"}'
+    if kind == "extra_forbidden":
+        return f'unknown field "{place}"'
     expected = next((words for name, words in _EXPECTED.items() if kind.startswith(name)), None)
     if expected is None:
         return f"{where}{error['msg']}"
