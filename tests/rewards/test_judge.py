@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
 import pytest
 
 from retrain.errors import ComponentError
 from retrain.registry import find
 from retrain.rewards.pool import RewardPool
-
-
-class Server(ThreadingHTTPServer):
-    """An OpenAI-compatible endpoint. `plan` maps words of the question to the statuses and answers it gives in turn."""
-
-    def __init__(self, plan):
-        self.plan, self.seen, self.keys = plan, [], set()
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Any
-
-    def log_message(self, *args):
-        pass
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        question = body["messages"][0]["content"]
-        self.server.seen.append(body)
-        self.server.keys.add(self.headers["Authorization"])
-        said = next(answers for word, answers in self.server.plan.items() if word in question)
-        said = said.pop(0) if len(said) > 1 else said[0]
-        if isinstance(said, int):
-            self.send_error(said)
-            return
-        data = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+from tests.judge_server import Handler, Server
 
 
 def judge(server, workers=0, **params):
-    params = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "retries": 1} | params
+    params = {"base_url": server.url, "model": "m", "retries": 1} | params
     return RewardPool([(find("reward", "judge").bind(params), 1.0)], workers=workers, max_failed=1.0)
 
 
