@@ -1,0 +1,1 @@
+"""Collection of the rollouts of consecutive steps: in order, or continuously."""
