@@ -142,8 +142,8 @@ class GuessedNumbers(Numbers):
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
         """Return `forgotten`, the share of guesses after the first that earlier hints exclude."""
         episodes = [answer for _, answer in answered(problems, answers)]
-        later = sum(len(answer.turns) - 1 for answer in episodes)
-        return {"forgotten": sum(answer.metrics.get("forgot", 0.0) for answer in episodes) / max(1, later)}
+        after_first = sum(len(answer.turns) - 1 for answer in episodes)
+        return {"forgotten": sum(answer.metrics.get("forgot", 0.0) for answer in episodes) / max(1, after_first)}
 
 
 @task("walks")
