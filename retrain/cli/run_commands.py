@@ -54,10 +54,7 @@ def train(  # noqa: PLR0913 - the options of a command, each with its name
     ] = None,
     serve: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Train on the requests that programs send to this OpenAI-compatible address (extra serve).",
-        ),
+        typer.Option(metavar="HOST:PORT", help="Train on requests to this OpenAI-compatible address (extra serve)."),
     ] = None,
     patience: Annotated[
         float | None,
