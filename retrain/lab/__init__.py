@@ -1,1 +1,1 @@
-"""Studies of methods: the testbed, the credit audit, Monte Carlo credit, formula checks. Nothing else imports it."""
+"""Studies of methods: testbed, credit audit, Monte Carlo credit, formula checks. No other package imports this one."""

@@ -1,4 +1,4 @@
-"""Controls: advantages whose effect on training is known, to test whether a report card detects it."""
+"""Controls: advantages with a known effect on training, which a report of the testbed must detect."""
 
 from __future__ import annotations
 

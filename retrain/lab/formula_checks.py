@@ -24,12 +24,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class FormulaCheck:
-    """One property and how well it holds.
+    """Result of checking one property.
 
     Attributes:
         name: the property.
         figure: the worst value over all trials, in float64.
-        limit: upper bound of `figure`; a lower bound if `above` is set.
+        limit: upper bound of `figure`, or its lower bound if `above` is True.
+        above: True if `figure` must be above `limit`.
         trials: number of random inputs.
     """
 
@@ -46,7 +47,12 @@ class FormulaCheck:
 
 
 def verify(trials: int = 100, seed: int = 0) -> Iterator[FormulaCheck]:
-    """Run every check, each on its own random inputs."""
+    """Run every check on random inputs of its own.
+
+    Args:
+        trials: number of random inputs per check.
+        seed: seed of the inputs.
+    """
     for name, (figure, limit, above) in _CHECKS.items():
         rng = Random(derive_seed(seed, "verify", name))
         figures = [figure(rng) for _ in range(trials)]
@@ -55,7 +61,7 @@ def verify(trials: int = 100, seed: int = 0) -> Iterator[FormulaCheck]:
 
 
 def _groups(rng: Random, all_correct: bool = False) -> Columns:
-    """Four groups of 2 to 16 completions, rows in random order: outcomes in {0, 1} and lengths."""
+    """Make random columns of four groups of 2 to 16 completions in random order, with rewards 0 and 1 and lengths."""
     ids = [group for group in range(4) for _ in range(rng.randint(2, 16))]
     rng.shuffle(ids)
     correct = torch.tensor([all_correct or rng.random() < 0.6 for _ in ids])
@@ -75,25 +81,26 @@ def _run(kind: str, name: str, columns: Columns, **params: Any) -> Tensor:
 
 
 def _length_part(name: str, columns: Columns) -> Tensor:
-    """A_len: what a weight of 1 on brevity adds to the advantages."""
+    """Return A_len [N], the part of the advantages that a brevity weight of 1 adds."""
     return _run("advantage", name, columns, beta=1.0) - _run("advantage", name, columns, beta=0.0)
 
 
 def _coupled_change(rng: Random) -> float:
-    """Largest change of the advantages of all-correct groups between two length penalties."""
+    """Return the largest change of the advantages of all-correct groups between two length penalties."""
     columns = _groups(rng, all_correct=True)
     low, high = (_run("advantage", "grpo_lp", columns, gamma=10 ** -rng.uniform(3, 4)) for _ in range(2))
     return float((low - high).abs().max())
 
 
 def _decoupled_ratio(rng: Random) -> float:
-    """Largest difference between advantages at twice the beta and twice the advantages, in all-correct groups."""
+    """Return the largest difference between A(2 beta) and 2 A(beta), in all-correct groups."""
     columns = _groups(rng, all_correct=True)
     once, twice = (_run("advantage", "dca", columns, beta=beta) for beta in (0.2, 0.4))
     return float((twice - 2 * once).abs().max())
 
 
 def _zero_sum(rng: Random) -> float:
+    """Return the largest sum of length advantages over a group's correct rows, or their size on wrong rows."""
     columns = _groups(rng)
     brevity, ids = _length_part("dca", columns), columns["group_ids"]
     outside = float(brevity[~columns["correct"]].abs().sum())
@@ -105,7 +112,7 @@ def _largest_length_part(rng: Random) -> float:
 
 
 def _margin(rng: Random) -> float:
-    """Least advantage of a correct answer over a wrong one of its group; infinite if no group is mixed."""
+    """Return the smallest margin of a correct answer over a wrong one of its group; infinite without a mixed group."""
     columns, margins = _groups(rng), [math.inf]
     for name in ("dca", "dca_rloo"):
         found, correct = _run("advantage", name, columns, beta=0.2), columns["correct"]
@@ -118,7 +125,7 @@ def _margin(rng: Random) -> float:
 
 
 def _leave_one_out(rng: Random) -> float:
-    """Largest difference between leave-one-out forms and n/(n-1) times the others, for rewards and lengths."""
+    """Return the largest difference between leave-one-out forms and n/(n-1) times the others."""
     columns = _groups(rng)
     same = columns["group_ids"][:, None] == columns["group_ids"]
     sizes, right = same.sum(-1).double(), (same & columns["correct"]).sum(-1).double()
@@ -129,6 +136,7 @@ def _leave_one_out(rng: Random) -> float:
 
 
 def _dca_by_hand(rng: Random) -> float:
+    """Return the largest difference between DCA's advantages and the printed formula, term by term."""
     columns = _groups(rng)
     found = _run("advantage", "dca", columns, beta=0.2).tolist()
     ids, lengths, rewards, correct = (columns[name].tolist() for name in ("group_ids", "lengths", "rewards", "correct"))
@@ -151,7 +159,7 @@ def _standardized(values: Sequence[float]) -> list[float]:
 
 
 def _prime_by_hand(rng: Random) -> float:
-    """Largest difference between PRIME's advantages and the printed formula, term by term."""
+    """Return the largest difference between PRIME's advantages and the printed formula, term by term."""
     width, gamma = 12, rng.choice([1.0, rng.uniform(0.5, 1.0)])
     columns = dict(_groups(rng))
     mask = torch.tensor([[t == 0 or rng.random() < 0.7 for t in range(width)] for _ in columns["group_ids"]])
@@ -168,13 +176,13 @@ def _prime_by_hand(rng: Random) -> float:
         baseline = sum(sum(steps[j]) / len(steps[j]) for j in others) / len(others)
         places = [t for t in range(width) if mask[i, t]]
         for t, place in enumerate(places):
-            later = sum(gamma ** (s - t) * (row[s] - baseline) for s in range(t, len(row)))
-            worst = max(worst, abs(found[i][place] - first - later))
+            process = sum(gamma ** (s - t) * (row[s] - baseline) for s in range(t, len(row)))
+            worst = max(worst, abs(found[i][place] - first - process))
     return worst
 
 
 def _mixed_batch(rng: Random) -> tuple[Batch, Tensor, Objective]:
-    """Policy and expert rows in random order with current log-probs, and MIX's objective."""
+    """Make a batch of policy and expert rows in random order, the current log-probs, and MIX's objective."""
     count, width = rng.randint(3, 10), 8
     mask = torch.tensor(
         [[t < length for t in range(width)] for length in [rng.randint(1, width) for _ in range(count)]]
@@ -204,7 +212,7 @@ def _mixed_batch(rng: Random) -> tuple[Batch, Tensor, Objective]:
 
 
 def _loss_of(batch: Batch, new: Tensor, objective: Objective, parts: Sequence[Sequence[int]]) -> Tensor:
-    """Loss and its gradient in every log-prob, summed over parts of the rows."""
+    """Return the loss and its gradient with respect to every log-prob, summed over parts of the rows, as one vector."""
     step = objective.step(batch)
     logprobs = new.clone().requires_grad_()
     total: Any = 0.0
@@ -219,10 +227,11 @@ def _loss_of(batch: Batch, new: Tensor, objective: Objective, parts: Sequence[Se
 
 
 def _split_rows(rng: Random, ranks: bool) -> float:
-    """Largest difference between loss and gradients summed over parts of the rows and those of all rows at once.
+    """Return the largest difference between loss and gradient summed over micro-batches and those of all rows at once.
 
     Args:
-        ranks: simulated ranks get the rows in another order, and each cuts its own micro-batches.
+        rng: source of the random inputs.
+        ranks: divide the rows, in random order, among simulated ranks, each with its own micro-batches.
     """
     batch, new, objective = _mixed_batch(rng)
     rows = list(range(len(new)))
@@ -243,11 +252,11 @@ _CHECKS: dict[str, tuple[Callable[[Random], float], float, bool]] = {
     "coupled penalty: gamma does not change advantages of an all-correct group": (_coupled_change, 1e-3, False),
     "DCA: twice the beta gives an all-correct group twice the advantages": (_decoupled_ratio, _ROUNDING, False),
     "DCA: length advantages sum to 0 over the correct, and are 0 elsewhere": (_zero_sum, _ROUNDING, False),
-    "DCA: a length advantage is below 1 in size": (_largest_length_part, 1 - _ROUNDING, False),
-    "DCA: no correct answer below a wrong one at beta 0.2, by at least": (_margin, 0.0, True),
+    "DCA: the size of a length advantage is below 1": (_largest_length_part, 1 - _ROUNDING, False),
+    "DCA: margin of correct over wrong answers at beta 0.2": (_margin, 0.0, True),
     "leave-one-out is n/(n-1) times the mean-centered form": (_leave_one_out, _ROUNDING, False),
-    "DCA is its formula, term by term": (_dca_by_hand, _ROUNDING, False),
-    "PRIME: its literal form (norm none, no whiten) is its formula": (_prime_by_hand, _ROUNDING, False),
+    "DCA equals its formula, term by term": (_dca_by_hand, _ROUNDING, False),
+    "PRIME: its literal form (norm none, no whiten) equals its formula": (_prime_by_hand, _ROUNDING, False),
     "MIX: loss and gradient do not depend on micro-batches": (partial(_split_rows, ranks=False), _ROUNDING, False),
     "MIX: loss and gradient do not depend on the number of simulated ranks": (
         partial(_split_rows, ranks=True),
@@ -255,4 +264,4 @@ _CHECKS: dict[str, tuple[Callable[[Random], float], float, bool]] = {
         False,
     ),
 }
-"""Claim -> (figure of one trial, its limit, whether the figure must be above it)."""
+"""Property -> (function that computes the figure of one trial, limit, True if the figure must be above the limit)."""

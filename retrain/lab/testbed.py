@@ -1,4 +1,4 @@
-"""`retrain testbed`: a campaign of a method and a baseline on the tasks that have a premise."""
+"""The testbed: makes a campaign that compares a method with a baseline on the tasks with a premise."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ CONTROLS: list[dict[str, Any]] = [
     {"label": "random credit", "advantage_mode": "random_credit", "transform_mode": "none"},
     {"label": "reversed", "advantage_mode": "reversed", "transform_mode": "none"},
 ]
-"""Controls beside GRPO: the true advantage (must win where credit matters), GRPO with other seeds (must not win),
-random credit and credit with the wrong sign (must lose)."""
+"""Conditions with a known result: the true advantage (better where credit matters), GRPO with other seeds (not
+better), random credit and credit with the wrong sign (worse).
+"""
 
 _TESTBED = ("model", "task", "training", "warmup", "eval", "checkpoint", "environment")
 """Sections set by the testbed and its tasks."""
@@ -44,7 +45,7 @@ def tasks_with_premise(controls: bool = False) -> list[str]:
     return [name for name, traits in found if traits.premise and not (controls and "environment" in traits.settings)]
 
 
-def card_toml(  # noqa: PLR0913 - one per option
+def card_toml(  # noqa: PLR0913 - the options of the command
     file: Path,
     against: Path | None,
     tasks: Sequence[str],
@@ -59,8 +60,11 @@ def card_toml(  # noqa: PLR0913 - one per option
     Args:
         file: configuration of a run with the method.
         against: configuration of a run with the baseline; None for GRPO.
+        tasks: names of tasks with a premise.
+        seeds: number of seeds per condition.
+        slots: number of concurrent runs; None: one per core or GPU.
         claim: the task on which the method is claimed to differ from the baseline.
-        controls: add conditions with a known result.
+        controls: add `CONTROLS`.
     Raises:
         ConfigError: a file is not a valid run, both have the same method, or a task does not exist.
     """
@@ -68,10 +72,11 @@ def card_toml(  # noqa: PLR0913 - one per option
     for name in tasks:
         if name not in known:
             fix = did_you_mean(name, known, f"known: {', '.join(known)}")
-            raise ConfigError([ConfigProblem("--tasks", 0, 0, name, "no task with a premise has this name", fix)])
+            raise ConfigError([ConfigProblem("--tasks", 0, 0, name, "there is no such task with a premise", fix)])
     method, other = _method(file), _method(against) if against else {}
     if method == other:
-        raise ConfigError([ConfigProblem(str(file), 0, 0, "file", f"its method is {baseline}", "change it")])
+        problem = f"it has the same method as the baseline, {baseline}"
+        raise ConfigError([ConfigProblem(str(file), 0, 0, "file", problem, "change its method")])
     label = file.stem if file.stem != baseline else f"{file.stem} (2)"
     campaign = {
         "name": f"testbed-{file.stem}",
@@ -88,7 +93,7 @@ def card_toml(  # noqa: PLR0913 - one per option
 
 
 def _method(file: Path) -> dict[str, Any]:
-    """Read the settings for credit, losses and optimization from a file, without those that the testbed sets."""
+    """Return the settings of credit, losses and optimization in a file, without those that the testbed sets."""
     load(file)  # reports all mistakes with their places
     data, tasks = read(file).data, {one.table for one in registry.components("task")}
     method = {name: table for name, table in data.items() if name not in (*_SHARED, *_TESTBED, *tasks)}

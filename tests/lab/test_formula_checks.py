@@ -52,7 +52,7 @@ def per_batch_mean(logprobs, response_mask):
     ("kind", "name", "wrong", "noticed"),
     [
         ("advantage", "dca", without_groups, "sum to 0"),
-        ("advantage", "dca", longer_is_better, "DCA is its formula"),
+        ("advantage", "dca", longer_is_better, "DCA equals its formula"),
         ("advantage", "grpo_lp", penalty_for_all, "coupled penalty"),
         ("advantage", "rloo", lambda rewards, group_ids: rewards - rewards.mean(), "leave-one-out"),
         ("transform", "process_rloo", without_others, "PRIME: its literal form"),

@@ -102,7 +102,7 @@ def test_another_baseline(method, tmp_path):
 def test_mistakes(method):
     with pytest.raises(ConfigError, match='did you mean "rare"'):
         testbed.card_toml(method, None, ["rar"], 3, None)
-    with pytest.raises(ConfigError, match="its method is mine"):
+    with pytest.raises(ConfigError, match="the same method as the baseline, mine"):
         testbed.card_toml(method, method, ["rare"], 3, None)
     method.write_text("[algorithm]\nadvantage_mode = 3\n")
     with pytest.raises(ConfigError, match=r"mine\.toml:2:1"):

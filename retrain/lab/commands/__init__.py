@@ -1,1 +1,1 @@
-"""Commands of the lab, registered as entry points."""
+"""Commands of the lab; entry points register them."""

@@ -1,4 +1,4 @@
-"""Commands about formulas: verify tries their properties, credit compares what they give."""
+"""Commands about formulas: `verify` checks their properties, `credit` compares their results on a file."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from retrain.lab.credit.credit_comparison import ComparedCompletion, Credit
 
 _ROWS = 40
-"""Completions that a table shows."""
+"""Largest number of completions in a table."""
 
 
 def verify(
     trials: Annotated[int, typer.Option(min=1, help="Random inputs per check.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Try the formulas' properties on random inputs: one line each, exit code 1 if one fails."""
+    """Check properties of the formulas on random inputs; the exit code is 1 if a check fails."""
     from retrain.lab.formula_checks import verify as checks
 
     rows = list[dict[str, object]]()
@@ -44,12 +44,12 @@ def verify(
         raise typer.Exit(1)
 
 
-def credit(  # noqa: PLR0913 - one option each
+def credit(  # noqa: PLR0913 - the options of the command
     file: Annotated[
         Path,
         typer.Argument(help=".jsonl, .jsonl.gz or .parquet: group, reward or correct, length.", show_default=False),
     ],
-    modes: Annotated[list[str] | None, typer.Option("--mode", help="An advantage. Repeatable.")] = None,
+    modes: Annotated[list[str] | None, typer.Option("--mode", help="Name of an advantage. Repeatable.")] = None,
     transforms: Annotated[
         list[str] | None, typer.Option("--transform", help="Token transforms, by name or A,B. Repeatable.")
     ] = None,
@@ -60,16 +60,16 @@ def credit(  # noqa: PLR0913 - one option each
     plot: Annotated[Path | None, typer.Option(help="Also write an HTML page with figures.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare what advantages and token transforms give the completions of a file, without a model."""
+    """Compare the advantages of the completions in a file under several modes and token transforms, without a model."""
     from retrain.lab.credit.credit_comparison import compare, read_completions
     from retrain.lab.credit.credit_page import page
 
     completions = read_completions(str(file))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wanted = modes or ["dca", "grpo_lp", "grpo_std"]
         found = compare(completions, wanted, transforms or (), overrides or (), sepa_lambda)
-    for text in dict.fromkeys(str(one.message) for one in told):
+    for text in dict.fromkeys(str(one.message) for one in caught):
         say(f"warning: {text}", error=True)
     if plot is not None:
         with writing(plot):
@@ -105,14 +105,14 @@ def _tables(completions: Sequence[ComparedCompletion], found: Sequence[Credit]) 
         console.width = 200
     console.print(table)
     if len(completions) > _ROWS:
-        console.print(f"... and {len(completions) - _ROWS} more completions; --json has them all")
+        console.print(f"... and {len(completions) - _ROWS} more completions; --json prints all of them")
     console.print()
     console.print(summary)
     _heat(console, completions, found)
 
 
 def _heat(console: Console, completions: Sequence[ComparedCompletion], found: Sequence[Credit]) -> None:
-    """Tokens of the first group on a background that shows their credit; numbers where there is no color."""
+    """Print the tokens of the first group on a background color that shows their credit; numbers outside a terminal."""
     from rich.text import Text
 
     for credit in found:
@@ -129,7 +129,11 @@ def _heat(console: Console, completions: Sequence[ComparedCompletion], found: Se
 
 
 def _color(share: float) -> str:
-    """Blue for more, orange for less, on which black is read at every strength."""
+    """Return a style with a blue background for positive and an orange one for negative credit, legible in black.
+
+    Args:
+        share: credit in [-1, 1].
+    """
     faint = round(255 - 150 * abs(share))
     return (
         f"black on rgb({faint},{(255 + faint) // 2},255)"

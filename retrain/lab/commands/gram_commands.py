@@ -12,16 +12,16 @@ from retrain.cli.arguments import Json
 from retrain.system.terminal import say
 
 _SENTENCE_TRANSFORMER = "sentence-transformers/all-MiniLM-L6-v2"
-"""Embedder of `--literal`: the usual small sentence-transformer."""
+"""Default embedder with `--literal`."""
 _TF_IDF = "tf-idf"
 
 _Names = Annotated[
-    list[str] | None, typer.Argument(help=".jsonl, .jsonl.gz, .parquet or a run's directory; or the data set.")
+    list[str] | None, typer.Argument(help=".jsonl, .jsonl.gz or .parquet files, run directories, or a data set.")
 ]
 _Least = Annotated[
-    float | None, typer.Option(help="Least reward of a successful solution.", show_default="1, if there are any")
+    float | None, typer.Option(help="Lowest reward of a successful solution.", show_default="1, if rows have rewards")
 ]
-_Rate = Annotated[float, typer.Option(min=1, help="Most occurrences in a solution that holds it, on average.")]
+_Rate = Annotated[float, typer.Option(min=1, help="Largest mean count of a gram in the solutions that contain it.")]
 _Embedder = Annotated[
     str | None,
     typer.Option(
@@ -30,32 +30,32 @@ _Embedder = Annotated[
 ]
 _Literal = Annotated[
     bool,
-    typer.Option("--literal", help="Cluster all n-grams of the text by a sentence-transformer; prune nothing."),
+    typer.Option("--literal", help="Cluster all n-grams with a sentence-transformer, and prune nothing."),
 ]
 
 
 def extract(  # noqa: PLR0913 - the recipe's keys are its options
     files: _Names = None,
     out: Annotated[Path, typer.Option("--out", "--output-path", help="The JSON file to write.")] = Path("grams.json"),
-    source: Annotated[Literal["files", "hub"], typer.Option(help="What FILES names.")] = "files",
+    source: Annotated[Literal["files", "hub"], typer.Option(help="FILES are files, or a hub data set.")] = "files",
     dataset_name: Annotated[str | None, typer.Option(help="The same as --source hub NAME.")] = None,
-    split: Annotated[str, typer.Option(help="Of the data set: train, or train[:5000].")] = "train",
+    split: Annotated[str, typer.Option(help="Split of the data set: train, or train[:5000].")] = "train",
     config: Annotated[str | None, typer.Option(help="Configuration of the data set.")] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of the data set.")] = None,
     column: Annotated[str | None, typer.Option(help="Column with the solution.", show_default="solution, text")] = None,
     reward_column: Annotated[str, typer.Option(help="Column with the reward.")] = "reward",
     min_reward: _Least = None,
-    task: Annotated[str | None, typer.Option(help="Take right solutions of this task instead of files.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many, with --task.")] = 2000,
-    n_min: Annotated[int, typer.Option(min=1, help="Fewest words of a gram.")] = 3,
-    n_max: Annotated[int, typer.Option(min=1, help="Most words of a gram.")] = 5,
+    task: Annotated[str | None, typer.Option(help="Use correct solutions of this task instead of files.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of solutions, with --task.")] = 2000,
+    n_min: Annotated[int, typer.Option(min=1, help="Smallest number of words of a gram.")] = 3,
+    n_max: Annotated[int, typer.Option(min=1, help="Largest number of words of a gram.")] = 5,
     min_df: Annotated[float, typer.Option(min=0, max=1, help="Share of solutions a gram must occur in.")] = 0.01,
     max_per_doc_rate: _Rate = 3.0,
-    max_grams: Annotated[int, typer.Option(min=1, help="Most grams, those of most solutions first.")] = 200,
-    lowercase: Annotated[bool, typer.Option(help="Fold upper and lower case.")] = True,
+    max_grams: Annotated[int, typer.Option(min=1, help="Largest number of grams; the most frequent are kept.")] = 200,
+    lowercase: Annotated[bool, typer.Option(help="Ignore upper and lower case.")] = True,
     clusters: Annotated[int, typer.Option("--clusters", "--n-clusters", min=1, help="Clusters of k-means.")] = 100,
     top_percentile: Annotated[float, typer.Option(min=0.0, max=1, help="Share of clusters that are kept.")] = 0.2,
-    seed: Annotated[int, typer.Option(min=0, help="Of k-means, and of the task's problems.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of k-means, and of the task's problems.")] = 0,
     embedder: _Embedder = None,
     literal: _Literal = False,
     plot: Annotated[Path | None, typer.Option(help="Also write a chart, as SVG.")] = None,
@@ -63,8 +63,8 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
 ) -> None:
     """Extract strategic grams from successful solutions, for [planning] strategic_grams_path.
 
-    N-grams that enough solutions hold are clustered by meaning, and the clusters that occur in most solutions are
-    kept. Prints how much of the text the grams cover.
+    N-grams that occur in enough solutions are clustered by meaning, and the clusters that occur in most solutions are
+    kept. Prints the share of the text that the grams cover.
     """
     from retrain.lab.grams import gram_files as grams
     from retrain.lab.grams.gram_extraction import Recipe
@@ -92,7 +92,7 @@ def extract(  # noqa: PLR0913 - the recipe's keys are its options
 
 
 def _names(names: list[str], source: str, dataset_name: str | None) -> tuple[list[Path], str | None]:
-    """Files to read, or the data set of the hub."""
+    """Return the files to read, or the name of the data set on the hub."""
     if dataset_name is not None:
         names, source = [*names, dataset_name], "hub"
     if source == "files":
@@ -103,7 +103,7 @@ def _names(names: list[str], source: str, dataset_name: str | None) -> tuple[lis
 
 
 def _check_grams(sources: list[bool], n_min: int, n_max: int) -> None:
-    """Check what no single option shows."""
+    """Check combinations of options."""
     if sum(sources) != 1:
         raise typer.BadParameter("give files, --task NAME, or --source hub NAME", param_hint="FILES")
     if n_min > n_max:

@@ -13,25 +13,25 @@ from retrain.system.files import writing
 from retrain.system.terminal import say
 
 
-def judge(  # noqa: PLR0913 - one per option
+def judge(  # noqa: PLR0913 - the options of the command
     file: File,
-    against: Annotated[Path | None, typer.Option(help="A run with the baseline; unset: GRPO.")] = None,
-    tasks: Annotated[str | None, typer.Option(help="Names with commas between them; unset: all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Four tasks and three seeds: a first look.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=2, help="How many; unset: 9.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Runs at a time; unset: one per core or GPU.")] = None,
-    claim: Annotated[str | None, typer.Option(help="The task on which the method is said to differ.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Configuration of the baseline; unset: GRPO.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Comma-separated names; unset: all.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Four tasks and three seeds, for a first impression.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Number of seeds; unset: 9.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Concurrent runs; unset: one per core or GPU.")] = None,
+    claim: Annotated[str | None, typer.Option(help="The task on which the method is claimed to differ.")] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Add the true credit, other seeds, random and reversed credit.")
+        bool, typer.Option("--controls", help="Add conditions with true, random and reversed credit, and other seeds.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier testbed of this file first.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign, and run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the campaign without running it.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the live display.")] = False,
 ) -> None:
-    """Say where a method helps, harms, or makes no difference: it and a baseline on tasks with one premise each.
+    """Compare a method with a baseline on tasks with one premise each.
 
-    The method is what the file says of credit, losses and optimization. It becomes a campaign, runs/testbed-NAME.toml;
-    the same command resumes it. Exit codes are those of `retrain campaign`.
+    The method is the file's settings of credit, losses and optimization. The command writes a campaign,
+    runs/testbed-NAME.toml, and runs it; the same command resumes it. Exit codes are those of `retrain campaign`.
     """
     from retrain.campaign.plan.load_campaign import load_campaign
     from retrain.config.load import load

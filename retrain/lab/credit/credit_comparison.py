@@ -1,4 +1,4 @@
-"""Compare the advantages that each mode would assign to the completions of a file, without a model."""
+"""Comparison of the advantages that several modes assign to the completions in a file, without a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from retrain.types import Batch
 
 _LISTS = {"rewards": "reward", "corrects": "correct", "lengths": "length", "logprobs": "logprobs", "tokens": "tokens"}
 _ROUNDING = 1e-4
-"""Largest log-prob above 0 that is accepted, because samplers round."""
+"""Largest log-prob that is accepted; samplers round 0 up to small positive numbers."""
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -67,10 +67,10 @@ class ComparedCompletion:
     """One completion of the file.
 
     Attributes:
-        place: `file:line`, with the position in the row's lists.
-        group: name of its prompt.
+        place: `file:line`, and in a row with lists the index in them, for errors.
+        group: name of the group, which is all completions of one prompt.
         reward: any number.
-        correct: by default reward > 0.5.
+        correct: the value in the file, or else reward > 0.5.
         length: number of response tokens.
         logprobs: one per sampled token, or None.
         tokens: text of every sampled token, or None.
@@ -87,13 +87,13 @@ class ComparedCompletion:
 
 @dataclass(frozen=True)
 class Credit:
-    """The result of one way to assign credit.
+    """Credit that a mode, with or without transforms, assigns to the completions.
 
     Attributes:
-        name: the mode, with its transforms.
-        advantages: one per completion: the mean over its tokens.
-        tokens: one list per completion, one number per token; None without transforms.
-        planning: whether each token is planning, like `tokens`.
+        name: the mode and its transforms.
+        advantages: one per completion; with transforms the mean over its tokens.
+        tokens: advantage of each token, one list per completion; None without transforms.
+        planning: True for each planning token, in lists like `tokens`; None without transforms.
         summary: see `summarize`.
     """
 
@@ -105,19 +105,19 @@ class Credit:
 
 
 def read_completions(path: str) -> list[ComparedCompletion]:
-    """Read completions from a file whose rows are one completion each, or one group each with lists.
+    """Read completions from a file. A row is one completion, or one group with lists.
 
-    A row has `group`, `reward` or `correct`, `length`, and perhaps `logprobs` (or `sampler_logprobs`, as the rollouts
-    of a run have) and `tokens`. A group's row has lists instead: `rewards` or `correct`, `lengths`, `logprobs`,
-    `tokens`; its group is by default its line.
+    The row of a completion has `group`, `reward` or `correct`, and `length`. It may have `logprobs` (or
+    `sampler_logprobs`, like a run's rollouts) and `tokens`. The row of a group has lists: `rewards` or `correct`,
+    `lengths`, `logprobs`, `tokens`. Its `group` is optional; the default is the row's place in the file.
 
     Raises:
-        DataError: rows that cannot be used, all of them together; log-probs in some rows and not in others.
+        DataError: rows are invalid (the message lists all of them), or only some rows have log-probs.
     """
     found = [one for part in read_records(path, _parse) for one in part]
     without = [one.place for one in found if one.logprobs is None]
     if without and len(without) < len(found):
-        raise DataError(f"{without[0]}: no logprobs, and other rows have them; give them in all rows or in none")
+        raise DataError(f"{without[0]}: no logprobs, but other rows have them; add them to all rows or to none")
     return found
 
 
@@ -128,18 +128,20 @@ def compare(
     overrides: Sequence[str] = (),
     sepa_lambda: float = 1.0,
 ) -> list[Credit]:
-    """Compute the credit of every mode, alone and with each transform, by the pipeline that training uses.
+    """Compute the credit of every mode, alone and with each transform, with the pipeline of training.
 
     Args:
+        completions: at least one completion.
         modes: names or dotted paths of advantages.
-        transforms: each a documented chain, a stage, or stages with commas between them.
+        transforms: each is the name of a chain, a stage, or comma-separated stages.
         overrides: parameters, `table.key=value`.
         sepa_lambda: SEPA's pooling weight.
     Raises:
-        ConfigError, ComponentError: names or parameters that do not fit. DataError: transforms and no log-probs.
+        ConfigError, ComponentError: names or parameters are invalid.
+        DataError: there are transforms but no log-probs.
     """
     if transforms and completions[0].logprobs is None:
-        raise DataError(f"{completions[0].place}: no logprobs; --transform divides credit among tokens and needs them")
+        raise DataError(f"{completions[0].place}: no logprobs, which --transform needs; add them or omit --transform")
     parameters = Parameters(overrides)
     batch, pieces = _batch(completions)
     batch = batch.replace(sepa_lambda=sepa_lambda)
@@ -155,13 +157,15 @@ def compare(
 
 
 def summarize(advantages: Sequence[float], completions: Sequence[ComparedCompletion]) -> dict[str, float | None]:
-    """Summarize how advantages treat correct and wrong, long and short completions.
+    """Summarize the advantages of correct and wrong, long and short completions.
 
     Returns:
-        correct_above_0: among correct completions of groups that also hold wrong ones, the share with a positive
-        advantage; below_wrong: of those, the share with less than a wrong one of their group; length_correlation: of
-        advantage with length among all correct completions, within groups; zero: share of completions without
-        credit; least, greatest. None where undefined.
+        Figures by name, None where one is undefined:
+        correct_above_0: share of correct completions with a positive advantage, in groups with wrong completions.
+        below_wrong: share of the same completions whose advantage is below that of a wrong one of their group.
+        length_correlation: correlation of advantage and length within groups, among correct completions.
+        zero: share of completions with advantage 0.
+        least, greatest: smallest and largest advantage.
     """
     rows = list(zip(advantages, completions, strict=True))
     right = [(a, c) for a, c in rows if c.correct]
@@ -181,7 +185,7 @@ def summarize(advantages: Sequence[float], completions: Sequence[ComparedComplet
 
 
 def figures(credit: Credit) -> list[str]:
-    """Format a summary, in the order of SUMMARY."""
+    """Format a summary as texts, in the order of SUMMARY."""
     forms = [".0%" if key in ("correct_above_0", "below_wrong", "zero") else "+.2f" for key in SUMMARY]
     values = [credit.summary[key] for key in SUMMARY]
     return ["-" if value is None else f"{value:{form}}" for value, form in zip(values, forms, strict=True)]
@@ -230,26 +234,31 @@ def _completion(place: str, group: str, row: Mapping[str, Any]) -> ComparedCompl
 
 
 def _sampled(values: list[T] | None, turns: Sequence[_TurnSpan]) -> list[T] | None:
-    """Select the values inside turns; tokens of observations are not part of the response."""
+    """Select the values of sampled tokens: in an episode of several turns, those inside turns."""
     if values is None or len(turns) < 2:
         return values
     return [one for turn in turns for one in values[turn["start"] : turn["end"]]]
 
 
 class _Pieces(list[str]):
-    """The token texts of the file as a vocabulary, with the part of a tokenizer that the planning detector uses."""
+    """Texts of the file's tokens as a vocabulary, with the method of a tokenizer that the planning detector calls."""
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         return "".join(self[index] for index in ids)
 
 
 def _batch(completions: Sequence[ComparedCompletion]) -> tuple[Batch, _Pieces]:
-    """The completions as responses without prompts, in float64; without log-probs each is one token wide."""
+    """Make a float64 batch of the completions without prompts, and its vocabulary.
+
+    Completions without log-probs become one token wide.
+    """
     numbers = {name: number for number, name in enumerate(dict.fromkeys(one.group for one in completions))}
     rewards, correct = [one.reward for one in completions], [one.correct for one in completions]
     logprobs = [(0.0,) if one.logprobs is None else one.logprobs for one in completions]
     batch = response_batch(logprobs, rewards, correct, [numbers[one.group] for one in completions], torch.float64)
-    pieces = _Pieces(dict.fromkeys(["a", *(text for one in completions for text in one.tokens or ())]))  # 0 pads
+    pieces = _Pieces(
+        dict.fromkeys(["a", *(text for one in completions for text in one.tokens or ())])
+    )  # id 0 is padding
     ids = {text: number for number, text in enumerate(pieces)}
     if completions[0].logprobs is not None:
         tokens = [[ids[text] for text in one.tokens or ()] for one in completions]
@@ -278,7 +287,7 @@ def _pipeline(parameters: Parameters, mode: str, chain: Sequence[str]) -> Pipeli
     if pipeline.policy_columns:
         raise ComponentError(
             f"{chain} read {', '.join(sorted(pipeline.policy_columns))}, which cannot be computed from log-probs",
-            "see it at work in the report of a run, where the policy is asked",
+            "see its credit in the report of a run, where the policy computes them",
         )
     return pipeline
 

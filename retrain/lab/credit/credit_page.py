@@ -1,4 +1,4 @@
-"""A comparison of advantages as one self-contained HTML page."""
+"""Report of a comparison of advantages as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from retrain.report.charts import Axes, Point, dot, line, number, padded, polyli
 from retrain.report.page import Table, fill, plural
 
 _SHOWN = 12
-"""Completions whose tokens are drawn."""
+"""Number of completions whose tokens are drawn."""
 _STRONGEST = 0.95
-"""Quantile of the tokens' credit that has the strongest color, so that one token does not fade the others."""
+"""Quantile of the size of the tokens' credit that gets the strongest color; the maximum would fade most tokens."""
 
 
 def page(title: str, completions: Sequence[ComparedCompletion], credits_: Sequence[Credit]) -> str:
-    """Render the page: a summary, advantage against length for every mode, and credit per token if there is any."""
+    """Return the HTML page: a summary, and for every mode a plot of advantage against length or the tokens' credit.
+
+    Args:
+        title: title of the page.
+        completions: the completions.
+        credits_: credit of these completions under every mode.
+    """
     groups = len({one.group for one in completions})
     right = sum(one.correct for one in completions)
     return fill(
@@ -43,7 +49,7 @@ def _scatter(credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
 
 
 def _lines(axes: Axes, credit: Credit, completions: Sequence[ComparedCompletion]) -> str:
-    """A line through the correct completions of each prompt, from the shortest to the longest."""
+    """Draw a line through the correct completions of each prompt, from the shortest to the longest."""
     groups: dict[str, list[Point]] = {}
     for value, one in zip(credit.advantages, completions, strict=True):
         if one.correct:
@@ -58,7 +64,7 @@ def _mark(x: float, y: float, correct: bool) -> str:
 
 
 def _strips(credit: Credit, completions: Sequence[ComparedCompletion]) -> dict[str, Any]:
-    """The first completions with the credit of their tokens."""
+    """Return the template's values for the first completions with the credit of their tokens."""
     rows = list(zip(completions, credit.tokens or (), credit.planning or (), strict=True))[:_SHOWN]
     sizes = sorted(abs(value) for _, values, _ in rows for value in values if value) or [1.0]
     scale = sizes[int(_STRONGEST * (len(sizes) - 1))]

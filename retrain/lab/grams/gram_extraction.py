@@ -1,4 +1,4 @@
-"""Extract strategic grams from solutions: short phrases that many solutions share, clustered by meaning."""
+"""Extraction of strategic grams from solutions: short phrases that many solutions share, clustered by meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrain.errors import DataError
 from retrain.system.extras import library
 
 Runs = list[list[str]]
-"""Words of one solution, in runs that no n-gram crosses."""
+"""Words of one solution in runs; an n-gram lies within one run."""
 
 _REDUNDANT = 0.9
 """A gram is dropped if this share of its solutions have a longer gram that contains it."""
@@ -35,8 +35,8 @@ class Recipe:
         top_percentile: share of the clusters that are kept.
         seed: seed of k-means.
         embedder: directory or hub name of a sentence-transformer; None is TF-IDF fitted on the n-grams.
-        literal: the six steps of HICRA's documentation and nothing else: n-grams of words as white space divides
-            them, and no floor, rate, limit or pruning.
+        literal: follow the six steps of HICRA's documentation only: n-grams of words separated by white space, and no
+            minimum frequency, rate, limit or pruning.
     """
 
     n_min: int = 3
@@ -58,9 +58,9 @@ class Cluster:
 
     Attributes:
         frequency: Cluster Document Frequency: number of solutions that contain at least one of them.
-        grams: sorted.
+        grams: the n-grams, sorted.
         center: the gram nearest to the cluster's mean.
-        selected: the cluster is among the most frequent.
+        selected: True if the cluster is among the most frequent.
     """
 
     frequency: int
@@ -74,9 +74,9 @@ class Extraction:
     """Strategic grams and how they were selected.
 
     Attributes:
-        grams: sorted.
+        grams: the strategic grams, sorted.
         frequencies: document frequency of every n-gram that was clustered.
-        clusters: most frequent first.
+        clusters: all clusters, the most frequent first.
         counts: n-grams left after each step, in order.
         solutions: number of solutions read.
     """
@@ -96,25 +96,32 @@ class Extraction:
 def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
     """Extract strategic grams from successful solutions.
 
-    All n-grams of plain words (no digits, no LaTeX, none across a line or sentence) -> those in at least
-    min_df of the solutions, at most max_per_doc_rate times in each on average -> without n-grams that hardly
-    occur outside a longer one -> k-means of their embeddings -> the clusters in the top share by Cluster Document
-    Frequency -> their n-grams, without those that only extend another. With `literal` the clusters of all n-grams, in
-    any text, and every n-gram of the selected ones. The same solutions and recipe give the same grams.
+    1. Collect the n-grams of plain words: without digits and LaTeX, within one line and sentence.
+    2. Keep those that occur in at least min_df of the solutions, at most max_per_doc_rate times each on average.
+    3. Remove n-grams that rarely occur outside a longer one.
+    4. Cluster their embeddings by k-means.
+    5. Select the clusters with the highest Cluster Document Frequency, a share of top_percentile.
+    6. Return the max_grams most frequent of their n-grams, without those that contain another one.
 
+    With `literal`, all n-grams of the text are clustered, and all n-grams of the selected clusters are returned. The
+    same solutions and recipe give the same grams.
+
+    Args:
+        solutions: texts of successful solutions.
+        recipe: settings of the extraction.
     Raises:
-        DataError: no n-gram is left.
+        DataError: no n-gram is left after step 3.
         MissingExtraError: the extra `grams` is not installed.
-    References: Wang et al., HICRA, arXiv:2509.03646. The floor, the rate and the pruning are additions: without
-        them two fifths of all n-grams are strategic.
+    References: Wang et al., HICRA, arXiv:2509.03646. The minimum frequency, the rate and the removals are additions;
+        without them two fifths of all n-grams are strategic.
     """
     documents = [_runs(solution, recipe) for solution in solutions]
     holders, candidates, counts = _candidates(documents, recipe)
     if not candidates:
         raise DataError(
-            f"no n-gram of {recipe.n_min} to {recipe.n_max} words is left of {len(documents)} solutions "
+            f"no n-gram of {recipe.n_min} to {recipe.n_max} words is left from {len(documents)} solutions "
             f"({', '.join(f'{name}: {count}' for name, count in counts.items())}); "
-            "lower --min-df or --n-min, raise --max-per-doc-rate, or give more solutions"
+            "lower --min-df or --n-min, raise --max-per-doc-rate, or add solutions"
         )
     clusters = _clusters(candidates, holders, recipe)
     kept = [gram for cluster in clusters if cluster.selected for gram in cluster.grams]
@@ -128,7 +135,7 @@ def extract(solutions: Sequence[str], recipe: Recipe) -> Extraction:
 
 
 Holders = dict[str, frozenset[int]]
-"""N-gram -> indices of the solutions that hold it."""
+"""N-gram -> indices of the solutions that contain it."""
 
 
 def _runs(solution: str, recipe: Recipe) -> Runs:
@@ -139,7 +146,11 @@ def _runs(solution: str, recipe: Recipe) -> Runs:
 
 
 def _candidates(documents: Sequence[Runs], recipe: Recipe) -> tuple[Holders, list[str], dict[str, int]]:
-    """The n-grams to cluster, sorted, with the solutions that hold each and the counts left after every step."""
+    """Select the n-grams to cluster.
+
+    Returns:
+        The solutions that contain each n-gram, the n-grams to cluster (sorted), and the counts left after every step.
+    """
     floor = 1 if recipe.literal else max(1, ceil(recipe.min_df * len(documents) - 1e-9))
     frequent = _frequent(documents, recipe.n_max, floor)
     long_enough = {gram: found for gram, found in sorted(frequent.items()) if gram.count(" ") + 1 >= recipe.n_min}
@@ -166,13 +177,13 @@ def _ngrams(runs: Runs, n: int) -> Iterator[str]:
 
 
 def _frequent(documents: Sequence[Runs], n_max: int, floor: int) -> dict[str, tuple[int, list[int]]]:
-    """N-grams of 1 to n_max words in at least `floor` documents: their count, and the indices of these documents."""
+    """Return the n-grams of 1 to n_max words in at least `floor` documents: {n-gram: (count, document indices)}."""
     frequent: dict[str, tuple[int, list[int]]] = {}
     for n in range(1, n_max + 1):
         found: dict[str, tuple[int, list[int]]] = {}
         for index, runs in enumerate(documents):
             for gram, times in Counter(_ngrams(runs, n)).items():
-                # An n-gram can only be frequent if both (n-1)-grams in it are: most are not even counted.
+                # An n-gram can only be frequent if both (n-1)-grams in it are, so most need not be counted.
                 if n == 1 or (gram.rpartition(" ")[0] in frequent and gram.partition(" ")[2] in frequent):
                     count, where = found.setdefault(gram, (0, []))
                     where.append(index)
@@ -182,20 +193,20 @@ def _frequent(documents: Sequence[Runs], n_max: int, floor: int) -> dict[str, tu
 
 
 def _without_extensions(grams: Collection[str]) -> list[str]:
-    """Remove grams that contain another one: wherever they occur, that one matches too."""
+    """Remove grams that contain another one, because the other one matches wherever they occur."""
     known = set(grams)
     lengths = range(1, max((gram.count(" ") for gram in grams), default=0) + 1)
     return [gram for gram in grams if not any(inner in known for n in lengths for inner in _inner(gram, n))]
 
 
 def _inner(gram: str, n: int) -> Iterator[str]:
-    """The n-grams within a longer gram."""
+    """Yield the n-grams inside a longer gram."""
     words = gram.split(" ")
     return _ngrams([words], n) if n < len(words) else iter(())
 
 
 def _without_redundant(holders: Holders) -> list[str]:
-    """Sort, and remove grams that rarely occur outside a longer one."""
+    """Return the grams without those that rarely occur outside a longer one."""
     redundant: set[str] = set()
     for longer, where in holders.items():
         for n in range(1, longer.count(" ") + 1):
@@ -206,7 +217,10 @@ def _without_redundant(holders: Holders) -> list[str]:
 
 
 def _clusters(grams: Sequence[str], holders: Holders, recipe: Recipe) -> tuple[Cluster, ...]:
-    """K-means of the embeddings, the most frequent cluster first; one thread, so that sums have one order."""
+    """Cluster the embeddings by k-means; the most frequent cluster comes first.
+
+    One thread is used, so that sums have a fixed order and the result is reproducible.
+    """
     vectors = embedder(recipe.embedder, grams)(grams)
     means = library("sklearn.cluster", EXTRA).KMeans(
         min(recipe.clusters, len(grams)), n_init=1, max_iter=_MAX_ITERATIONS, random_state=recipe.seed

@@ -1,4 +1,4 @@
-"""Strategic grams: read solutions from files and tasks, write the grams, and report how much text they cover."""
+"""Input and output of the extraction: solutions from files and tasks, the file of grams, and a coverage report."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _PASSED = 1.0
 _MAX_DRAWS = 20
 """Largest number of problems tried per requested solution of a task."""
 _SHOWN = 25
+"""Number of grams in the chart."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class SolutionFormat:
     """Columns and threshold that identify successful solutions in rows.
 
     Attributes:
-        column: holds the solution; None takes the first of COLUMNS that a row has.
-        reward_column: holds the reward; rows without it count as successful unless `min_reward` is set.
+        column: column of the solution; None uses the first of COLUMNS that a row has.
+        reward_column: column of the reward; rows without it count as successful unless `min_reward` is set.
         min_reward: minimum reward of a successful solution; None is 1.
     """
 
@@ -53,17 +54,17 @@ class Files:
 
     @property
     def names(self) -> list[str]:
-        """The files without their directories."""
+        """Names of the files without their directories."""
         return [path.name for path in self.paths]
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        """Rows with their places, in the order of the files; DataError if one cannot be read."""
+        """Yield (place, row) of all rows in the order of the files; DataError if a file cannot be read."""
         return (one for file in self.paths for path in _expand(file) for one in rows_of(path))
 
 
 @dataclass(frozen=True)
 class HubSplit:
-    """A split of a data set of the hub, or of a directory in its layout."""
+    """A split of a data set on the hub, or in a directory with the same layout."""
 
     name: str
     split: str = "train"
@@ -75,11 +76,11 @@ class HubSplit:
 
     @property
     def names(self) -> list[str]:
-        """Data set, split and revision."""
+        """Data set, split and revision as one text, in a list."""
         return [f"{self}@{self.revision}" if self.revision else str(self)]
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        """Rows with their places; DataError if the data set cannot be loaded."""
+        """Return (place, row) of all rows; DataError if the data set cannot be loaded."""
         from retrain.data.rows import hub_split
 
         data = hub_split(self.name, self.split, self.config, self.revision)
@@ -91,9 +92,10 @@ def solutions_in(rows: Iterable[tuple[str, Any]], reading: SolutionFormat, name:
 
     Args:
         rows: pairs of a place and a row.
+        reading: columns and threshold.
         name: name of the source, for errors.
     Raises:
-        DataError: a row that cannot be used, with its place, or no successful solution at all.
+        DataError: a row is invalid, or none is a successful solution.
     """
     count, solutions = 0, list[str]()
     for count, (place, row) in enumerate(rows, start=1):  # noqa: B007 - the last count is in the message
@@ -105,7 +107,15 @@ def solutions_in(rows: Iterable[tuple[str, Any]], reading: SolutionFormat, name:
 
 
 def task_solutions(name: str, count: int, seed: int) -> list[str]:
-    """Return `count` worked solutions of a task that reach the right answer, by the reward "exact"."""
+    """Return `count` worked solutions of a task with the correct answer, according to the reward "exact".
+
+    Args:
+        name: name of the task.
+        count: number of solutions.
+        seed: seed of the task's problems.
+    Raises:
+        DataError: too few of the tried problems have such a solution.
+    """
     task, exact = find("task", name).bind().build({"seed": seed}), find("reward", "exact").bind()
     found: list[str] = []
     for index in range(_MAX_DRAWS * count):
@@ -115,13 +125,20 @@ def task_solutions(name: str, count: int, seed: int) -> list[str]:
             if len(found) == count:
                 return found
     raise DataError(
-        f"task {name}: {len(found)} right solutions in {_MAX_DRAWS * count} problems, {count} are wanted; "
-        "lower --count, or give files"
+        f"task {name}: {len(found)} correct solutions in {_MAX_DRAWS * count} problems instead of {count}; "
+        "lower --count, or use files"
     )
 
 
 def coverage(grams: Sequence[str], solutions: Iterable[str]) -> dict[str, float]:
-    """Return the shares of words and of solutions that the grams cover, matched as in training."""
+    """Return the shares of words and of solutions that the grams cover, with the matching of training.
+
+    Args:
+        grams: the strategic grams.
+        solutions: texts of solutions.
+    Returns:
+        {"words": share of words inside a gram, "solutions": share of solutions that contain a gram}.
+    """
     pattern, words, covered, holding, total = GramPattern(grams), 0, 0, 0, 0
     for solution in solutions:
         text = normalize(solution)
@@ -133,7 +150,14 @@ def coverage(grams: Sequence[str], solutions: Iterable[str]) -> dict[str, float]
 
 
 def document(found: Extraction, recipe: Recipe, covered: dict[str, float], sources: Sequence[str]) -> dict[str, Any]:
-    """Build the document for `[planning] strategic_grams_path`, with its provenance."""
+    """Return the contents of the file for `[planning] strategic_grams_path`, with their provenance, as JSON values.
+
+    Args:
+        found: the extracted grams.
+        recipe: settings of the extraction.
+        covered: see `coverage`.
+        sources: names of the sources of solutions.
+    """
     return {
         "strategic_grams": list(found.grams),
         "metadata": {
@@ -158,7 +182,7 @@ def write(path: Path, text: str) -> None:
 
 
 def report(found: Extraction, covered: dict[str, float]) -> str:
-    """The coverage report as text."""
+    """Return the coverage report as text."""
     steps = " -> ".join(f"{count:,} {name}" for name, count in found.counts.items())
     chosen, kept = [cluster for cluster in found.clusters if cluster.selected], set(found.grams)
     lines = [
@@ -177,12 +201,12 @@ def report(found: Extraction, covered: dict[str, float]) -> str:
 
 
 def _expand(file: Path) -> list[Path]:
-    """Expand a run directory to the rollouts stored in it."""
+    """Return the files of rollouts in a run directory, or the file itself."""
     if not file.is_dir():
         return [file]
     stored = sorted((file / "rollouts").glob("*.jsonl.gz"))
     if not stored:
-        raise DataError(f"{file}: a directory without rollouts/*.jsonl.gz; give a run's directory or a file")
+        raise DataError(f"{file}: this directory has no rollouts/*.jsonl.gz; name a run's directory or a file")
     return stored
 
 
@@ -200,13 +224,13 @@ def _solution(place: str, row: Any, reading: SolutionFormat) -> str | None:
         if reading.min_reward is None:
             return row[column]
         raise DataError(f'{place}: no column "{reading.reward_column}"; it has {has}; name one with --reward-column')
-    reward = row[reading.reward_column]  # None: it could not be scored
+    reward = row[reading.reward_column]  # None if scoring failed
     least = _PASSED if reading.min_reward is None else reading.min_reward
     return row[column] if isinstance(reward, (int, float)) and reward >= least else None
 
 
 def plot(found: Extraction) -> str:
-    """Document frequency of every cluster, and of the grams in most solutions, as an SVG file."""
+    """Return an SVG chart of the document frequency of every cluster and of the most frequent grams."""
     most, shown = max(cluster.frequency for cluster in found.clusters), _most_frequent(found, found.grams)[:_SHOWN]
     return fill(
         Path(__file__).with_name("grams.svg"),

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class TokenValues(StatefulComponent):
     """Value of the state before every response token: the mean reward of continuations from there.
 
-    V_t = E[reward | prompt, y_<t], from `continuations` samples of the policy; 0 outside the response
+    V_t = E[reward | prompt, y_<t], from `continuations` samples of the policy; 0 outside response_mask
 
-    Rows of a group with the same prefix share its continuations, which have random streams of their own.
+    Rows of a group with the same prefix share its continuations.
 
     Args:
-        continuations: number of samples per distinct prefix.
+        continuations: number of samples per distinct prefix; each has random numbers of its own.
     References: Kazemnejad et al., VinePPO, arXiv:2410.01679 (values from Monte-Carlo rollouts).
     """
 
@@ -52,7 +52,7 @@ def oracle(token_values: Tensor, rewards: Tensor, response_mask: Tensor) -> Tens
     Returns:
         [N, T] in the unit of the reward; a row sums to its reward minus the value of its prompt. The gradient is an
         unbiased estimate of the policy gradient for any number of continuations.
-    References: Sutton et al., Policy Gradient Methods (2000), the advantage; Kazemnejad et al., VinePPO,
-        arXiv:2410.01679, with every token a step.
+    References: Sutton et al., Policy Gradient Methods (2000), for the advantage; Kazemnejad et al., VinePPO,
+        arXiv:2410.01679, here with every token as a step.
     """
     return credit(token_values, response_mask, rewards, response_mask)

@@ -16,7 +16,10 @@ def prefixes(
     """Find the distinct contexts of the marked tokens.
 
     Args:
-        starts: [N, T] bool, response tokens.
+        input_ids: [N, T] int64.
+        response_mask: [N, T] bool.
+        group_ids: [N] int64.
+        starts: [N, T] bool, marks response tokens.
     Returns:
         The prefixes, and for every marked token, in row-major order, the index of its prefix.
     """
@@ -29,7 +32,15 @@ def prefixes(
 
 
 def values_at(starts: Tensor, rewards: Tensor, numbers: Tensor) -> Tensor:
-    """Return [N, T]: mean reward [P, K] of each marked token's prefix; 0 elsewhere, or if all scoring failed."""
+    """Value of each marked token's prefix: the mean reward of its continuations.
+
+    Args:
+        starts: [N, T] bool, marks M tokens.
+        rewards: [P, K], rewards of K continuations of P prefixes; NaN where scoring failed.
+        numbers: [M] int64, index of each marked token's prefix.
+    Returns:
+        [N, T] in the unit of the reward; 0 for other tokens, and where the scoring of all continuations failed.
+    """
     values = starts.new_zeros(starts.shape).float()
     values[starts] = rewards.nanmean(-1).nan_to_num(0.0).to(values)[numbers]
     return values
@@ -41,10 +52,12 @@ def credit(values: Tensor, starts: Tensor, rewards: Tensor, response_mask: Tenso
     A_t = V(start of the next segment, or the reward after the last) - V(start of its segment)
 
     Args:
-        values: [N, T], read where `starts` [N, T] bool is true: on a row's first response token at the least.
-        rewards: [N], the value of the whole completion.
+        values: [N, T], value of the prefix before a token; read where `starts` is True.
+        starts: [N, T] bool, first tokens of segments, which include a row's first response token.
+        rewards: [N], value of the whole completion.
+        response_mask: [N, T] bool.
     Returns:
-        [N, T], 0 outside `response_mask`. Over the segments of a row it sums to the reward less the prompt's value.
+        [N, T], 0 outside `response_mask`. Over the segments of a row it sums to the reward minus the prompt's value.
     """
     behind, found = rewards.to(values.dtype), values.new_zeros(values.shape)
     for column in reversed(range(values.shape[1])):

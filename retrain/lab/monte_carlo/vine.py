@@ -1,4 +1,4 @@
-"""VinePPO: the credit of a segment is the change of the value, estimated by continuations at its borders."""
+"""VinePPO: the credit of a segment is the change of the value over it, estimated from continuations."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 
 @signal("segment_starts", table="vine")
 class SegmentStarts(StatefulComponent):
-    """Mark the first token of every segment: [N, T] bool. The first response token starts a segment.
+    """First token of every segment, [N, T] bool; the first response token starts a segment.
 
     Args:
-        tokenizer: the model's.
-        every: "line" for segments that end with the token that ends a line, or a number of tokens.
+        tokenizer: the model's tokenizer.
+        every: length of a segment: "line" ends it with the token that contains a line break, a number after so many
+            tokens.
     """
 
     def __init__(self, tokenizer: Any, *, every: Literal["line"] | Annotated[int, Field(ge=1)] = "line") -> None:
         self._text, self._every = TokenText(tokenizer), every
 
     def __call__(self, input_ids: Tensor, response_mask: Tensor) -> Tensor:
-        """[N, T] bool."""
+        """Return [N, T] bool, False outside response_mask."""
         place = response_mask.cumsum(-1) - 1
         if isinstance(self._every, int):
             return response_mask & (place % self._every == 0)
@@ -45,8 +46,10 @@ class SegmentStarts(StatefulComponent):
 class SegmentValues(StatefulComponent):
     """Value of the state before every segment: the mean reward of continuations from there.
 
+    V(s_k) = E[reward | prompt, y before segment k], from `continuations` samples of the policy
+
     Args:
-        continuations: number of samples per distinct prefix, with random streams of their own.
+        continuations: number of samples per distinct prefix; each has random numbers of its own.
     """
 
     def __init__(self, continue_from: Continue, seed: int, *, continuations: Annotated[int, Field(ge=1)] = 9) -> None:
@@ -69,7 +72,7 @@ class SegmentValues(StatefulComponent):
 
 @algorithm("vine")
 def vine(segment_values: Tensor, segment_starts: Tensor, rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """The value after a segment minus the value before it, for all of its tokens.
+    """The value after a segment minus the value before it, for all tokens of the segment.
 
     A_t = V(s_{k+1}) - V(s_k) for token t of segment k,  V after the last segment = the reward
 
@@ -77,8 +80,8 @@ def vine(segment_values: Tensor, segment_starts: Tensor, rewards: Tensor, respon
         segment_values: [N, T], Monte-Carlo values of the states s_k; segment_starts: [N, T] bool; rewards: [N];
             response_mask: [N, T] bool.
     Returns:
-        [N, T] in the unit of the reward, unbiased for any number of continuations. With one segment it is REINFORCE
-        with a baseline of the prompt's other completions.
-    References: Kazemnejad et al., VinePPO, arXiv:2410.01679 (there a segment is a step of reasoning, and K = 9).
+        [N, T] in the unit of the reward. Its gradient is unbiased for any number of continuations. With one segment
+        per completion it is REINFORCE with the mean reward of the prompt's continuations as baseline.
+    References: Kazemnejad et al., VinePPO, arXiv:2410.01679 (with steps of reasoning as segments and 9 continuations).
     """
     return credit(segment_values, segment_starts, rewards, response_mask)

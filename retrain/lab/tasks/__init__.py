@@ -1,1 +1,1 @@
-"""Tasks of the testbed: each has one premise."""
+"""Tasks of the testbed; each has one premise."""

@@ -1,4 +1,4 @@
-"""The task `brevity`: right answers with tokens that change nothing."""
+"""The task `brevity`: correct answers with redundant tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _CHECK = re.compile(r"(?m)^(.+\n)(let me check\n\1)")
 @task("brevity", premise={"task/redundant": (0.3, 1.0)}, knob="p_check", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Brevity(Addition):
-    """A third of a right answer and more changes nothing: columns are checked although they were right.
+    """Sums whose correct answers are redundant: at least 30% of their characters check columns that are right.
 
-    Every demonstration works the sum out, and writes right columns a second time. An answer without that is as right.
+    Every demonstration adds column by column and writes correct columns a second time. Answers without these checks
+    are as correct.
 
     Args:
-        p_check: the knob: how often the demonstrator checks, per problem.
+        p_check: probability that the demonstrator checks the columns of a problem; the task's knob.
     """
 
     p_quick: Probability = 0.0
@@ -32,11 +33,11 @@ class Brevity(Addition):
     max_digits: Digits = 2
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
-        """`redundant`: every check of a column, the phrase included."""
+        """Return `redundant`: every check of a column, with its phrase."""
         return {"redundant": [match.span(2) for match in _CHECK.finditer(text)]}
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`redundant`: the share of characters of right answers that are redundant."""
+        """Return `redundant`: the share of the correct answers' characters that are redundant."""
         right = [(p, a) for p, a in answered(problems, answers) if a.correct]
         checks = sum(end - start for p, a in right for start, end in self.spans(p, a.text)["redundant"])
         return {"redundant": checks / max(1, sum(len(a.text) for _, a in right))}

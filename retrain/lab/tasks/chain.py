@@ -1,4 +1,4 @@
-"""The task `chain`: ten steps, and one wrong step ends it."""
+"""The task `chain`: ten steps, all of which must be right."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _STEP = re.compile(r"\+(\d)=(\d)\n")
 
 @task("chain", premise={"task/gap": (0.0, 0.08), "accuracy": (0.15, 0.7)}, knob="p_slip", settings=SHORT)
 class Chain(Drawn):
-    """Ten steps, and one wrong step ends it: digits are added one by one, modulo 10.
+    """Sums modulo 10 in `steps` steps: digits are added one by one, and a wrong step usually makes the answer wrong.
 
-    With steps that are right with probability p the answer is right with about p^n, and the first wrong step is known.
+    If steps are right with probability p, the answer is right with a probability of about p^steps. The first wrong
+    step of an answer is known.
 
     Args:
-        seed: of the training problems and of every demonstration.
-        p_slip: the knob: how often the demonstrator gets a step wrong.
-        steps: how many digits are added.
+        seed: seed of the training problems and of every demonstration.
+        p_slip: probability that the demonstrator gets a step wrong; the task's knob.
+        steps: number of digits that are added to the first one.
     """
 
     def __init__(
@@ -46,12 +47,15 @@ class Chain(Drawn):
         return Problem(id=text, prompt=f"{text}?\n", answer=answer, solution=f"{''.join(lines)}so {value}")
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
-        """`mistake`: the first step that is wrong, none in a right chain."""
+        """Return `mistake`: the first wrong step, or the rest of the text if it is not a step; empty if all are right."""
         done, span = _right_steps(problem, text)
         return {"mistake": [span] if span else [] if done == self.steps else [(_end(text, done), len(text))]}
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`step`: the share p of right steps among those with right ones before them; `gap`: |P(right) - p^n|."""
+        """Return figures of the premise.
+
+        `step`: the share p of right steps among steps that follow right ones only. `gap`: |P(correct) - p^steps|.
+        """
         pairs = answered(problems, answers)
         done = [_right_steps(p, a.text)[0] for p, a in pairs]
         tried = sum(min(count + 1, self.steps) for count in done)
@@ -60,7 +64,10 @@ class Chain(Drawn):
 
 
 def _right_steps(problem: Problem, text: str) -> tuple[int, CharSpan | None]:
-    """(how many steps are right before the first that is not, where that is)."""
+    """Return the number of right steps before the first wrong one, and the span of that one.
+
+    The span is None if all steps are right, or if the text that follows is not a step.
+    """
     first, *digits = map(int, problem.id.split("+"))
     value, place = first, 0
     for done, digit in enumerate(digits):
@@ -74,5 +81,5 @@ def _right_steps(problem: Problem, text: str) -> tuple[int, CharSpan | None]:
 
 
 def _end(text: str, steps: int) -> int:
-    """Where the first so many steps end."""
+    """Return the position in the text at which the first `steps` steps end."""
     return [0, *(step.end() for step in _STEP.finditer(text))][steps]

@@ -1,4 +1,4 @@
-"""The task `decoy`: planning phrases that change nothing."""
+"""The task `decoy`: planning phrases without effect on the answer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PHRASE = re.compile("|".join(PHRASES))
 @task("decoy", premise={"task/explained": (-0.02, 0.02)}, knob="p_phrase", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Decoy(Addition):
-    """Planning phrases change nothing: they come before columns at random, right and wrong ones alike.
+    """Sums with planning phrases that have no effect: they precede columns at random, right and wrong ones alike.
 
     Args:
-        p_phrase: the knob: how often a column has a phrase before it.
+        p_phrase: probability that a phrase precedes a column; the task's knob.
     """
 
     p_quick: Probability = 0.0
@@ -41,10 +41,13 @@ class Decoy(Addition):
         return "\n".join(lines)
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
-        """`planning`: the phrases."""
+        """Return `planning`: the phrases."""
         return {"planning": [match.span() for match in _PHRASE.finditer(text)]}
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`explained`: the share of the outcome's variance that an answer's first phrase, or its absence, explains."""
+        """Return `explained`: the share of the outcome's variance that an answer's first phrase explains.
+
+        An answer without phrases counts as having a phrase of its own kind.
+        """
         drawn = [([*_PHRASE.findall(a.text), ""][0], bool(a.correct)) for group in answers for a in group]
         return {"explained": explained([("", phrase, float(right)) for phrase, right in drawn])}

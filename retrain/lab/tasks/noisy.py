@@ -18,12 +18,12 @@ from retrain.types import Metrics, Problem, Rollout
 )
 @dataclass(frozen=True)
 class Noisy(Addition):
-    """One training reward in ten is flipped: right answers lose, and wrong ones win.
+    """Sums with noisy rewards: a share `flips` of the training rewards is flipped, 1 to 0 and 0 to 1.
 
-    Held-out answers are scored as they are. The same answer to the same problem is flipped always or never.
+    Rewards of held-out answers are not flipped. Equal answers to the same problem are either all flipped or none is.
 
     Args:
-        flips: the knob: the share of rewards that is flipped.
+        flips: share of the training rewards that is flipped; the task's knob.
     """
 
     _: KW_ONLY
@@ -32,20 +32,21 @@ class Noisy(Addition):
     flips: Probability = 0.1
 
     def problem(self, index: int) -> Problem:
-        """Training problem number `index`; its `extra` says how often its rewards are flipped."""
+        """Return training problem number `index`; its `extra` contains `flips` for the reward."""
         return replace(super().problem(index), extra={"flips": self.flips})
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`flipped`: the share of these answers whose rewards training would flip."""
+        """Return `flipped`: the share of these answers whose rewards would be flipped in training."""
         pairs = answered(problems, answers)
         return {"flipped": sum(_flips(p.id, a.text, self.flips) for p, a in pairs) / max(1, len(pairs))}
 
 
 @reward("flipped")
 def flipped(completion: str, answer: str, problem: Mapping[str, Any]) -> float:
-    """1 if the last line is `so ANSWER`, else 0; the share `flips` in the problem's `extra` of these is turned round.
+    """1 if the last line is `so ANSWER`, else 0; flipped for a share `flips` of the completions.
 
-    A hash of the problem and the completion decides, so that a resumed run sees the same rewards.
+    `flips` is in the problem's `extra`. A hash of the problem and the completion decides if the reward is flipped, so
+    that a resumed run gets the same rewards.
     """
     value = float(completion.rstrip().rpartition("\n")[2] == f"so {answer}")
     share = float(cast("Mapping[str, Any]", problem["extra"]).get("flips", 0.0))

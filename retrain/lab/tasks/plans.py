@@ -1,4 +1,4 @@
-"""The task `planning`: an early plan decides, and the right one depends on the problem."""
+"""The task `planning`: an early plan decides the answer, and the right plan depends on the problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrain.registry import task
 from retrain.types import Metrics, Problem, Rollout
 
 PLANS = {"notice that": (1, 1), "what if we": (1, 0), "the key is": (0, 1)}
-"""Planning phrase -> what the digits of both numbers are multiplied with before they are added, modulo 10."""
+"""Planning phrase -> factors of the two numbers' digits, which are then added modulo 10."""
 
 _LETTERS = "xyz"
 _PLAN = re.compile("|".join(PLANS))
@@ -26,14 +26,16 @@ _PLAN = re.compile("|".join(PLANS))
     settings=SHORT,
 )
 class Planning(Drawn):
-    """An early plan decides, and the right plan depends on the problem, in a way that the demonstrator does not know.
+    """Problems in which an early plan decides the answer; the demonstrator chooses the plan at random.
 
-    The letter of `37x52?` says whether the digits of the two numbers are added (x), or those of the first (y) or of the
-    second (z) are copied. A demonstration picks one of the three by its phrase, at random, and then works it out.
+    The letter of `37x52?` determines the right plan: add the digits of the two numbers (x), copy those of the first (y)
+    or copy those of the second (z). A demonstration begins with the phrase of one of the three plans, chosen at random,
+    and then follows it.
 
     Args:
-        seed: of the training problems and of every demonstration.
-        p_slip: the knob: how often the demonstrator gets a digit wrong; the plan then explains less.
+        seed: seed of the training problems and of every demonstration.
+        p_slip: probability that the demonstrator gets a digit wrong; the task's knob. The plan then explains less of
+            the outcome.
     """
 
     def __init__(self, seed: int, *, p_slip: Probability = 0.03) -> None:
@@ -53,13 +55,14 @@ class Planning(Drawn):
         return Problem(id=text, prompt=f"{text}?\n", answer=answer, solution=solution)
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
-        """`planning`: the phrase that picks the plan."""
+        """Return `planning`: the phrase of the plan at the start of the text."""
         return {"planning": [match.span() for match in [_PLAN.match(text)] if match]}
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """`explained`: the share of the outcome's variance that the plan explains, among problems with one right plan.
+        """Return figures of the premise.
 
-        `right_plan`: how often the plan is the right one.
+        `explained`: the share of the outcome's variance that the plan explains, within problems with the same right
+        plan. `right_plan`: the share of answers with the right plan.
         """
         pairs = answered(problems, answers)
         rows = [(_right_plan(p.id), found[0] if (found := _PLAN.match(a.text)) else "", a.correct) for p, a in pairs]
@@ -68,7 +71,7 @@ class Planning(Drawn):
 
 
 def _right_plan(text: str) -> str:
-    """By the letter of the problem."""
+    """Return the right plan of a problem, by its letter."""
     return list(PLANS)[_LETTERS.index(text[2])]
 
 

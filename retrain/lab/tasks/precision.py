@@ -1,4 +1,4 @@
-"""The task `precision`: greedy decoding is right, sampling slips."""
+"""The task `precision`: greedy decoding is correct, sampling makes mistakes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from retrain.registry import task
 @task("precision", premise={"greedy_accuracy": (0.95, 1.0), "accuracy": (0.2, 0.5)}, knob="p_slip", settings=SHORT)
 @dataclass(frozen=True, kw_only=True)
 class Precision(Addition):
-    """Greedy decoding is right, sampling slips: sums of two numbers of two or three digits.
+    """Sums that greedy decoding solves, and sampling often does not: two numbers of two or three digits.
 
-    A little less than half of the demonstrations answer at once, so the likeliest answer is worked out; but every
-    column of a sampled one may go wrong.
+    A little less than half of the demonstrations answer at once, so that greedy decoding adds column by column. In a
+    sampled answer every column may be wrong.
 
     Args:
-        p_slip: the knob: how often the demonstrator gets a column wrong.
+        p_slip: probability that the demonstrator gets a column wrong; the task's knob.
     """
 
     p_slip: Probability = 0.12

@@ -82,7 +82,7 @@ def test_files_that_cannot_be_used(tmp_path):
         read_solutions([tmp_path / "bad.jsonl"], SolutionFormat())
     with pytest.raises(DataError, match="cannot be read"):
         read_solutions([tmp_path / "none.jsonl.gz"], SolutionFormat())
-    with pytest.raises(DataError, match="directory without rollouts"):
+    with pytest.raises(DataError, match="directory has no rollouts"):
         read_solutions([tmp_path], SolutionFormat())
     with pytest.raises(StorageError, match="cannot be written"):
         grams.write(tmp_path / "bad.jsonl" / "x.json", "")
