@@ -93,7 +93,7 @@ def test_worked_solutions_of_a_task_are_right():
     assert len(solutions) == 40
     for text in solutions:
         assert re.search(r"so (\d+)$", text)
-    with pytest.raises(DataError, match="0 right solutions"):
+    with pytest.raises(DataError, match="0 correct solutions"):
         task_solutions("tests.lab.grams.test_gram_files.Silent", 2, 0)
 
 
