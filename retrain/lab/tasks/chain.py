@@ -47,7 +47,10 @@ class Chain(Drawn):
         return Problem(id=text, prompt=f"{text}?\n", answer=answer, solution=f"{''.join(lines)}so {value}")
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[CharSpan]]:
-        """Return `mistake`: the first wrong step, or the rest of the text if it does not match; empty if all are right."""
+        """Return `mistake`: the first wrong step; empty if all steps are right.
+
+        If the text after the right steps does not match a step, it is the rest of the text.
+        """
         done, span = _right_steps(problem, text)
         return {"mistake": [span] if span else [] if done == self.steps else [(_end(text, done), len(text))]}
 
