@@ -35,7 +35,8 @@ class Lora(Section):
     """Dropout probability on the adapter's input. Only the trainer applies it, so above 0 its log-probs differ from the
     sampler's."""
     target_modules: str | Annotated[tuple[str, ...], Array] = "all-linear"
-    """Names of the layers that get an adapter, or "all-linear" for every linear layer but the head."""
+    """"all-linear": every linear layer but the head gets an adapter. A list: the layers with these names, such as
+    ["q_proj", "v_proj"]. Another string: a regular expression that matches whole module names."""
 
 
 class Model(Section):
@@ -45,7 +46,7 @@ class Model(Section):
     """A directory, a name on the model hub, "builtin:tiny" (small, with random weights) or "builtin:smollm2"
     (SmolLM2-135M, downloaded beforehand)."""
     revision: str | None = None
-    """Commit or tag of a model on the hub; unset: the default branch."""
+    """Branch, tag or commit of a model on the hub; unset: the default branch."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of matrix products; trained weights, logits and the loss stay float32. "auto": bfloat16 on a GPU, or on
     a CPU with bfloat16 instructions; else float32."""
@@ -80,8 +81,8 @@ class RolloutSettings(Section):
     max_resample: Count = 4
     """Most rounds of resampling per step; after the last one the step trains on the groups it has."""
     overlap: Natural = 0
-    """Steps by which sampling runs ahead of training; rollouts are then so many steps stale. 0: on-policy. 1 already
-    hides the shorter of sampling and training behind the other."""
+    """Number of steps that sampling is ahead of training, and so the staleness of rollouts in steps. 0: on-policy. 1:
+    sampling and training run at the same time. More only adds staleness."""
     mask_truncated: bool = False
     """Exclude completions that were cut off at max_tokens from the loss."""
     parity_every: Natural = 10
