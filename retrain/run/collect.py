@@ -448,7 +448,8 @@ def draw(task: Task, chat: Chat, room: float, cursor: int, count: int, limit: st
 def train_sampling(config: Config, stop_ids: tuple[int, ...], seed: int) -> Sampling:
     """Return the sampling settings of training.
 
-    The trainer computes log-probs at the same temperature, over the same top-p and top-k support.
+    The trainer computes log-probs at the same temperature. The configuration refuses a truncation by
+    top_p or top_k, because the trainer would not apply it.
     """
     rollout = config.rollout
     return Sampling(config.training.temperature, rollout.top_p, rollout.top_k, stop_ids, seed)
