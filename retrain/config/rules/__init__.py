@@ -22,7 +22,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         environments.workers,
         environments.interpreter,
     ),
-    "rewards": (credit.answers, credit.idle_rewards, credit.success_rate),
+    "rewards": (credit.answers, credit.idle_rewards, credit.success_rate, credit.compared_rewards),
     "reward_pool": (sections.sandbox,),
     "rollout": (sections.truncation, credit.resampling, credit.overlap, methods.resampled_statistics),
     "algorithm": (

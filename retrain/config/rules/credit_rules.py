@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from retrain import registry
 from retrain.algorithms.graph.objective import source_of
@@ -59,6 +60,16 @@ def idle(resolved: Resolved) -> dict[int, str]:
         for index, one in enumerate(rewards)
         if one.params["weight"] != 0 and index not in (judges or [0])[:1]
     }
+
+
+def compared_rewards(config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """Refuse a baseline of greedy completions for a reward that compares the completions of a group."""
+    for index, reward in enumerate(resolved.all("reward")):
+        with suppress(ComponentError):  # an unknown form: `answers` reports it
+            if "greedy_rewards" in resolved.pipeline.reads and form_of(reward.component).name == "group":
+                problem = f'"{reward.name}" compares the completions of a group, and the greedy one is scored alone'
+                fix = "use an advantage that compares within the group, such as grpo"
+                yield Finding(("rewards", index, "name"), problem, fix)
 
 
 def success_rate(config: Config, resolved: Resolved) -> Iterator[Finding]:
