@@ -1,4 +1,4 @@
-"""The entropy bonus whose coefficient holds the entropy of the policy near a target."""
+"""Entropy bonus with a coefficient that keeps the policy's entropy near a target."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     """Require that the coefficient starts within its bounds."""
     if not params["min"] <= params["initial"] <= params["max"]:
         problem = f"initial = {params['initial']:g} is not between min = {params['min']:g} and max = {params['max']:g}"
-        yield Finding(("initial",), problem, "change one of the three")
+        yield Finding(("initial",), problem, "change one of these keys")
 
 
 @signal("entropy_coefficient", judges=False, check=_check_bounds)
 class EntropyCoefficient(StatefulComponent):
-    """Coefficient of the term `adaptive_entropy` at this step.
+    """Coefficient alpha of the loss term `adaptive_entropy` at this step.
 
     alpha = c if H <= target else 0,  H = mean entropy of the batch's response tokens before the update
     after the step: c += delta if H <= target, else c -= delta; then c is clipped to [min, max]
 
     Args:
-        target: entropy per token, in nats, below which the bonus is given.
-        delta: change of c in a step.
-        initial: c at the first step.
+        target: entropy per token, in nats, up to which the bonus applies.
+        delta: change of c per step.
+        initial: value of c at the first step.
         min, max: bounds of c.
-    References: He et al., Skywork Open Reasoner 1, arXiv:2505.22312. TRL (`use_adaptive_entropy`) compares the entropy
-        of the step before.
+    References: He et al., Skywork Open Reasoner 1, arXiv:2505.22312. TRL (`use_adaptive_entropy`) uses the entropy of
+        the previous step.
     """
 
     def __init__(
@@ -54,33 +54,33 @@ class EntropyCoefficient(StatefulComponent):
         self.value = initial
 
     def __call__(self, entropy: Tensor, response_mask: Tensor) -> tuple[float, Metrics]:
-        """alpha, with entropy_coefficient/alpha."""
+        """Return alpha, and the metric entropy_coefficient/alpha."""
         alpha = self.value if self._is_low(entropy, response_mask) else 0.0
         return alpha, {"entropy_coefficient/alpha": alpha}
 
     def after(self, batch: Batch) -> Metrics:
-        """Move the coefficient towards more or less entropy; the batch's expert rows do not count."""
+        """Increase c if the entropy is at most the target, otherwise decrease it; expert rows do not count."""
         mask = batch.response_mask & ~batch.is_expert[:, None]
         change = self.delta if self._is_low(batch.column("entropy"), mask) else -self.delta
         self.value = min(max(self.value + change, self.lowest), self.highest)
         return {}
 
     def _is_low(self, entropy: Tensor, mask: Tensor) -> bool:
-        """Return whether the mean entropy of these tokens is at most the target."""
+        """Return True if the mean entropy of these tokens is at most the target."""
         return float(F.masked.masked_mean(entropy, mask)) <= self.target
 
     def state_dict(self) -> State:
-        """Return the coefficient."""
+        """Return the coefficient c."""
         return {"value": self.value}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore `state_dict`."""
+        """Restore the state that `state_dict` returned."""
         self.value = float(state["value"])
 
 
 @loss("adaptive_entropy")
 def adaptive_entropy(entropy: Tensor, response_mask: Tensor, entropy_coefficient: float) -> Tensor:
-    """Entropy bonus that is given while the entropy is low.
+    """Entropy bonus while the entropy is low.
 
     -alpha * H_t,  alpha = `entropy_coefficient`, H_t = -sum_v p_v log p_v of the policy at this position
 

@@ -1,4 +1,4 @@
-"""Decoupled Conditional Advantage: accuracy and brevity credited apart, brevity among correct answers only."""
+"""Decoupled Conditional Advantage (DCA): separate credit for accuracy and, among correct answers, for brevity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Unit = Literal["tokens", "turns"]
 
 @advantage("dca")
 @advantage("dca_grpo", table="dca")
-def dca(  # noqa: PLR0913 - four columns and three keys, each with its name
+def dca(  # noqa: PLR0913 - four columns and three keys
     correct: Tensor,
     lengths: Tensor,
     group_ids: Tensor,
@@ -33,19 +33,18 @@ def dca(  # noqa: PLR0913 - four columns and three keys, each with its name
 ) -> Tensor:
     """Accuracy advantage plus a length advantage among the correct completions.
 
-    A = A_acc + beta * A_len,  A_acc = (c_i - mean c) / (sd(c) + 1e-8),  A_len = -(s_i - mean_S s) for i in S, else 0,
+    A_i = A_acc + beta * A_len,  A_acc = (c_i - mean c) / (sd(c) + 1e-8),  A_len = -(s_i - mean_S s) for i in S, else 0,
     s_i = sigmoid(clip((l_i - mean_S l) / (sd_S(l) + 1e-8), -20, 20)),  c_i = 1 for a correct completion, else 0,
     S = correct completions of the group
 
     Args:
         correct: [N] bool; lengths: [N] tokens; group_ids: [N] int; turn_ids: [N, T] int, from 0.
-        beta: weight of brevity; with 0.2 no correct answer ranks below a wrong one.
-        dynamic: scale A_len by the group's success rate n/G, so hard prompts may stay long.
-        length: l in sampled "tokens"; or in "turns" of an episode, where each costs a call of a tool.
+        beta: weight of brevity; with 0.2 every correct answer ranks above the wrong ones of its group.
+        dynamic: multiply A_len by the group's success rate n/G, so that answers to hard prompts may stay long.
+        length: unit of l: sampled "tokens", or "turns" of an episode, each of which is a tool call.
     Returns:
-        [N] without unit, float64. A_len sums to 0 over S and is 0 where S has one member or equal lengths; an
-        all-correct group of different lengths still gets a signal. It does not depend on the sum of rewards: rewards
-        for format or length change `correct` if they judge it, and nothing else.
+        [N] without unit, float64. A_len sums to 0 over S, and is 0 where S has one member or equal lengths. Rows of an
+        all-correct group with different lengths have an advantage. Rewards have an effect through `correct` only.
     References: Peng et al., Think Dense, Not Long, arXiv:2602.02099.
     """
     scores = length_scores(correct, _measured(length, lengths, turn_ids), group_ids)
@@ -54,7 +53,7 @@ def dca(  # noqa: PLR0913 - four columns and three keys, each with its name
 
 
 @advantage("dca_rloo", table="dca")
-def dca_rloo(  # noqa: PLR0913 - as dca
+def dca_rloo(  # noqa: PLR0913 - four columns and three keys
     correct: Tensor,
     lengths: Tensor,
     group_ids: Tensor,
@@ -66,13 +65,14 @@ def dca_rloo(  # noqa: PLR0913 - as dca
 ) -> Tensor:
     """DCA with leave-one-out baselines.
 
-    A = A_acc + beta * A_len,  A_acc = c_i - mean_{j != i} c_j,
+    A_i = A_acc + beta * A_len,  A_acc = c_i - mean_{j != i} c_j,
     A_len = -(s_i - mean_{S without i} s) for i in S, else 0
 
     Args:
-        correct, lengths, group_ids, turn_ids, beta, dynamic, length, and c, s, S: as for `dca`.
+        correct, lengths, group_ids, turn_ids, beta, dynamic, length: see `dca`, also for c, s and S.
     Returns:
-        [N] float64; A_len is n/(n-1) times that of `dca`, and 0 where S has one member; 0 in a group of one.
+        [N] float64. A_len is n/(n-1) times that of `dca` with n the size of S, and 0 where S has one member. The
+        advantage is 0 in a group of one.
     References: Peng et al., Think Dense, Not Long, arXiv:2602.02099; Ahmadian et al., Back to Basics,
         arXiv:2402.14740.
     """
@@ -86,7 +86,16 @@ def _measured(unit: Unit, lengths: Tensor, turn_ids: Tensor) -> Tensor:
 
 
 def length_scores(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
-    """Length score in (0, 1), larger for longer: the same 0.5 for all correct rows of a group without spread."""
+    """Length score s of each row, in (0, 1), larger for longer rows.
+
+    s_i = sigmoid(clip((l_i - mean_S l) / (sd_S(l) + 1e-8), -20, 20)), S = correct rows of the group
+
+    Args:
+        correct: [N] bool; lengths: [N]; group_ids: [N] int.
+    Returns:
+        [N] float64; 0.5 in a group whose correct rows have equal lengths.
+    References: Peng et al., Think Dense, Not Long, arXiv:2602.02099.
+    """
     tokens = lengths.double()
     spread = F.groups.group_std(tokens, group_ids, correct)
     z = (tokens - F.groups.group_mean(tokens, group_ids, correct)) / (spread + _EPS)

@@ -1,4 +1,4 @@
-"""Which groups are worth an update."""
+"""Filters, which select the groups to train on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 @filter("uninformative")
 def uninformative(advantages: Tensor, correct: Tensor, group_ids: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """Keep groups with any advantage that is not 0, after all transforms.
+    """Keep groups with a nonzero advantage after all transforms.
 
-    Rewards are not what is tested: DCA gives an all-correct group a useful signal.
+    keep_g = any A_t != 0 over the tokens of group g
+
+    It tests advantages and not rewards, because DCA gives an all-correct group advantages.
 
     Args:
         advantages: [N, T]; correct: [N] bool; group_ids: [N] int.
@@ -31,14 +33,14 @@ def uninformative(advantages: Tensor, correct: Tensor, group_ids: Tensor) -> tup
 
 
 def _check_band(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """A band that no group of this size can be in drops everything."""
+    """Find a band that contains no possible share of correct answers, so that every group would be dropped."""
     low, high, size = params["low"], params["high"], config.training.group_size
     shares = [right / size for right in range(size + 1)]
     if not any(low <= share <= high if params["inclusive"] else low < share < high for share in shares):
         yield Finding(
             (),
-            f"no group of {size} can have a share of correct answers between low = {low:g} and high = {high:g}: every "
-            "group would be dropped",
+            f"no group of {size} can have a share of correct answers between low = {low:g} and high = {high:g}, so "
+            "every group would be dropped",
             "widen [accuracy_band] low and high, or raise [training] group_size",
         )
 
@@ -52,18 +54,21 @@ def accuracy_band(
     high: Annotated[float, Field(ge=0, le=1)] = 0.8,
     inclusive: bool = False,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Keep prompts that are neither too hard nor too easy: low < share of correct answers < high.
+    """Keep prompts that are neither too hard nor too easy.
 
-    It reads no advantages, so what it drops is dropped before any credit is computed.
+    keep_g = low < share of correct answers in group g < high
+
+    It reads no advantages, so groups are dropped before credit is computed.
 
     Args:
         correct: [N] bool; group_ids: [N] int.
-        low, high: the band; inclusive: its ends belong to it.
+        low, high: bounds of the share.
+        inclusive: the bounds belong to the band.
     Returns:
-        [N] bool, and the number of groups dropped, as `uninformative` reports it.
+        [N] bool, and the numbers of dropped groups as in `uninformative`.
     References: Cui et al., PRIME, arXiv:2502.01456 (online prompt filtering).
     """
-    # In float64 the quotient 4/5 is the very number that 0.8 is, so an end of the band is met exactly.
+    # In float64 the quotient 4/5 equals the number 0.8, so that a share on a bound is recognised.
     share = F.groups.group_size(group_ids, correct).double() / F.groups.group_size(group_ids)
     keep = (share >= low) & (share <= high) if inclusive else (share > low) & (share < high)
     return keep, _skipped(keep, correct, group_ids)
@@ -71,12 +76,12 @@ def accuracy_band(
 
 @filter("none", drops=False)
 def none(group_ids: Tensor) -> Tensor:
-    """Keep every row: [N] bool."""
+    """Keep every row; returns [N] bool, all True."""
     return group_ids.bool() | True
 
 
 def _skipped(keep: Tensor, correct: Tensor, group_ids: Tensor) -> dict[str, float]:
-    """Groups that are not kept, by what their answers were."""
+    """Return the numbers of dropped groups whose answers are all correct, all wrong, or mixed."""
     size = F.groups.group_size(group_ids)
     right = F.groups.group_size(group_ids, correct)
 

@@ -1,4 +1,4 @@
-"""HICRA: more credit where a completion plans, by strategic grams or by entropy."""
+"""HICRA: more credit for planning tokens, which strategic grams or entropy identify."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ Strength = Annotated[float, Field(ge=0, le=1)]
 def hicra(
     advantages: Tensor, planning_mask: Tensor, response_mask: Tensor, *, alpha: Strength = 0.2
 ) -> tuple[Tensor, Metrics]:
-    """Planning tokens gain: success on them is amplified, failure on them damped.
+    """Increase the advantage of planning tokens: positive ones are amplified, negative ones reduced in size.
 
     A_t + alpha * |A_t| * planning_t
 
-    It looks at each token alone, so that in an episode of several turns a token gains by what its turn has of credit.
+    The increase depends on the token's own advantage, which may differ between the turns of an episode.
 
     Args:
         advantages: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool.
         alpha: strength; the sign of an advantage never changes.
     Returns:
-        [N, T], and hicra/amplified_token_ratio and hicra/advantage_shift over all response tokens. The shift is
-        about alpha * E|A| * ratio: planning tokens are favored whatever they lead to.
+        [N, T]; over all response tokens hicra/amplified_token_ratio, the share of changed tokens, and
+        hicra/advantage_shift, the mean change. The shift is positive, about alpha * E|A| * ratio, so planning tokens
+        are favored whatever the outcome.
     References: Wang et al., Emergent Hierarchical Reasoning in LLMs through RL (HICRA), arXiv:2509.03646.
     """
     return _amplified(advantages, planning_mask.bool(), response_mask, alpha)
 
 
 @transform("hicra_entropy", table="hicra")
-def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys, each with its name
+def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys
     advantages: Tensor,
     entropy: Tensor,
     planning_mask: Tensor,
@@ -56,25 +57,25 @@ def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys, each with its
     use_planning_tokens: bool = False,
     per: NormScope = "episode",
 ) -> tuple[Tensor, Metrics]:
-    """High-entropy tokens gain, in completions that succeed and are longer than their group's mean.
+    """Amplify high-entropy tokens of completions that succeed and are longer than their group's mean.
 
-    A_t * (1 + alpha * sign A_t) on selected tokens;  selected_t = high_t and amp_i, or planning_t where those join
+    A_t * (1 + alpha * sign A_t) on selected tokens;  selected_t = high_t and amp_i, or planning_t if these are used
     amp_i = mean_t A_t > 0 and l_i > mean of l over the whole group
 
     Args:
         advantages: [N, T]; entropy: [N, T] nats, of the policy before the update; planning_mask: [N, T].
         lengths: [N] tokens; group_ids: [N]; response_mask: [N, T] bool; turn_ids: [N, T] int, from 0.
         alpha: strength; the sign of an advantage never changes.
-        entropy_topk: share k of a sequence's n tokens that counts as high entropy.
-        threshold_rule: "ceil": exactly the ceil(k * n) highest, the earlier of equal ones first; "strict": those
-            above sorted[int((1 - k) * n)], which are fewer.
-        use_planning_tokens: planning tokens are selected too, in every completion.
-        per: what the sequence is that succeeds, and whose n tokens are ranked: an "episode", or each "turn" apart.
-            l is the length of the episode.
+        entropy_topk: share k of a sequence's n tokens that count as high entropy.
+        threshold_rule: "ceil" selects the ceil(k * n) highest tokens, of equal ones the earlier; "strict" selects
+            those above sorted[int((1 - k) * n)], which are fewer.
+        use_planning_tokens: also select planning tokens, in every completion.
+        per: the sequence that must succeed and whose n tokens are ranked: the whole "episode", or each "turn". l is
+            the length of the episode in both cases.
     Returns:
         [N, T], and the metrics of `hicra`. A group of one is never longer than its mean.
-    References: Wang et al., Emergent Hierarchical Reasoning (HICRA), arXiv:2509.03646; this form is that of the
-        authors' code.
+    References: Wang et al., Emergent Hierarchical Reasoning (HICRA), arXiv:2509.03646, in the form of the authors'
+        code.
     """
     pick = F.masked.row_top if threshold_rule == "ceil" else F.masked.row_above
     spans = [response_mask]
@@ -90,7 +91,7 @@ def hicra_entropy(  # noqa: PLR0913 - seven columns and five keys, each with its
 
 
 def _amplified(advantages: Tensor, selected: Tensor, mask: Tensor, alpha: float) -> tuple[Tensor, Metrics]:
-    """A + alpha * |A| on selected response tokens; what that did is averaged over all response tokens."""
+    """Return A + alpha * |A| on selected response tokens, A elsewhere, and the metrics of `hicra`."""
     gain = F.masked.keep(alpha * advantages.abs(), selected & mask)
     return advantages + gain, {
         "hicra/amplified_token_ratio": float(F.masked.masked_mean((gain != 0).to(gain.dtype), mask)),

@@ -15,7 +15,7 @@ _Steps = Annotated[int, Field(ge=0)]
 
 
 SHARE = "mu"
-"""The signal that a loss with terms of the policy and of an expert reads."""
+"""Signal that weighs policy and expert terms, read by an objective that has both."""
 _RISE_AND_FALL = ("schedule", ("chord",))
 
 
@@ -24,7 +24,7 @@ _RISE_AND_FALL = ("schedule", ("chord",))
     table="mix",
     when={"mu": ("schedule", ("constant",)), **dict.fromkeys(("warmup", "decay", "peak", "valley"), _RISE_AND_FALL)},
 )
-def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
+def mix_weight(  # noqa: PLR0913 - the keys of its table
     step: int,
     *,
     mu: _Share = 0.1,
@@ -35,7 +35,7 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
     valley: _Share = 0.02,
     sft_reduction: Annotated[str | None, reduction] = None,
 ) -> tuple[float, Metrics]:
-    """Share of the expert's terms in a loss that has terms of both sources.
+    """Weight of the expert's terms in a loss with policy and expert terms.
 
     loss = (1 - mu) * policy terms + mu * expert terms
     constant: mu
@@ -43,15 +43,14 @@ def mix_weight(  # noqa: PLR0913 - its keyword-only parameters are its table
               valley + (peak - valley) * (1 + cos(pi * (step - warmup) / decay)) / 2; then valley
 
     Args:
-        step: of the run, from 0.
-        mu: of the constant schedule.
-        schedule: "constant", or CHORD's linear rise and cosine decay.
-        warmup, decay: steps of the rise and of the decay; 0 disables it.
-        peak, valley: the highest value, and the last.
-        sft_reduction: how the expert's terms become one number; unset: as the policy's, by [algorithm] reduction. The
-            objective reads it.
+        step: training step, from 0.
+        mu: value of the constant schedule.
+        schedule: "constant", or "chord": a linear rise and a cosine decay.
+        warmup, decay: number of steps of the rise and of the decay; 0 disables it.
+        peak, valley: highest and last value.
+        sft_reduction: reduction of the expert's terms, which the objective reads; unset: [algorithm] reduction.
     Returns:
-        A number in [0, 1], reported as `mix/mu`; a function of the step alone.
+        mu in [0, 1], which depends on the step only; also reported as `mix/mu`.
     References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408; Pan et al., Trinity-RFT
         (MIX), arXiv:2505.17826.
     """

@@ -21,7 +21,7 @@ def _check_delay(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 @transform("process_rloo", table="prime", check=_check_delay)
-def process_rloo(  # noqa: PLR0913 - six columns and four keys, each with its name
+def process_rloo(  # noqa: PLR0913 - six columns and four keys
     advantages: Tensor,
     process_rewards: Tensor,
     group_ids: Tensor,

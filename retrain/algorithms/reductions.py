@@ -1,6 +1,7 @@
-"""Weight of every token in the loss, from the whole batch's mask [N, T] of 0 and 1, never a micro-batch's.
+"""Reductions: the weight of every token in the loss.
 
-The second names, with hyphens, are the values of verl's and Trinity-RFT's `loss_agg_mode`.
+The mask [N, T] of 0 and 1 is that of the whole batch and not of a micro-batch. The second names, with hyphens, are the
+values of `loss_agg_mode` in verl and Trinity-RFT.
 """
 
 from __future__ import annotations
@@ -16,14 +17,32 @@ if TYPE_CHECKING:
 @reduction("token_mean")
 @reduction("token-mean", table="token_mean")
 def token_mean(mask: Tensor) -> Tensor:
-    """1 / (all tokens of the batch): every token counts the same (DAPO, arXiv:2503.14476)."""
+    """Equal weight for every token.
+
+    w_it = 1 / (number of tokens of the batch)
+
+    Args:
+        mask: [N, T], 1 on tokens that count.
+    Returns:
+        [N, T], sums to 1; 0 without tokens.
+    References: Yu et al., DAPO, arXiv:2503.14476.
+    """
     return mask / mask.sum().clamp(min=1)
 
 
 @reduction("sequence_mean")
 @reduction("seq-mean-token-mean", table="sequence_mean")
 def sequence_mean(mask: Tensor) -> Tensor:
-    """1 / (rows * tokens of the row): every sequence counts the same; empty rows do not count (arXiv:2402.03300)."""
+    """Equal weight for every sequence, divided evenly among its tokens.
+
+    w_it = 1 / (rows * tokens of row i), rows without tokens not counted
+
+    Args:
+        mask: [N, T], 1 on tokens that count.
+    Returns:
+        [N, T], sums to 1; 0 without tokens.
+    References: Shao et al., DeepSeekMath, arXiv:2402.03300.
+    """
     tokens = mask.sum(-1, keepdim=True)
     return mask / tokens.clamp(min=1) / (tokens > 0).sum().clamp(min=1)
 
@@ -31,13 +50,32 @@ def sequence_mean(mask: Tensor) -> Tensor:
 @reduction("sequence_sum")
 @reduction("seq-mean-token-sum", table="sequence_sum")
 def sequence_sum(mask: Tensor) -> Tensor:
-    """1 / rows: a sequence counts as often as it has tokens; empty rows do not count (LUSPO, arXiv:2602.05261)."""
+    """Sum over the tokens of a sequence, mean over sequences.
+
+    w_it = 1 / rows, rows without tokens not counted
+
+    Args:
+        mask: [N, T], 1 on tokens that count.
+    Returns:
+        [N, T], sums to the mean number of tokens per row; the weight of a sequence grows with its length.
+    References: LUSPO, arXiv:2602.05261.
+    """
     return mask / mask.any(-1).sum().clamp(min=1)
 
 
 @reduction("dr_grpo")
 @reduction("seq-mean-token-sum-norm", table="dr_grpo")
 def dr_grpo(mask: Tensor, max_tokens: int) -> Tensor:
-    """1 / (rows * max_tokens): no dependence on any length; empty rows do not count (Dr. GRPO, arXiv:2503.20783)."""
+    """Sum over the tokens of a sequence divided by a constant, mean over sequences.
+
+    w_it = 1 / (rows * max_tokens), rows without tokens not counted
+
+    Args:
+        mask: [N, T], 1 on tokens that count.
+        max_tokens: limit of response tokens in sampling.
+    Returns:
+        [N, T]; a token's weight does not depend on any length.
+    References: Liu et al., Dr. GRPO, arXiv:2503.20783.
+    """
     rows = mask.any(-1).sum().clamp(min=1)
     return mask / (rows * max(max_tokens, 1))

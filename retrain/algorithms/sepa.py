@@ -1,4 +1,4 @@
-"""SEPA's schedule: how strongly execution tokens are pooled at each step."""
+"""SEPA's schedule: the weight with which the uncertainty of execution tokens is pooled at each step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 StepCount = Annotated[int, Field(ge=0)] | Literal["auto"]
 _FULL = 0.9
-"""Weight below which a run has hardly seen what its name promises."""
+"""Final weight below which a warning says that the run hardly uses SEPA."""
 _DECAY = 0.99
-_COLLAPSE = 0.2  # share of the initial variance at which the automatic schedule starts to react
+"""Decay of the moving average of the variance."""
+_COLLAPSE = 0.2
+"""Share of the initial variance below which the schedule "auto" increases the weight."""
 
 
 def _check_end(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn where the weight stays low to the end, even if the gate opens in the first step."""
+    """Warn if the weight stays low until the end, even if the gate opens in the first step."""
     total = config.training.max_steps
     if total < 2 or params["schedule"] != "linear":
         return
@@ -41,27 +43,27 @@ def _check_end(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     when={"warmup_steps": ("schedule", ("auto",))},
 )
 class SepaLambda(StatefulComponent):
-    """Pooling weight in [0, 1], and the entropies of planning and execution tokens.
+    """Pooling weight lambda in [0, 1] of the transform `sepa`, and the entropies of planning and execution tokens.
 
-    linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1);
-            with "auto" 0 for a twentieth of the run, and 1 from four fifths of it on
+    linear: 0 if steps = 0 or step <= delay_steps, else min((step - delay_steps) / steps, 1)
     auto:   max(linear, 1 - min((v / v_0) / 0.2, 1)), v = moving average (0.99) of the batch variance of
             execution-token uncertainty, v_0 its value after `warmup_steps` steps
-    gate:   0 until the correct rate of a batch reaches `correct_rate_gate` once; then open for good
+    gate:   0 until the share of correct answers of a batch reaches `correct_rate_gate` for the first time
 
     Args:
-        total_steps: of the run.
-        steps: over which the weight rises from 0 to 1; "auto" ends the rise at four fifths of
-            `[training] max_steps`, however late the gate opens; 0 keeps the linear part at 0.
-        schedule: "linear", or "auto" that also reacts to a collapse of the variance.
-        delay_steps: steps at 0 before the rise; "auto" is a twentieth of `[training] max_steps`.
-        correct_rate_gate: correct rate of a batch that opens the gate; 0 opens it at once.
-        warmup_steps: steps after which "auto" takes the initial variance.
-        ramp_from: steps count from the opening of the "gate", or from the "start" of the run, in which case the
-            weight jumps when the gate opens late.
+        total_steps: number of steps of the run.
+        steps: number of steps in which the weight rises from 0 to 1; "auto" ends the rise at four fifths of
+            `[training] max_steps`, independent of the gate; 0 keeps the linear part at 0.
+        schedule: "linear", or "auto", which also increases the weight if the variance collapses.
+        delay_steps: number of steps with weight 0 before the rise; "auto" is a twentieth of `[training] max_steps`.
+        correct_rate_gate: share of correct answers in a batch that opens the gate; 0 opens it at once.
+        warmup_steps: number of steps after which "auto" records the initial variance.
+        ramp_from: count steps from the opening of the "gate", or from the "start" of the run; with "start" the weight
+            jumps if the gate opens late.
+    References: docs/sepa.md of github.com/teilomillet/retrain; no paper describes SEPA.
     """
 
-    def __init__(  # noqa: PLR0913 - six keys, each with its name
+    def __init__(  # noqa: PLR0913 - the run's length and six keys
         self,
         total_steps: int,
         *,
@@ -83,13 +85,13 @@ class SepaLambda(StatefulComponent):
     def __call__(
         self, step: int, uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor
     ) -> tuple[float, Metrics]:
-        """The weight at this step, with sepa/lambda, sepa/gate_open and sepa/{exec,plan}_entropy_{mean,var}."""
+        """Return the weight, and the metrics sepa/lambda, sepa/gate_open and sepa/{exec,plan}_entropy_{mean,var}."""
         value = self.at(step)
         metrics = {"sepa/lambda": value, "sepa/gate_open": float(self._opened_at is not None)}
         return value, metrics | entropy_metrics(uncertainty, planning_mask, response_mask)
 
     def at(self, step: int) -> float:
-        """The weight at a step, given what has been seen so far."""
+        """Return the weight at a step, from the batches so far."""
         if self._opened_at is None:
             return 0.0
         start = self._opened_at if self.ramp_from == "gate" else 0
@@ -107,7 +109,7 @@ class SepaLambda(StatefulComponent):
         return {}
 
     def after(self, batch: Batch) -> Metrics:
-        """Follow the variance of this batch's execution tokens."""
+        """Update the moving average of the variance with this batch's execution tokens."""
         execution = batch.response_mask & ~batch.column("planning_mask").bool() & ~batch.is_expert[:, None]
         variance = float(F.masked.masked_variance(batch.column("uncertainty"), execution))
         previous = variance if self._variance is None else self._variance
@@ -118,17 +120,27 @@ class SepaLambda(StatefulComponent):
         return {}
 
     def state_dict(self) -> State:
-        """Where the gate opened, and the variance followed so far."""
+        """Return the step at which the gate opened, and the moving average of the variance."""
         return {"opened_at": self._opened_at, "seen": self._seen, "variance": self._variance, "initial": self._initial}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from `state_dict`."""
+        """Restore the state that `state_dict` returned."""
         self._opened_at, self._seen = state["opened_at"], state["seen"]
         self._variance, self._initial = state["variance"], state["initial"]
 
 
 def ramp(step: int, start: int, steps: int | str, delay: int | str, total: int) -> float:
-    """Linear part of the pooling weight at `step`, for a rise whose delay begins at `start`."""
+    """Linear part of the pooling weight, in [0, 1].
+
+    min(max(step - start - delay, 0) / steps, 1); 0 if steps is 0
+
+    Args:
+        step: training step, from 0.
+        start: step at which the delay begins.
+        steps: number of steps of the rise; "auto" ends it at 4/5 of `total`.
+        delay: number of steps with weight 0; "auto" is 1/20 of `total`.
+        total: number of steps of the run.
+    """
     start += total // 20 if isinstance(delay, str) else delay
     if isinstance(steps, str):
         steps = max(total * 4 // 5 - start, 1)
@@ -136,7 +148,11 @@ def ramp(step: int, start: int, steps: int | str, delay: int | str, total: int) 
 
 
 def entropy_metrics(uncertainty: Tensor, planning_mask: Tensor, response_mask: Tensor) -> Metrics:
-    """sepa/{exec,plan}_entropy_{mean,var} over all execution and all planning tokens of the batch."""
+    """Return sepa/{exec,plan}_entropy_{mean,var}: mean and variance over all execution and planning tokens.
+
+    Args:
+        uncertainty: [N, T]; planning_mask: [N, T]; response_mask: [N, T] bool.
+    """
     planning = planning_mask.bool() & response_mask
     metrics: Metrics = {}
     for name, mask in (("exec", response_mask & ~planning), ("plan", planning)):
