@@ -20,12 +20,13 @@ def run_campaign(
     """Execute the runs of a campaign that have no outcome yet.
 
     Args:
+        loaded: the campaign.
         observe: receives the events of `retrain.campaign.work.campaign_worker.Worker`, and also "message" (text,
             level) and "campaign" (path).
         fresh: delete an earlier campaign of the same name first.
         retry_failed: resume failed runs from their checkpoints.
     Raises:
-        ConfigError: the directory belongs to something else, or to runs with another configuration.
+        ConfigError: the directory is not a campaign, or its runs were started with another configuration.
         StorageError: the directory cannot be read or written.
         Preempted, KeyboardInterrupt: a signal stopped the campaign; running the same command resumes it.
     """

@@ -36,6 +36,7 @@ def preview(loaded: LoadedCampaign, probe: bool) -> dict[str, Any]:
     """Return the cost and the statistical power of a campaign as a JSON-compatible dictionary.
 
     Args:
+        loaded: the campaign.
         probe: run two steps of the first condition, to estimate time, disk use and accuracy.
     Raises:
         RetrainError: the probe failed; `exit_code` is that of its run.
@@ -97,6 +98,8 @@ def _disk(sizes: Sizes, config: Config, keep: str, runs: int, at_once: int) -> d
 
 
 def _sizes(run: Path) -> Sizes:
+    """Measure the disk use of a run."""
+
     def megabytes(folder: Path) -> float:
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
 
@@ -112,6 +115,10 @@ def _evaluation(config: Config) -> str:
 def measured(document: dict[str, Any], config: Config, ranks: int) -> dict[str, str]:
     """Describe the time, memory and disk use of one run, measured by running two of its steps.
 
+    Args:
+        document: content of the run's TOML file; it is changed.
+        config: the run's configuration.
+        ranks: number of processes that train together.
     Raises:
         RetrainError: the probe failed; `exit_code` is that of its run.
     """
@@ -150,6 +157,7 @@ def spread(loaded: LoadedCampaign, reached: float | None = None) -> Spread | Non
     of two evaluations, which is a lower bound: sd = sqrt(2 p (1 - p) / problems).
 
     Args:
+        loaded: the campaign.
         reached: accuracy p of the probe. If it is None, 0 or 1, p = 0.5, which gives the largest error.
     """
     if measured := _measured(loaded):
@@ -208,6 +216,9 @@ def _probe(
     """Run two steps of a configuration in a temporary directory and measure them.
 
     Args:
+        document: content of the run's TOML file; it is changed.
+        config: the run's configuration.
+        ranks: number of processes that train together.
         slot: environment variables of a campaign's slot; None: start the run as `retrain train` would.
     Returns:
         (estimated seconds of a complete run and of its phases, accuracy after two steps, sizes on disk).

@@ -12,10 +12,10 @@ _PAPER = re.compile(
 
 
 def entries(docstrings: Sequence[str]) -> list[str]:
-    """Return an entry for every paper with an arXiv id, in the order of the docstrings, each once.
+    """Return a BibTeX entry for every distinct paper with an arXiv id, in the order of the docstrings.
 
-    A docstring names a paper as `References: Shao et al., DeepSeekMath, arXiv:2402.03300.`; the year is that of the id,
-    and the title as short as the docstring has it.
+    A docstring names a paper as `References: Shao et al., DeepSeekMath, arXiv:2402.03300.` The year comes from the id,
+    and the title is the short one of the docstring.
     """
     found: dict[str, str] = {}
     for docstring in docstrings:

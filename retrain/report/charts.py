@@ -1,4 +1,4 @@
-"""Charts as inline SVG: no script, no library, colors from the page's style sheet. Texts are escaped."""
+"""Charts as inline SVG without scripts or libraries. Colors come from the page's style sheet; texts are escaped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from itertools import accumulate, groupby, pairwise
 from retrain.system.terminal import shown
 
 WIDTH, HEIGHT = 440, 230
+"""Size of a chart in the units of its viewBox."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 10, 34
+"""Margins of a chart."""
 _POINTS = 400
-"""A longer line is thinned to means of this many points, so that the file stays small."""
+"""Largest number of points of a line. A longer line is thinned to means, so that the file stays small."""
 
 _STRIPS = 50
-"""Number of places at which the pointer shows a value."""
+"""Largest number of x positions at which a tooltip shows the values."""
 
 Point = tuple[float, float]
 Range = tuple[float, float]
@@ -24,12 +26,12 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Axes:
-    """Maps data to the drawing and draws ticks, grid and the name of the x axis.
+    """Maps data to positions in the drawing, and draws ticks, grid and the label of the x axis.
 
     Attributes:
-        x, y: least and greatest value shown.
-        percent: y values are shares.
-        label: what the x axis counts.
+        x, y: ranges of the axes.
+        percent: True if y values are shares, which are shown as percentages.
+        label: label of the x axis.
     """
 
     x: Range
@@ -38,23 +40,23 @@ class Axes:
     label: str = "step"
 
     def place(self, x: float, y: float) -> Point:
-        """Position of a point in the drawing."""
+        """Return the position of a point in the drawing."""
         return self.across(x), self.up(y)
 
     def across(self, value: float) -> float:
-        """Horizontal position of an x value."""
+        """Return the horizontal position of an x value."""
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * (value - self.x[0]) / (self.x[1] - self.x[0])
 
     def up(self, value: float) -> float:
-        """Vertical position of a y value."""
+        """Return the vertical position of a y value."""
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * (value - self.y[0]) / (self.y[1] - self.y[0])
 
     def value(self, y: float) -> str:
-        """A y value in words."""
+        """Format a y value."""
         return f"{y:.1%}" if self.percent else f"{y:.4g}"
 
     def draw(self) -> str:
-        """Grid, ticks and labels."""
+        """Draw the grid, the ticks and the labels."""
         base, parts = HEIGHT - _BOTTOM, list[str]()
         for tick in ticks(*self.y):
             y = self.up(tick)
@@ -68,13 +70,14 @@ class Axes:
 
 
 def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | None = None) -> str:
-    """Every step as a faint line and a running mean over a 25th of the run as a strong one.
+    """Draw the values as a faint line, and their running mean over a 25th of the points as a strong line.
 
     Values that are not finite leave a gap in the faint line. Returns "" if no value is finite.
 
     Args:
-        percent: values are shares.
-        x: range of the x axis, so that the charts of one run line up. By default the range of the points.
+        points: (step, value) of every step.
+        percent: True if values are shares.
+        x: range of the x axis, so that the charts of one run line up; None: the range of the points.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:
@@ -91,11 +94,12 @@ def line_chart(points: Sequence[Point], *, percent: bool = False, x: Range | Non
 def interval_chart(
     rows: Sequence[tuple[float, float, float, float]], x: Range | None = None, dashed: Sequence[Point] = ()
 ) -> str:
-    """Shares (x, value, low, high) as dots and a line, with the interval as a band, on an axis that starts at 0.
+    """Draw shares as dots and a line, with their intervals as a band, on a y axis that starts at 0.
 
     Args:
-        x: range of the x axis; by default that of the rows.
-        dashed: other shares (x, value), as a dashed line.
+        rows: (x, value, low, high) of every share.
+        x: range of the x axis; None: that of the rows.
+        dashed: (x, value) of other shares, which are drawn as a dashed line.
     """
     if not rows:
         return ""
@@ -115,7 +119,13 @@ def interval_chart(
 
 
 def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]], x: Range | None = None) -> str:
-    """Layers on top of each other, each a running mean; layer i has the class `layer-i`."""
+    """Draw a stacked area chart of running means. Layer i has the class `layer-i`, with i modulo 6.
+
+    Args:
+        steps: x values.
+        layers: name of each layer -> its values at the steps.
+        x: range of the x axis; None: that of the steps.
+    """
     if not steps or not layers:
         return ""
     floor, shapes = [0.0] * len(steps), list[str]()
@@ -125,47 +135,47 @@ def stacked_chart(steps: Sequence[float], layers: Mapping[str, Sequence[float]],
     top = max(sum(column) for column in zip(*smooth.values(), strict=True))
     axes = Axes(x or span(steps), (0.0, 1.05 * top or 1.0))
     for index, values in enumerate(smooth.values()):
-        roof = [below + value for below, value in zip(floor, values, strict=True)]
-        upper, lower = (thin(list(zip(steps, edge, strict=True))) for edge in (roof, floor))
+        ceiling = [below + value for below, value in zip(floor, values, strict=True)]
+        upper, lower = (thin(list(zip(steps, side, strict=True))) for side in (ceiling, floor))
         shapes.append(area(axes, upper, lower, f"layer-{index % 6}"))
-        floor = roof
-    words = [
+        floor = ceiling
+    texts = [
         (
             step,
             f"{axes.label} {step:g}: {axes.value(sum(column))}, " + ", ".join(map("{} {:.3g}".format, smooth, column)),
         )
         for step, column in zip(steps, zip(*smooth.values(), strict=True), strict=True)
     ]
-    return svg("".join(shapes) + axes.draw() + hover(axes, words))
+    return svg("".join(shapes) + axes.draw() + hover(axes, texts))
 
 
 def hover(axes: Axes, texts: Sequence[tuple[float, str]]) -> str:
-    """Strips over the drawing, at most `_STRIPS`, that show the text at their x while the pointer is on them."""
+    """Return at most `_STRIPS` transparent strips over the drawing; each shows the text at its x as a tooltip."""
     count = min(len(texts), _STRIPS)
     chosen = [texts[(2 * place + 1) * len(texts) // (2 * count)] for place in range(count)]
     middles = [(axes.across(a) + axes.across(b)) / 2 for (a, _), (b, _) in pairwise(chosen)]
-    edges = [_LEFT, *middles, WIDTH - _RIGHT]
+    bounds = [_LEFT, *middles, WIDTH - _RIGHT]
     return "".join(
         f'<rect class="hover" x="{a:.1f}" y="{_TOP}" width="{max(0.0, b - a):.1f}" height="{HEIGHT - _TOP - _BOTTOM}">'
         f"<title>{_text(text)}</title></rect>"
-        for (a, b), (_, text) in zip(pairwise(edges), chosen, strict=True)
+        for (a, b), (_, text) in zip(pairwise(bounds), chosen, strict=True)
     )
 
 
 def svg(content: str) -> str:
-    """The drawing. It takes the width of the element around it."""
+    """Return the SVG element of a chart, which takes the width of the element around it."""
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{content}</svg>'
 
 
 def polyline(axes: Axes, points: Sequence[Point], style: str) -> str:
-    """A line through the points; a single point is a dot."""
+    """Draw a line through the points, or a dot for a single point."""
     if len(points) == 1:
         return dot("dot", axes.place(*points[0]), 2)
     return f'<polyline class="{style}" points="{_joined(axes, points)}"/>'
 
 
 def area(axes: Axes, upper: Sequence[Point], lower: Sequence[Point], style: str) -> str:
-    """The area between two lines."""
+    """Draw the area between two lines."""
     return f'<polygon class="{style}" points="{_joined(axes, [*upper, *reversed(lower)])}"/>'
 
 
@@ -174,32 +184,32 @@ def _joined(axes: Axes, points: Sequence[Point]) -> str:
 
 
 def line(style: str, start: Point, end: Point) -> str:
-    """A straight line between two positions in the drawing."""
+    """Draw a straight line between two positions."""
     return f'<line class="{style}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"/>'
 
 
 def dot(style: str, at: Point, radius: float) -> str:
-    """A circle around a position in the drawing."""
+    """Draw a circle around a position."""
     return f'<circle class="{style}" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="{radius:g}"/>'
 
 
 def label(side: str, at: Point, text: str) -> str:
-    """The text of a tick or axis at a position in the drawing, which is its "middle" or "end"."""
+    """Draw a text whose "start", "middle" or "end" (`side`) is at a position."""
     return f'<text class="tick {side}" x="{at[0]:.1f}" y="{at[1]:.1f}">{_text(text)}</text>'
 
 
 def _text(text: str) -> str:
-    """Text from outside, without controls and secrets."""
+    """Escape a text, and remove control characters and secrets from it."""
     return escape(shown(text))
 
 
 def runs(points: Sequence[Point]) -> list[list[Point]]:
-    """The longest stretches of finite points, thinned."""
+    """Split the points at values that are not finite, and thin each part."""
     return [thin([*part]) for finite, part in groupby(points, lambda point: math.isfinite(point[1])) if finite]
 
 
 def running_mean(points: Sequence[Point]) -> list[Point]:
-    """The centered mean over a 25th of the points around each, fewer at the ends; the xs are kept."""
+    """Return the centered running mean over a 25th of the points, over fewer at both ends; x values are kept."""
     half = len(points) // 50
     sums = [0.0, *accumulate(y for _, y in points)]
     bounds = [(max(0, i - half), min(len(points), i + half + 1)) for i in range(len(points))]
@@ -207,28 +217,31 @@ def running_mean(points: Sequence[Point]) -> list[Point]:
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
-    """At most `_POINTS` points, each a mean over neighbors."""
+    """Reduce the points to at most `_POINTS`, each a mean over neighbors."""
     if len(points) <= _POINTS:
         return list(points)
-    edges = [index * len(points) // _POINTS for index in range(_POINTS + 1)]
-    parts = [points[a:b] for a, b in pairwise(edges)]
+    bounds = [index * len(points) // _POINTS for index in range(_POINTS + 1)]
+    parts = [points[a:b] for a, b in pairwise(bounds)]
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def span(values: Sequence[float]) -> Range:
-    """Least and greatest value, never the same."""
+    """Return the smallest and the largest value, 0.5 below and above it if all values are equal."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def padded(of: Range, share: float) -> Range:
-    """The range with a margin of this share of it on both sides."""
+    """Return the range with a margin on both sides, which is given as a share of the range."""
     margin = share * (of[1] - of[0])
     return of[0] - margin, of[1] + margin
 
 
 def roomy(values: Sequence[float], percent: bool) -> Range:
-    """The values' range with a margin; from 0 unless that would flatten the curve, and at most to 100%."""
+    """Return the range of the values with a margin.
+
+    It starts at 0 unless that would flatten the curve. The range of percentages ends at 100%.
+    """
     low, high = span(values)
     margin = 0.05 * (high - low)
     bottom = 0.0 if 0 <= low < 0.5 * high else low - margin
@@ -236,7 +249,7 @@ def roomy(values: Sequence[float], percent: bool) -> Range:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round values (1, 2 or 5 times a power of ten apart) between low and high, about `count` of them."""
+    """Return about `count` round values between low and high, at distances of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
@@ -245,5 +258,5 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A short label: 0.25, 40, 12k."""
+    """Format a number as a short label: 0.25, 40, 12k."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"

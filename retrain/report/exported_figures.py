@@ -1,4 +1,4 @@
-"""Figures of a report as files: SVG that needs no style sheet, and PNG where resvg-py is installed."""
+"""Figures of a report as files: SVG that needs no style sheet, and PNG if resvg-py is installed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from retrain.report.charts import label
 from retrain.system.files import staged, write_text
 
 FOLDER = "figures"
-"""Name of the folder beside a report."""
+"""Name of the directory next to a report."""
 
 _STYLES = Path(__file__).parent / "templates" / "style.css"
 _COLORS = 8
-"""Conditions with a color of their own in the style sheet."""
+"""Number of colors of conditions in the style sheet."""
 _ZOOM = 3.0
-"""Pixels of the PNG for each unit of the drawing: 300 dpi at 100 units an inch."""
+"""Pixels of the PNG per unit of the drawing: 300 dpi at 100 units per inch."""
 _LINE, _KEY = 18, 130
 """Height of a line of the legend, and width of an entry."""
 
@@ -36,8 +36,8 @@ class Drawing(NamedTuple):
     """An inline SVG element of a page.
 
     Attributes:
-        svg: the element.
-        keys: (text, mark around the origin) of each entry of its legend.
+        svg: the element; "" for an empty drawing.
+        keys: (text, mark as SVG around the origin) of each entry of its legend.
     """
 
     svg: str
@@ -45,12 +45,15 @@ class Drawing(NamedTuple):
 
 
 def write_figures(folder: Path, drawings: Mapping[str, Drawing]) -> list[Path]:
-    """Write every drawing that is not empty as NAME.svg, and as NAME.png where resvg-py is installed.
+    """Write every drawing that is not empty as NAME.svg, and as NAME.png if resvg-py is installed.
 
     Args:
-        drawings: by a name, whose letters and digits become the name of the file.
+        folder: directory to write to, which is created.
+        drawings: name -> drawing; the letters and digits of the name become the name of the file.
+    Returns:
+        Paths of the files.
     Raises:
-        StorageError: a file cannot be written, if the caller writes within `system.files.writing`.
+        OSError: a file cannot be written; inside `system.files.writing` it becomes a StorageError.
     """
     found = {name: one for name, one in drawings.items() if one.svg}
     files: list[Path] = []
@@ -68,21 +71,21 @@ def write_figures(folder: Path, drawings: Mapping[str, Drawing]) -> list[Path]:
 
 
 def _unused(folder: Path, name: str, files: Sequence[Path]) -> Path:
-    """Return the path of a figure; two names with the same letters and digits get different ones."""
+    """Return the path of a figure. Two names with the same letters and digits get different paths."""
     plain = _UNSAFE.sub("-", name.lower()).strip("-") or "figure"
     paths = (folder / f"{plain}{f'-{number}' if number > 1 else ''}.svg" for number in count(1))
     return next(path for path in paths if path not in files)
 
 
 def png(svg: str) -> bytes | None:
-    """Return a standalone SVG as a PNG of 3 pixels a unit; None without the package resvg-py."""
+    """Render a standalone SVG as a PNG with 3 pixels per unit; None if resvg-py is not installed."""
     if importlib.util.find_spec("resvg_py") is None:
         return None
     return bytes(importlib.import_module("resvg_py").svg_to_bytes(svg_string=svg, zoom=_ZOOM))
 
 
 def standalone(drawing: Drawing) -> str:
-    """Return the drawing as an SVG document: on white, with its styles and its legend, without texts for a pointer."""
+    """Return the drawing as an SVG document on white, with its styles and its legend, and without tooltips."""
     (x, y, width, height), body = _opened(_HOVER.sub("", drawing.svg))
     legend, lines = _legend(drawing.keys, x, y + height, width)
     whole = height + lines * _LINE
@@ -102,12 +105,12 @@ def _opened(svg: str) -> tuple[tuple[float, ...], str]:
 
 
 def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, str] = ("", "")) -> str:
-    """Return one SVG element of drawings under each other, each between two texts, and the axis below them.
+    """Return one SVG element with the drawings below each other, each between two texts, and the axis at the bottom.
 
     Args:
         rows: (text on the left, SVG element, text on the right).
         axis: SVG element of the same width as those of the rows; "" for none.
-        titles: of both columns of text; with both empty there is no head.
+        titles: headers of both columns of text; if both are empty, there is no header.
     """
     elements = [_opened(svg) for svg in (*(svg for _, svg, _ in rows), *([axis] if axis else []))]
     left, right = (7.0 * max((len(text) for text in column), default=0) + 12 for column in _columns(rows, titles))
@@ -127,12 +130,12 @@ def stacked(rows: Sequence[tuple[str, str, str]], axis: str, titles: tuple[str, 
 
 
 def _columns(rows: Sequence[tuple[str, str, str]], titles: tuple[str, str]) -> tuple[list[str], list[str]]:
-    """Texts on the left and on the right, with the titles."""
+    """Return the column of texts on the left and that on the right, each with its title."""
     return [titles[0], *(left for left, _, _ in rows)], [titles[1], *(right for _, _, right in rows)]
 
 
 def _legend(keys: Sequence[tuple[str, str]], x: float, y: float, width: float) -> tuple[str, int]:
-    """Return the marks with their texts, and how many lines they take."""
+    """Return the marks with their texts, and the number of lines that they take."""
     across = max(1, int(width // max([_KEY, *(7 * len(text) + 30 for text, _ in keys)])))
     parts: list[str] = []
     for index, (text, mark) in enumerate(keys):
@@ -144,9 +147,9 @@ def _legend(keys: Sequence[tuple[str, str]], x: float, y: float, width: float) -
 
 @cache
 def _styles() -> str:
-    """Return the rules of the style sheet for drawings, with light colors in place of variables.
+    """Return the rules of the style sheet for drawings, with the light colors instead of variables.
 
-    Programs that draw SVG outside of a browser know neither variables nor media queries.
+    Programs that draw SVG outside a browser support neither variables nor media queries.
     """
     text = _STYLES.read_text(encoding="utf-8")
     values = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", text.partition("@media")[0]))
@@ -162,7 +165,7 @@ def _styles() -> str:
 
 
 def _resolved(selector: str, body: str, values: Mapping[str, str]) -> Iterator[str]:
-    """Yield the rule with values in place of variables: one for each condition if it has the condition's color."""
+    """Yield the rule with values instead of variables; one rule for each condition if it uses the condition's color."""
     if "--c:" in body or "url(" in body:
         return
     if "var(--c)" not in body:

@@ -20,15 +20,18 @@ _NUMBER = re.compile(r"(?<![\w.])-(?=[.\d])")
 
 
 def text(value: str) -> str:
-    """Return the text with the characters escaped that mean something to LaTeX; a minus before a number is one."""
+    """Escape the special characters of LaTeX; a hyphen before a number becomes a minus sign."""
     escaped = "".join(_SPECIAL.get(character, character) for character in _NUMBER.sub("\N{MINUS SIGN}", value))
     return escaped.replace("\N{MINUS SIGN}", "$-$")
 
 
 def tables(found: Mapping[str, Table]) -> str:
-    """Return one `table` environment for each table with rows, under its caption; \\usepackage{booktabs} is needed.
+    """Return one `table` environment for each table that has rows. It needs \\usepackage{booktabs}.
 
-    The first column is set to the left, others to the right.
+    The first column is left-aligned, the others are right-aligned.
+
+    Args:
+        found: caption -> table.
     """
     parts: list[str] = []
     for caption, table in found.items():

@@ -14,22 +14,24 @@ from retrain.report.shown_settings import settings
 from retrain.system.model_paths import RANDOM_MODEL, model_location, packaged
 
 _CURVE = ("step", "accuracy", "ci_low", "ci_high", "greedy_accuracy", "avg_tokens")
+"""Columns of the table of evaluations."""
 _POINTS = 12
+"""Largest number of rows of that table."""
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """Contents of a model card. Of the user's file it has the resolved values only.
+    """Contents of a model card. It shows only resolved values of the user's file, not its text.
 
     Attributes:
-        name: of the run.
-        config: the resolved configuration of the run.
+        name: name of the run.
+        config: resolved configuration of the run.
         evaluations: rows of eval.jsonl in order; may be empty.
-        steps: optimizer steps of RL; 0 after a warm start alone.
-        adapter: the directory also has the LoRA adapter in `adapter/`.
-        evaluated_in: type of the matrix products of the evaluations.
-        rounded: these weights are the rounded ones that were evaluated.
-        chat: prompts were rendered with the chat template.
+        steps: steps of RL; 0 if the run consists only of a warm start.
+        adapter: True if the directory also has the LoRA adapter in `adapter/`.
+        evaluated_in: data type of the matrix products in the evaluations.
+        rounded: True if the saved weights are rounded exactly as in the evaluations.
+        chat: True if prompts were rendered with the chat template.
     """
 
     name: str
@@ -48,62 +50,65 @@ class CardFacts:
 
     @property
     def task(self) -> str:
-        """Name of the task, or of several."""
+        """Name of the task, or names of several tasks."""
         return task_of(self.config)
 
     @property
     def warmup_steps(self) -> int:
-        """Supervised steps before those of RL."""
+        """Number of supervised steps before RL."""
         return self.config["warmup"]["steps"]
 
     @property
     def builtin(self) -> bool:
-        """The weights were initialized at random and trained here: no other license applies."""
+        """True if the weights were initialized at random and trained here, so that no other license applies."""
         return self.base == RANDOM_MODEL
 
     @property
     def is_local(self) -> bool:
-        """The weights started from a directory, which nobody else has under this path."""
+        """True if the base model is a local directory, whose path means nothing on other machines."""
         path = model_location(self.base)
         return not packaged(self.base) and (path.startswith(("/", ".")) or Path(path).is_dir())
 
     @property
     def origin(self) -> str:
-        """Name of the base model: on the hub (of a packaged model its original's), or of a directory."""
+        """Name of the base model: its name on the hub, or the name of its directory.
+
+        For a packaged model it is the hub's name of the original.
+        """
         model = packaged(self.base)
         return (Path(self.base).name if self.is_local else self.base) if model is None else model.hub_name
 
     @property
     def precision(self) -> str:
-        """Precision of the evaluations, and its consequence for these weights, in a sentence or two."""
+        """Sentences about the precision of the evaluations, and what it means for the saved weights."""
         if self.evaluated_in == "float32":
             return "Evaluated in float32."
         if self.rounded:
             return f"Evaluated in {self.evaluated_in} with exactly these weights."
         if self.adapter:
             return (
-                f"Evaluated in {self.evaluated_in}, for which base and adapter were rounded each by itself; here the "
-                "adapter is merged into the base as that is stored."
+                f"Evaluated in {self.evaluated_in}, with base and adapter rounded separately; here the adapter is "
+                "merged into the base in the base's stored precision."
             )
         return (
-            f"Evaluated in {self.evaluated_in}, for which the weights were rounded; these are the exact ones, and may "
-            f"answer otherwise. `retrain export RUN DIRECTORY --dtype {self.evaluated_in}` writes the rounded ones."
+            f"Evaluated in {self.evaluated_in} with rounded weights; these weights are exact, and their answers may "
+            f"differ. `retrain export RUN DIRECTORY --dtype {self.evaluated_in}` writes the rounded weights."
         )
 
     @property
     def license(self) -> str:
-        """License of the weights, as the hub names it."""
+        """License of the weights, by its identifier on the hub."""
         model = packaged(self.base)
         return "apache-2.0" if self.builtin else "other" if model is None else model.license
 
     @property
     def made_here(self) -> bool:
-        """Training started from weights that this run made, and that nobody else has."""
+        """True if RL started from weights that exist only in this run: random ones, or those of its warm start."""
         return self.builtin or self.warmup_steps > 0
 
     @property
     def summary(self) -> str:
-        """Base model, training and task in a sentence."""
+        """Sentence with the base model, the training and the task."""
         ways = [f"{self.warmup_steps} supervised steps"] if self.warmup_steps else []
         ways += [f"{self.steps} steps of reinforcement learning"] if self.steps else []
         made = "trained with " + " and ".join(ways) if ways else "not trained further"
@@ -113,14 +118,14 @@ class CardFacts:
 
 
 def write_card(directory: Path, card: CardFacts) -> Path:
-    """Write the card to `directory/README.md`, where tools and the hub look for it."""
+    """Write the card to `directory/README.md`, where tools and the hub expect it, and return that path."""
     path = directory / "README.md"
     path.write_text(render_card(card), encoding="utf-8")
     return path
 
 
 def render_card(card: CardFacts) -> str:
-    """The card as Markdown with YAML front matter. Values that look secret are masked in its configuration."""
+    """Render the card as Markdown with YAML front matter. Configuration values that look secret are masked."""
     data = {
         "license": card.license,
         "base_model": None if card.builtin or card.is_local else card.origin,
@@ -141,7 +146,12 @@ def render_card(card: CardFacts) -> str:
 
 
 def render_adapter_card(card: CardFacts, base: str) -> str:
-    """The card of the adapter alone, as Markdown. `base` is what it was trained on; "../base" is relative to it."""
+    """Render the card of the adapter as Markdown.
+
+    Args:
+        card: contents of the model card.
+        base: the adapter's base model; a path such as "../base" is relative to the adapter.
+    """
     shipped = base.startswith("..")
     origin = None if shipped or card.is_local else card.origin if packaged(card.base) else base
     data = {"library_name": "peft", "base_model": origin, "tags": ["retrain", "lora"]}
@@ -149,14 +159,14 @@ def render_adapter_card(card: CardFacts, base: str) -> str:
 
 
 def _yaml(data: Mapping[str, Any]) -> str:
-    """Front matter as the hub writes it; None is left out."""
+    """Return the front matter in the hub's format, without values that are None."""
     from huggingface_hub import ModelCardData
 
     return ModelCardData(**data).to_yaml()
 
 
 def _curve(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """At most a dozen evaluations, first and last included."""
+    """Return a table of at most twelve evaluations, including the first and the last."""
     count = min(_POINTS, len(rows))
     chosen = [rows[round(i * (len(rows) - 1) / max(1, count - 1))] for i in range(count)]
     columns = [name for name in _CURVE if any(name in row for row in rows)]
@@ -164,7 +174,7 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _sets(evaluations: Sequence[Mapping[str, Any]]) -> Table:
-    """The last evaluation of each set of problems; no rows if there is one set alone."""
+    """Return a table of the last evaluation of each named set of held-out problems; without rows if there is none."""
     last = evaluations[-1] if evaluations else {}
     names = [key.removesuffix("/accuracy") for key in last if key.endswith("/accuracy")]
     figures = dict.fromkeys(key.partition("/")[2] for key in last if key.partition("/")[0] in names)

@@ -1,7 +1,7 @@
-"""One way to write a page: jinja2 templates in `templates/`, one base, one style sheet, and every text escaped.
+"""Pages from the jinja2 templates in `templates/`, which share a base, a style sheet and escaping.
 
-What a page shows comes from outside (text of models, names, reasons), so autoescape is on for HTML and SVG, and in
-Markdown each text goes through the macro `line`. Control characters are dots in both.
+Pages show untrusted text, such as completions and error messages. HTML and SVG are therefore autoescaped, and in
+Markdown every text goes through the macro `line`. In both, control characters become dots.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tabs and line ends, what turns the direction of writing, and halves of characters."""
+"""Control characters except tab and newline, bidirectional formatting characters, and surrogates."""
 
 
 class Table(NamedTuple):
-    """Columns and rows of text, written by the macro `table` of HTML pages or of Markdown.
+    """Columns and rows of text, which the macro `table` of HTML or Markdown pages renders.
 
     Attributes:
-        columns: the head; empty strings throughout mean no head.
-        rows: one text per column.
+        columns: the headers; an HTML table whose headers are all empty has no header row.
+        rows: rows with one text per column.
     """
 
     columns: Sequence[str]
@@ -33,22 +33,23 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, str]]) -> Table:
-        """A table from rows that have the same columns, each a mapping of column to text."""
+        """Build a table from rows with the same columns, each a mapping column -> text."""
         return cls([*rows[0]] if rows else [], [[*row.values()] for row in rows])
 
     def aligned(self) -> list[str]:
-        """Return head and rows as lines for a terminal, with columns of one width."""
+        """Return header and rows as lines for a terminal, with aligned columns."""
         every = (self.columns, *self.rows)
         widths = [max(map(len, column)) for column in zip(*every, strict=True)]
         return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in every]
 
 
 def fill(template: str | Path, **content: Any) -> str:
-    """Text of a template with this content; a missing name is an error.
+    """Render a template. A name that the template uses and `content` lacks is an error.
 
     Args:
-        template: a file of `templates/` here, or the path of another package's template, which may
-            extend and import those.
+        template: a file in `templates/`, or the path of another package's template, which may extend and import
+            those in `templates/`.
+        content: values by name.
     """
     path = _TEMPLATES / template
     return _environment(path.parent).get_template(path.name).render(content)
@@ -73,30 +74,30 @@ def _environment(folder: Path) -> Environment:
 
 
 def _inline(text: str) -> str:
-    """A text as one line of Markdown: no HTML, no cell's end, and neither link nor image, which would be fetched."""
+    """Escape a text for one line of Markdown: no HTML, no end of a table cell, and no links or images."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
     return " ".join(text.replace("](", "]&#40;").replace("]:", "]&#58;").split("\n"))
 
 
 def _fenced(text: str, language: str, character: str = "`") -> str:
-    """A text as a block of code in Markdown, whose end no line of the text is."""
+    """Return a text as a fenced code block of Markdown, with a fence that is longer than any in the text."""
     longest = max(map(len, re.findall(f"{character}+", text)), default=0)
     mark = character * max(3, longest + 1)
     return f"{mark}{language}\n{text}\n{mark}"
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 run`, `5 runs`, `1,000 runs`."""
+    """Format a count with its noun: `1 run`, `5 runs`, `1,000 runs`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def percent(share: float | None) -> str:
-    """`51.6%`; `-` for None."""
+    """Format a share as `51.6%`; None as `-`."""
     return "-" if share is None else f"{share:.1%}"
 
 
 def duration(seconds: float) -> str:
-    """`89 s`, `12 min`, `1.5 h`."""
+    """Format a duration as `89 s`, `12 min` or `1.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

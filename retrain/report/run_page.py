@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else."""
+"""The report of a run: a self-contained HTML file, and a page with all samples."""
 
 from __future__ import annotations
 
@@ -32,32 +32,41 @@ SAMPLES = "samples.html"
 
 _CHARTS: tuple[tuple[str, str, str, bool], ...] = (
     ("reward/mean", "Reward", "mean over the completions of a step", False),
-    ("reward/accuracy", "Training accuracy", "share of right completions while training", True),
+    ("reward/accuracy", "Training accuracy", "share of correct completions in training", True),
     ("tokens/response", "Tokens per response", "mean length of a completion", False),
     ("groups/informative", "Informative groups", "share of groups that the filter kept", True),
     ("policy/entropy", "Entropy", "mean over response tokens, in nats", False),
     ("grad/norm", "Gradient norm", "before clipping", False),
 )
-"""Metric, title, caption, and whether it is a share."""
+"""(metric, title, caption, True if it is a share)."""
 _IF_VARIED: tuple[tuple[str, str, str, bool], ...] = (
-    ("loss/total", "Loss", "what the update minimizes", False),
-    ("policy/approx_kl", "KL to the sampling policy", "mean of the old less the new log-prob, in nats", False),
+    ("loss/total", "Loss", "minimized by the update", False),
+    ("policy/approx_kl", "KL to the sampling policy", "mean of old minus new log-prob, in nats", False),
     ("loss/kl", "KL to the reference", "the loss term, before its weight, in nats", False),
     ("policy/clip_fraction", "Clipped tokens", "share of tokens cut by the clip", True),
-    ("rollout/truncated", "Truncated", "share of completions that ran into max_tokens", True),
+    ("rollout/truncated", "Truncated", "share of completions cut off at max_tokens", True),
     ("mismatch/kl", "Sampler against trainer", "KL of their log-probs, in nats", False),
-    ("optim/lr", "Learning rate", "of the last update of a step", False),
+    ("optim/lr", "Learning rate", "at the last update of a step", False),
 )
-"""As above, for metrics that are drawn only if they change."""
+"""As `_CHARTS`, for metrics that are drawn only if they change."""
 
 _OF_THE_WHOLE = {"reward/mean", "reward/std", "reward/accuracy", "reward/failed"}
-"""Reward metrics other than the parts."""
+"""Reward metrics that are not the mean of one reward."""
 _STEP_TIMES = {"time/step_s", "time/tokens_per_s"}
-"""Times that are not phases of a step."""
+"""Time metrics that are not phases of a step."""
 
 
 def write_report(run: Path, reload_s: float = 0) -> Path:
-    """Write `report.html` into the run directory, and `samples.html` unless it will be reloaded; the report's path."""
+    """Write `report.html` to the run directory, and `samples.html` if the report does not reload.
+
+    Args:
+        run: run directory.
+        reload_s: seconds after which a browser reloads the report; 0: never.
+    Returns:
+        Path of the report.
+    Raises:
+        StorageError: a file cannot be read or written.
+    """
     path = run / "report.html"
     with writing(path), understood(run):
         write_text(path, _render(run, reload_s))
@@ -68,7 +77,7 @@ def write_report(run: Path, reload_s: float = 0) -> Path:
 
 
 def follow(run: Path, every_s: float = 5.0) -> Path:
-    """Rewrite the report of a run, as a page that reloads itself, until the run has ended."""
+    """Rewrite the report of a run as a page that reloads itself, until the run has ended. Return its path."""
     while status(run)["state"] == "running":
         write_report(run, every_s)
         time.sleep(every_s)
@@ -76,10 +85,11 @@ def follow(run: Path, every_s: float = 5.0) -> Path:
 
 
 def render(run: Path, reload_s: float = 0) -> str:
-    """The report of a run as an HTML document; equal files give equal text.
+    """Render the report of a run as an HTML document. Equal files give equal text.
 
     Args:
-        reload_s: after so many seconds a browser reads the page again; 0: never.
+        run: run directory.
+        reload_s: seconds after which a browser reloads the page; 0: never.
     Raises:
         StorageError: a file of the run cannot be read.
     """
@@ -105,7 +115,7 @@ def _render(run: Path, reload_s: float) -> str:
         every=SAMPLES if not reload_s else "",
         settings=settings(config),
         resolved=json.dumps(masked(config), indent=2),
-        environment=Table(("", ""), [(key, _words(value)) for key, value in environment.items()]),
+        environment=Table(("", ""), [(key, _described(value)) for key, value in environment.items()]),
     )
 
 
@@ -130,7 +140,7 @@ def _facts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> dict[s
 
 
 def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[tuple[str, str, str, Sequence[str]]]:
-    """(title, caption, drawing, names of its layers); the drawing is empty without data."""
+    """Return the charts as (title, caption, drawing, names of the layers); a drawing is "" without data."""
     steps = span([0.0, *(float(row["step"]) for row in (*metrics, *evals))])
     curves: list[tuple[str, str, str, Sequence[str]]] = []
     parts = sorted({key for row in metrics for key in row if key.startswith("reward/")} - _OF_THE_WHOLE)
@@ -139,7 +149,7 @@ def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[
     for key, title, caption, share in (*_CHARTS, *(rewards if len(rewards) > 1 else ()), *varied):
         points = [(float(row["step"]), float(row[key])) for row in metrics if key in row]
         curves.append((title, caption, line_chart(points, percent=share, x=steps), ()))
-    # Where a rollout overlaps the update, its phase is the time that the loop waited for it.
+    # If sampling overlaps the update, the step contains only the time that the loop waited for it.
     hidden = {"time/overlap_s", "time/rollout_s"} if any("time/wait_s" in row for row in metrics) else set[str]()
     times = {key for row in metrics for key in row if key.startswith("time/") and key.endswith("_s")}
     phases = sorted(times - _STEP_TIMES - hidden, key=lambda key: -_total(metrics, key))
@@ -148,12 +158,12 @@ def _charts(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> list[
     return [
         *_held_out(evals, steps),
         *curves,
-        ("Seconds per step", "by phase; evaluation is not in them", stacked, tuple(layers)),
+        ("Seconds per step", "by phase, without evaluation", stacked, tuple(layers)),
     ]
 
 
 def _held_out(evals: Sequence[MetricsRow], steps: tuple[float, float]) -> Iterator[tuple[str, str, str, Sequence[str]]]:
-    """The curve of the accuracy, and one for each set, as in `_charts`."""
+    """Yield the charts of held-out accuracy, for the run's own problems and for each set, as in `_charts`."""
     for label in ("", *_labels(evals)):
         key, low, high, best = (f"{label}{name}" for name in ("accuracy", "ci_low", "ci_high", "greedy_accuracy"))
         rows = [(row["step"], row[key], row.get(low, row[key]), row.get(high, row[key])) for row in evals if key in row]
@@ -163,9 +173,12 @@ def _held_out(evals: Sequence[MetricsRow], steps: tuple[float, float]) -> Iterat
 
 
 def _evaluations(evals: Sequence[MetricsRow]) -> Table:
-    """A row for each evaluation, and below it one for each of its sets: those of `[eval]`, or environments of a mix."""
+    """Return a table with a row for each evaluation, followed by a row for each of its sets.
+
+    The sets are those of `[[eval.sets]]`, or the environments or tasks of a mixture.
+    """
     labels = _labels(evals)
-    ks = {int(k) for row in evals for key in row if (k := key.partition("pass@")[2])} - {1}  # which is the accuracy
+    ks = {int(k) for row in evals for key in row if (k := key.partition("pass@")[2])} - {1}  # pass@1 is the accuracy
     shares = ["greedy_accuracy", *(f"pass@{k}" for k in sorted(ks))]
     shares = [key for key in shares if any(f"{label}{key}" in row for row in evals for label in ("", *labels))]
     return Table.of(
@@ -186,12 +199,12 @@ def _evaluations(evals: Sequence[MetricsRow]) -> Table:
 
 
 def _labels(evals: Sequence[MetricsRow]) -> list[str]:
-    """Before the figures of each set of held-out problems: "aime/"."""
+    """Return the prefix of the metrics of each set of held-out problems, such as "aime/"."""
     return [*dict.fromkeys(key.removesuffix("accuracy") for row in evals for key in row if key.endswith("/accuracy"))]
 
 
 def _samples(run: Path, weights: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Completions of one group of the first and of the last stored step."""
+    """Return the data of completions of one group of the first and of the last stored step."""
     files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
     chosen = files if len(files) < 2 else [files[0], files[-1]]
     return [_step(title, file, weights) for title, file in zip(("Early", "Late"), chosen, strict=False)]
@@ -209,7 +222,7 @@ def _step(title: str, file: Path, weights: Mapping[str, float]) -> dict[str, Any
     }
 
 
-def _words(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
     if isinstance(value, list):

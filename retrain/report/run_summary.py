@@ -1,4 +1,4 @@
-"""Summary of a run from its files: status, result in a sentence, and a line of ingredients."""
+"""Summary of a run from its files: status, result in a sentence, and its main settings in a line."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MetricsRow = Mapping[str, Any]
 
 
 def status(run: Path) -> dict[str, Any]:
-    """Progress of a run, read from its files. Keys without a value yet are None.
+    """Read the progress of a run from its files.
 
     Returns:
-        path, state ("running", "killed", or how it ended), steps, max_steps, reward, accuracy with ci_low
-        and ci_high after eval_step steps, eta_s while running, checkpoint (the newest), owner, error,
-        stopped (why it ended early).
+        path, state ("running", "killed", or the outcome), steps, max_steps, reward, accuracy with ci_low and ci_high
+        after eval_step steps, eta_s while running, checkpoint (name of the newest), owner, error, and stopped (the
+        reason of an early end). A value that is not known yet is None.
 
     Raises:
         ConfigError: there is no run at this path.
-        StorageError: a file of it cannot be read.
+        StorageError: a file of the run cannot be read.
     """
     with understood(run):
         return _status(run)
@@ -65,12 +65,12 @@ def _status(run: Path) -> dict[str, Any]:
 
 def no_run(path: Path) -> ConfigError:
     """Return the error for a path without a run."""
-    problem = ConfigProblem(str(path), 0, 0, "run directory", "holds no run", "give the path of one, as runs/NAME")
+    problem = ConfigProblem(str(path), 0, 0, "run directory", "contains no run", "give the path of a run: runs/NAME")
     return ConfigError([problem])
 
 
 def summary(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> str:
-    """The result in a sentence or two, from first to last evaluation."""
+    """Return sentences about the result, from the first to the last evaluation."""
     if not evals:
         return f"{plural(len(metrics), 'step')}; no evaluation yet."
     first, last = evals[0], evals[-1]
@@ -78,7 +78,7 @@ def summary(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> str:
     if len(evals) == 1:
         return f"Held-out accuracy is {interval} on {last['problems']} problems after {last['step']} steps."
     change = last["accuracy"] - first["accuracy"]
-    verb = "rose" if change > 0 else "fell" if change < 0 else "did not move:"
+    verb = "rose" if change > 0 else "fell" if change < 0 else "did not change:"
     clear = first["ci_high"] < last["ci_low"] or last["ci_high"] < first["ci_low"]
     tail = "" if clear else " The intervals before and after overlap."
     if "greedy_accuracy" in first and "greedy_accuracy" in last:
@@ -90,14 +90,14 @@ def summary(metrics: Sequence[MetricsRow], evals: Sequence[MetricsRow]) -> str:
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """Name of the task, or of the tasks of a mix; empty if the configuration holds none."""
+    """Return the name of the task, or the names of the tasks of a mixture; "" if the configuration has none."""
     several = [entry["task"] for entry in config.get("environments", ())]
     several += [entry["name"] for entry in config.get("tasks", ())]
     return ", ".join(dict.fromkeys(several)) or config.get("task", {}).get("name", "")
 
 
 def recipe(config: Mapping[str, Any]) -> str:
-    """Model, task, credit and sizes in one line. What the configuration does not hold is left out."""
+    """Return model, task, credit, batch sizes and seed in one line, without those that the configuration lacks."""
     algorithm, training = config.get("algorithm", {}), config.get("training", {})
     mode = algorithm.get("transform_mode", "none")
     transforms = [mode] if isinstance(mode, str) else list(mode)

@@ -1,4 +1,4 @@
-"""Choose the stored completions that a page shows, and prepare each."""
+"""Choose the stored completions that a page shows, and prepare them for its template."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from retrain.system.records import read_json
 RolloutRow = Mapping[str, Any]
 
 _SHOWN = 3
+"""Largest number of completions shown of one group."""
 _COMPARED = 4
 """Number of held-out problems shown before and after training."""
 _OF_THE_ENVIRONMENT = ("env", "turns")
-"""Parts of a reward that enter the sum with weight 1."""
+"""Parts of a reward that come from the environment and have weight 1 in the sum."""
 _CHARACTERS = 5_000_000
-"""Characters on the page of all samples; more would make a browser slow."""
+"""Largest number of characters on the page of all samples; more would make a browser slow."""
 
 
 def step_of(file: Path) -> int:
-    """The step whose rollouts the file has."""
+    """Return the step of a file of rollouts or of an evaluation."""
     return int(file.name.removesuffix(".jsonl.gz").rpartition("-")[2])
 
 
 def steps(run: Path) -> Iterator[dict[str, Any]]:
-    """The stored steps of a run with their groups, in order; of each as many groups as its share of the page holds."""
+    """Yield the stored steps of a run in order, with their groups.
+
+    Each step has an equal share of `_CHARACTERS`; groups beyond it are left out and counted in "left".
+    """
     files = sorted(run.glob("rollouts/step-*.jsonl.gz"))
     weights = reward_weights(read_json(run / "config.resolved.json"))
     for file in files:
@@ -49,7 +53,10 @@ def steps(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def evaluations(run: Path) -> Iterator[dict[str, Any]]:
-    """The stored evaluations of a run, in order; of each as many problems as its share of the page holds."""
+    """Yield the stored evaluations of a run in order, with their problems.
+
+    Each evaluation has an equal share of `_CHARACTERS`; problems beyond it are left out and counted in "left".
+    """
     files = sorted(run.glob("eval/step-*.jsonl.gz"))
     for file in files:
         rows, groups, size = read_evaluation(file), list[dict[str, Any]](), 0
@@ -68,11 +75,11 @@ def evaluations(run: Path) -> Iterator[dict[str, Any]]:
 def before_and_after(run: Path) -> dict[str, Any]:
     """Return the completions of the first held-out problems before training and at the last evaluation.
 
-    The greedy completion is shown where the evaluations have one, otherwise the first sample.
+    It is the greedy completion if the evaluations have one, else the first sample.
 
     Returns:
-        kind: "greedy" or "sampled"; first, last: the steps; rows: prompt, answer, and what a page
-        shows of either completion. Empty without two stored evaluations of the run's own problems.
+        kind ("greedy" or "sampled"), first and last (the steps), and rows with prompt, answer and the data of both
+        completions ("before", "after"). Empty without two stored evaluations of the run's own problems.
     """
     files = sorted(run.glob("eval/step-*.jsonl.gz"))
     files = [file for file in files if "." not in file.name.removesuffix(".jsonl.gz")]
@@ -94,7 +101,7 @@ def before_and_after(run: Path) -> dict[str, Any]:
 
 
 def _predictions(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Prepare the completions of a held-out problem for the page, the greedy one first."""
+    """Yield the data of the completions of a held-out problem, the greedy one first."""
     greedy = row.get("greedy")
     every = [("greedy, ", greedy["prediction"], greedy["length"], greedy["correct"])] if greedy else []
     every += [("", *one) for one in zip(row["predictions"], row["lengths"], row["correct"], strict=True)]
@@ -104,10 +111,10 @@ def _predictions(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def best_and_worst(rows: Sequence[RolloutRow]) -> list[int]:
-    """Positions of the best, second best and worst completion of one group, by reward.
+    """Return the positions of the best, the second best and the worst completion of one group, by reward.
 
-    The group is the first one with different rewards; without any, the first that was scored, or else the first.
-    Equal completions (text and reward) count once. An unscored completion is shown only if its whole group is unscored.
+    The group is the first one with different rewards, else the first with a scored completion, else the first. Equal
+    completions (text and reward) count once. Unscored completions are shown only if the whole group is unscored.
     """
     groups: dict[int, list[int]] = {}
     for position, row in enumerate(rows):
@@ -126,9 +133,9 @@ class Conversation:
 
     Attributes:
         observed: True on tokens of observations; empty without an environment.
-        badges: position of each turn's last token -> number of the turn and what it earned.
-        tokens: sampled.
-        summary: turns and how the episode ended; empty without an environment.
+        badges: position of each turn's last token -> number of the turn and its reward.
+        tokens: number of sampled tokens.
+        summary: number of turns, and the reason why the episode ended; empty without an environment.
     """
 
     observed: Sequence[bool] = ()
@@ -138,7 +145,7 @@ class Conversation:
 
 
 def conversation(row: RolloutRow) -> Conversation:
-    """Of a stored rollout."""
+    """Return the annotations of a stored rollout."""
     size, turns = len(row["completion_ids"]), [turn for turn in row.get("turns", ()) if turn["end"]]
     if not row.get("ended"):
         return Conversation(tokens=size)
@@ -152,16 +159,16 @@ def conversation(row: RolloutRow) -> Conversation:
 
 
 def reward_weights(config: Mapping[str, Any]) -> dict[str, float]:
-    """Weight of each reward in the sum, by the name of its part, from the resolved configuration of a run."""
+    """Return the weight of each reward by the name of its part, from the resolved configuration of a run."""
     rewards = config.get("rewards", [])
     names = unique_names([one["name"] for one in rewards])
     return {name: float(one["weight"]) for name, one in zip(names, rewards, strict=True)}
 
 
 def _sum_of_parts(row: RolloutRow, weights: Mapping[str, float]) -> str:
-    """The reward as its weighted sum, then what rewards reported besides; empty for a single part.
+    """Format the reward as a weighted sum, followed by other values that rewards report; "" for a single part.
 
-    An environment's own reward and that of its turns have the weight 1.
+    The rewards of an environment's episodes and turns have weight 1.
     """
     parts = {name: value for name, value in row.get("parts", {}).items() if value is not None}
     if len(parts) < 2:
@@ -173,21 +180,22 @@ def _sum_of_parts(row: RolloutRow, weights: Mapping[str, float]) -> str:
 
 
 def completion(row: RolloutRow, weights: Mapping[str, float]) -> dict[str, Any]:
-    """Prepare a stored completion for a page; without credit if it was not trained on.
+    """Return the data of a stored completion for a page. Credit is missing if the completion was not trained on.
 
     Args:
+        row: the stored completion.
         weights: see `reward_weights`.
     """
     reward = "not scored" if row["reward"] is None else f"reward {row['reward']:.3f}"
     if row["reward"] is not None and (parts := _sum_of_parts(row, weights)):
         reward += f" {parts}" if parts.startswith("=") else f", {parts}"
     right = "" if row.get("correct") is None else "right" if row["correct"] else "wrong"
-    dialogue = conversation(row)
+    annotations = conversation(row)
     return {
-        "head": ", ".join(filter(None, (reward, right, f"{dialogue.tokens} tokens", dialogue.summary))),
+        "head": ", ".join(filter(None, (reward, right, f"{annotations.tokens} tokens", annotations.summary))),
         "answer": row.get("answer"),
-        "observed": dialogue.observed,
-        "badges": dialogue.badges,
+        "observed": annotations.observed,
+        "badges": annotations.badges,
         "verdict": right,
         "prompt": row["prompt"],
         "text": row["text"],

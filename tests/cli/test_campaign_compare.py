@@ -34,7 +34,7 @@ def test_compare_writes_html_and_json(campaign, cli, tmp_path):
 def test_compare_of_no_run_says_so(cli, tmp_path):
     result = cli("compare", str(tmp_path))
     assert result.exit_code == 2
-    assert "holds no run" in result.stderr
+    assert "contains no run" in result.stderr
 
 
 def test_report_of_a_campaign_prints_the_verdict_and_the_files(campaign, cli):

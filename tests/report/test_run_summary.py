@@ -34,7 +34,7 @@ def test_recipe_names_the_ingredients_that_the_configuration_holds():
 
 
 def test_no_run_is_a_configuration_error(tmp_path):
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         status(tmp_path)
 
 
@@ -44,5 +44,5 @@ def test_summary_says_what_the_numbers_say():
     assert summary([], [evaluation(0, 0.5)]).startswith("Held-out accuracy is 50.0% (95% interval 45.0% to 55.0%)")
     assert "fell from 80.0% to 20.0%" in summary([], [evaluation(0, 0.8), evaluation(9, 0.2)])
     assert "Greedy: from 50.0% to 90.0%." in summary([], [evaluation(0, 0.8), evaluation(9, 0.8, greedy_accuracy=0.9)])
-    assert "did not move: from" in summary([], [evaluation(0, 0.8), evaluation(9, 0.8)])
+    assert "did not change: from" in summary([], [evaluation(0, 0.8), evaluation(9, 0.8)])
     assert summary([], [evaluation(0, 0.5), evaluation(9, 0.55)]).endswith("The intervals before and after overlap.")

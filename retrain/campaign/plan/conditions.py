@@ -26,9 +26,10 @@ Change = tuple[Path, Any, Path]
 """A key of the run, its value, and its place in the campaign file."""
 
 _MODES = ("algorithm.algorithm_mode", "algorithm.advantage_mode", "algorithm.transform_mode")
-_MOST = 200
+_MAX_CONDITIONS = 200
 """Largest number of conditions: each is validated, and compared with all others, before the first run."""
 _FOLDER = re.compile(r"[^A-Za-z0-9._+=,-]+")
+"""Characters of a label that a directory name does not keep."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,10 @@ def _conditions(settings: Campaign, source: Document, base: Document) -> list[Co
     found: list[Condition] = []
     axes = list(_axes(settings, source))
     entries = settings.conditions or _STANDARD
-    if (count := len(entries) * prod(map(len, axes)) * max(1, len(settings.tasks))) > _MOST:
+    if (count := len(entries) * prod(map(len, axes)) * max(1, len(settings.tasks))) > _MAX_CONDITIONS:
         where: Path = ("campaign", "grid") if axes else ("campaign",)
         problem = f"the campaign has {count} conditions"
-        source.refuse(where, problem, f"use at most {_MOST}, or split it into several campaigns")
+        source.refuse(where, problem, f"use at most {_MAX_CONDITIONS}, or split it into several campaigns")
         return []
     for index, entry in enumerate(entries):
         at: Path = ("campaign", "conditions", index) if settings.conditions else ("campaign",)
@@ -146,8 +147,8 @@ def _axes(settings: Campaign, source: Document) -> Iterator[list[Change]]:
         if not isinstance(values, list) or not values:
             source.refuse(at, "an axis must be a list of values", f'write "{".".join(map(str, path))}" = [..., ...]')
             continue
-        if len(values) > _MOST:
-            source.refuse(at, f"the axis has {len(values)} values", f"use at most {_MOST}")
+        if len(values) > _MAX_CONDITIONS:
+            source.refuse(at, f"the axis has {len(values)} values", f"use at most {_MAX_CONDITIONS}")
             continue
         for index, value in enumerate(values):
             for leaf, fix in owned(path, value, settings):

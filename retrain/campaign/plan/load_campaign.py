@@ -91,7 +91,7 @@ class LoadedCampaign:
         Raises:
             ConfigError: all problems found.
         """
-        asked = (
+        sections = (
             "task",
             "tasks",
             "environment",
@@ -104,7 +104,7 @@ class LoadedCampaign:
             "model",
         )
         distinct = {
-            json.dumps([facts[key] for key in asked] + [facts["components"]["task"]], sort_keys=True): config
+            json.dumps([facts[key] for key in sections] + [facts["components"]["task"]], sort_keys=True): config
             for config in reversed(self.configs)
             for facts in (config.resolved(),)
         }
@@ -218,7 +218,7 @@ def _settings(source: Document) -> Campaign:
 
 
 def _base(settings: Campaign, source: Document) -> Document:
-    """Build the run that all conditions share: `base`, overridden by the tables of this file, and `max_steps`."""
+    """Build the run that all conditions share: `base`, overridden by the tables of this file and by `max_steps`."""
     path = Path(source.file).parent / settings.base if settings.base else None
     base = Document(source.file, source.text) if path is None else read(path)
     if SECTION in base.data:
@@ -244,8 +244,8 @@ def _refusal(text: str, found: Sequence[Condition]) -> ConfigProblem | None:
         return ConfigProblem(f"--set {text}", 0, 0, name, "the campaign sets this", fix)
     for condition in found:
         if any(within(key, own) or within(own, key) for own in map(canonical, condition.overrides)):
-            what = f"condition {condition.label!r} sets this key"
-            return ConfigProblem(f"--set {text}", 0, 0, name, what, "change the file instead")
+            problem = f"condition {condition.label!r} sets this key"
+            return ConfigProblem(f"--set {text}", 0, 0, name, problem, "change the file instead")
     return None
 
 
@@ -342,6 +342,7 @@ def _duplicates(found: Sequence[Condition], configs: Sequence[LoadedConfig], sou
 
 
 def _stop(problems: Sequence[ConfigProblem], notes: Sequence[str]) -> None:
+    """Raise ConfigError with the problems, sorted by place, and the notes; return if there are no problems."""
     if not problems:
         return
     error = ConfigError(sorted(dict.fromkeys(problems), key=lambda one: (one.file, one.line, one.column)))

@@ -36,7 +36,7 @@ class Job:
         task: task of the run, in a campaign with tasks.
     """
 
-    # In strict mode pydantic would accept only instances, and not the objects of a JSON file.
+    # In strict mode pydantic would accept only instances of Job, not the objects of a JSON file.
     __pydantic_config__: ClassVar = ConfigDict(strict=False)
     id: _Path
     condition: str

@@ -1,4 +1,4 @@
-"""The frozen tasks of the testbed: cards with one version compare methods on the same tasks."""
+"""The frozen task definitions of the testbed: report cards of the same version used the same tasks."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "eval": ("problems", "samples", "temperature", "top_p", "top_k", "greedy", "pass_at", "seed"),
     "environment": ("name", "max_turns", "turn_tokens"),
 }
-"""Keys of a run that the testbed decides and a method does not."""
+"""Keys of a run that are part of a task's definition, because methods must not differ in them."""
 _TRAINING, _HELDOUT = 256, 64
-"""Problems that are part of a definition."""
+"""Numbers of training problems and held-out problems that are part of a definition."""
 
 
 def sha256(config: LoadedConfig) -> str:
     """Return the sha256 of the definition of a run's task; "" for a task without a premise.
 
-    The definition is the premise, the parameters, the keys of a run that the testbed decides, 256 training problems of
-    seed 0 with their demonstrations, and 64 held-out problems. The Python code is not part of it, nor are the replies
+    The definition consists of the premise, the parameters, the rewards, the keys in `_KEYS`, 256 training problems of
+    seed 0 with their demonstrations, and 64 held-out problems. It includes neither the Python code nor the observations
     of an environment.
     """
     bound = config.components.one("task")
@@ -67,17 +67,19 @@ def sha256(config: LoadedConfig) -> str:
 
 
 def version(hashes: Mapping[str, str]) -> str:
-    """Return the version of these tasks as a sentence for a report, with a digest of all definitions; "" without any.
+    """Describe the version of these tasks for a report, with a digest of all definitions.
 
     Args:
-        hashes: sha256 of the definition by task.
+        hashes: task -> sha256 of its definition.
+    Returns:
+        A phrase; "" if there is no task, or if a task has no premise.
     """
     if not hashes or not all(hashes.values()):
         return ""
     digest = hashlib.sha256("".join(f"{name} {hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
     changed = [name for name, found in hashes.items() if FROZEN.get(name) != found]
-    which = f"{VERSION}, but for {', '.join(changed)}, which {'is' if len(changed) == 1 else 'are'} set otherwise"
-    return f"tasks of {which if changed else VERSION} (sha256 {digest[:16]})"
+    differs = f"{', '.join(changed)}, which {'differs' if len(changed) == 1 else 'differ'} from {VERSION}"
+    return f"tasks of {VERSION}{f', except {differs}' if changed else ''} (sha256 {digest[:16]})"
 
 
 def _stated(problem: Problem) -> list[Any]:

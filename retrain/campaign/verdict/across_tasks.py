@@ -1,4 +1,4 @@
-"""A campaign with tasks: every comparison on every task, and what they come to together."""
+"""A campaign with tasks: every comparison on every task, and over all tasks together."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ReportCard:
 
 
 def report_card(directory: Path) -> ReportCard:
-    """Compute the report card of a campaign with tasks, finished or not; deterministic."""
+    """Compute the report card of a campaign with tasks, finished or not. The result is deterministic."""
     plan = read_plan(directory)
     tables = {task: read_campaign(directory, task) for task in plan.tasks}
     claim = (plan.claim, plan.primary) if plan.claim and plan.primary else None

@@ -1,4 +1,4 @@
-"""From the table of a campaign to estimates per condition and to tested differences between conditions."""
+"""Estimates for each condition of a campaign, and tested differences between conditions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Summary:
     Attributes:
         condition: its label.
         done, planned: runs with a result, and runs in the plan.
-        mean, iqm: of the final held-out accuracy, with bootstrap intervals over runs.
+        mean, iqm: mean and interquartile mean of the final held-out accuracy, with bootstrap intervals over runs.
         area, avg_tokens: means of the runs' learning-curve area and final completion length, with the same intervals.
         reached: runs that reached the threshold; None without a threshold.
         to_threshold: median steps, rollouts, tokens and seconds to the threshold; a run that never reaches it counts
@@ -177,7 +177,7 @@ class Analysis:
 
 
 def analyze(results: Results) -> Analysis:
-    """Compute summaries of all conditions and all families of comparisons; deterministic."""
+    """Compute summaries of all conditions and all families of comparisons. The result is deterministic."""
     baseline = [(label, results.baseline) for label in results.conditions if label != results.baseline]
     ladder = () if set(results.ladder) == set(baseline) else results.ladder
     declared = [(results.primary, results.baseline)] if results.primary else []
@@ -216,7 +216,7 @@ def summarize(results: Results, condition: str) -> Summary:
         avg_tokens=_bootstrapped(_values(cells, _tokens), _mean, condition, "tokens"),
         reached=None if threshold is None else sum(cell.reached(threshold) is not None for cell in cells),
         to_threshold={} if threshold is None else _to_threshold(cells, threshold),
-        total={what: fmean(cell.total[i] for cell in cells) if cells else math.nan for i, what in enumerate(SPENT)},
+        total={cost: fmean(cell.total[i] for cell in cells) if cells else math.nan for i, cost in enumerate(SPENT)},
     )
 
 

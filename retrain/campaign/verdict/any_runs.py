@@ -24,11 +24,13 @@ _SEED = re.compile(r"[-_. ]*(seed|s)?[-_]?\d*$")
 
 
 def read_runs(paths: Sequence[Path]) -> Results:
-    """Return the table of these runs. A campaign's directory stands for its runs. The first condition is the baseline.
+    """Return the table of these runs. The first condition is the baseline.
 
-    Two runs with equal configuration and seed are two conditions, named after the runs. So are conditions of
-    several campaigns under one label: "c3: grpo" is grpo of the campaign in the directory c3.
+    Two runs with equal configuration and seed are two conditions, named after the runs. If several campaigns have a
+    condition of the same label, they are several conditions: "c3: grpo" is grpo of the campaign in the directory c3.
 
+    Args:
+        paths: run directories, and directories of campaigns, which stand for all runs of the campaign.
     Raises:
         ConfigError: there is no run at a path.
     """
@@ -38,7 +40,7 @@ def read_runs(paths: Sequence[Path]) -> Results:
     cells: list[Cell] = []
     for path, found in campaigns.items():
         for label in found.conditions:
-            own = label if uses[label] == 1 else _free(f"{path.resolve().name}: {label}", taken)
+            own = label if uses[label] == 1 else _unique(f"{path.resolve().name}: {label}", taken)
             cells += [replace(cell, condition=own) for cell in found.of(label)]
     groups: dict[str, list[Cell]] = {}
     for path in dict.fromkeys(paths):
@@ -55,7 +57,13 @@ def read_runs(paths: Sequence[Path]) -> Results:
 def read_files(files: Sequence[Path], metric: str | None = None) -> dict[str, Results]:
     """Return the table of every task in files of other programs. The first method of the first file is the baseline.
 
-    Every table has all methods and seeds; runs that no file has are "missing". Raises as `read_result_files` does.
+    Every table has all methods and seeds; runs that are in no file have the status "missing".
+
+    Args:
+        files: files that `read_result_files` can read.
+        metric: a column or key; None: the only one there is, or `accuracy`.
+    Raises:
+        ConfigError, DataError: as for `read_result_files`.
     """
     found = read_result_files(files, metric)
     runs = list(dict.fromkeys((cell.condition, cell.seed) for cells in found.cells.values() for cell in cells))
@@ -64,7 +72,7 @@ def read_files(files: Sequence[Path], metric: str | None = None) -> dict[str, Re
     tables: dict[str, Results] = {}
     for task in found.tasks:
         cells = {(cell.condition, cell.seed): cell for cell in found.cells[task]}
-        every = [cells.get(run) or Cell(*run, files[0], "missing", "no file has it") for run in runs]
+        every = [cells.get(run) or Cell(*run, files[0], "missing", "it is in no file") for run in runs]
         name = f"comparison: {task}" if task else "comparison"
         tables[task] = table(name, every, metric=found.metric)
     return tables
@@ -93,16 +101,16 @@ def _labelled(group: Sequence[Cell], taken: set[str]) -> list[Cell]:
     """Label the runs of one configuration with the common prefix of their names."""
     names = [cell.condition for cell in group]
     if len({cell.seed for cell in group}) < len(group):
-        return [replace(cell, condition=_free(cell.condition, taken)) for cell in group]
+        return [replace(cell, condition=_unique(cell.condition, taken)) for cell in group]
     if all(cell.path.resolve().parent.parent.name == "cells" for cell in group):
         names = [cell.path.resolve().parent.name for cell in group]
     label = names[0] if len(set(names)) == 1 else _SEED.sub("", commonprefix(names))  # noqa: RUF071 - of names, not paths
-    label = _free(label or names[0], taken)
+    label = _unique(label or names[0], taken)
     return [replace(cell, condition=label) for cell in group]
 
 
-def _free(label: str, taken: set[str]) -> str:
-    """Return the label, with a number if it is taken."""
+def _unique(label: str, taken: set[str]) -> str:
+    """Return the label, with a number if it is taken, and add the result to `taken`."""
     number, found = 2, label
     while found in taken:
         number, found = number + 1, f"{label} ({number})"

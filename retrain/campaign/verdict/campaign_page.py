@@ -36,7 +36,7 @@ class Report:
     Attributes:
         analysis: the numbers.
         text: the verdict, for a terminal.
-        files: report.html, report.md, report.tex, results.csv, with pyarrow results.parquet, and the figures.
+        files: report.html, report.md, report.tex, results.csv, results.parquet (if pyarrow is installed), figures.
     """
 
     analysis: Analysis
@@ -48,7 +48,8 @@ def write_report(directory: Path) -> Report:
     """Write the report of a finished or running campaign into its directory.
 
     Raises:
-        ConfigError: there is no campaign at this path. StorageError: it cannot be read, or not be written.
+        ConfigError: there is no campaign at this path.
+        StorageError: the campaign cannot be read, or the report cannot be written.
     """
     results = reading.read_campaign(directory)
     analysis = analyze(results)
@@ -77,7 +78,10 @@ def exported(analysis: Analysis) -> dict[str, Drawing]:
 
 
 def run_pages(results: Results, directory: Path) -> dict[tuple[str, int], str]:
-    """Return each run's report by (condition, seed), relative to `directory`; missing reports are written."""
+    """Write missing and outdated run reports, and return the path of each by (condition, seed).
+
+    Paths are relative to `directory`.
+    """
     pages = {place: _page(cell) for place, cell in results.cells.items()}
     return {place: str(page.relative_to(directory)) for place, page in pages.items() if page}
 
@@ -92,7 +96,7 @@ def linked(results: Results, pages: Mapping[tuple[str, int], str]) -> dict[str, 
 
 
 def _page(cell: Cell) -> Path | None:
-    """Return the report of a run, written again if older than its metrics; None for a run without steps."""
+    """Return the report of a run, rewritten if older than its metrics; None for a run without steps."""
     page, metrics = cell.path / "report.html", cell.path / "metrics.jsonl"
     with suppress(RetrainError, OSError):
         newest = metrics.stat().st_mtime
@@ -105,9 +109,10 @@ def _page(cell: Cell) -> Path | None:
 def render(
     analysis: Analysis, commands: Sequence[str], links: Mapping[tuple[str, int], str] = MappingProxyType({})
 ) -> str:
-    """The report as an HTML document; equal files give equal text.
+    """Render the report as an HTML document. Equal input gives equal text.
 
     Args:
+        analysis: the numbers.
         commands: commands that reproduce the numbers.
         links: report of each run by (condition, seed).
     """
@@ -147,7 +152,7 @@ def _verdicts(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 
 def _forests(analysis: Analysis, cells: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Forest plots: for each family a title and rows of a drawing and texts, on one axis."""
+    """Draw the forest plots on one axis: a title for each family, and rows of a drawing and texts."""
     span = figures.forest_span(analysis.every)
     rows = iter([(figures.forest_row(one, span), texts) for one, texts in zip(analysis.every, cells, strict=True)])
     titles = {
@@ -160,15 +165,15 @@ def _forests(analysis: Analysis, cells: Sequence[Sequence[str]]) -> dict[str, An
 
 
 def _completion(found: CreditMap, index: int) -> dict[str, Any]:
-    """A completion with each condition's advantages per token."""
+    """Return the data of a completion with each condition's advantages per token."""
     row, length = found.rows[index], len(found.rows[index]["tokens"])
     scales = {
         label: max((abs(value) for row in rows for value in row), default=0.0)
         for label, rows in found.advantages.items()
     }
-    right = "" if row.get("correct") is None else ", right" if row["correct"] else ", wrong"
+    correctness = "" if row.get("correct") is None else ", right" if row["correct"] else ", wrong"
     return {
-        "head": f"reward {float(row['reward']):.3g}{right}",
+        "head": f"reward {float(row['reward']):.3g}{correctness}",
         "prompt": str(row["prompt"])[-300:],
         "tokens": row["tokens"],
         "planning": row.get("planning"),

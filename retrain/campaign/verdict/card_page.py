@@ -1,4 +1,4 @@
-"""Report card of a campaign with tasks: sentences, a row for every task, and all tasks together."""
+"""Report card of a campaign with tasks: conclusions, a row for every task, and results over all tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from retrain.report.page import Table, fill, plural
 from retrain.system.files import write_text, writing
 
 _NAMED = 5
-"""Largest number of runs without a result that are named."""
+"""Largest number of runs without a result that are listed."""
 _NOTE = (
     "Differences are in final {measured}, paired by seed. p is the p-value of the sign-flip permutation test. "
     "Holm's correction covers all rows of the table: the family-wise error rate is at most {alpha:.0%}. "
@@ -35,10 +35,13 @@ _NOTE = (
 
 
 def write(directory: Path) -> tuple[str, tuple[Path, ...]]:
-    """Write the report of a campaign with or without tasks. Returns the verdict as text, and the files.
+    """Write the report of a campaign with or without tasks.
 
+    Returns:
+        (the verdict as text, the written files).
     Raises:
-        ConfigError: there is no campaign at this path. StorageError: it cannot be read, or not be written.
+        ConfigError: there is no campaign at this path.
+        StorageError: the campaign cannot be read, or the report cannot be written.
     """
     if not read_plan(directory).tasks:
         report = campaign_page.write_report(directory)
@@ -142,7 +145,7 @@ def _words(card: ReportCard, condition: str) -> list[str]:
     least = max((one.enough for one in rows.values()), default=0)
     if seeds < least:
         lines.append(
-            f"With {plural(seeds, 'seed')} no result can be significant on {len(rows)} tasks; at least {least} needed."
+            f"With {plural(seeds, 'seed')} no result can be significant on {len(rows)} tasks; use at least {least}."
         )
     across = card.across[condition]
     if not math.isnan(across.gain.value):
@@ -207,7 +210,7 @@ def _row(card: ReportCard, task: str, condition: str) -> dict[str, str]:
     one, own = card.comparisons[task, condition], card.summaries[task, condition].to_threshold
     base = card.summaries[task, card.first.baseline].to_threshold
     both = {
-        what: " / ".join(amount(found.get(what, math.nan)) for found in (own, base)) for what in ("rollouts", "tokens")
+        cost: " / ".join(amount(found.get(cost, math.nan)) for found in (own, base)) for cost in ("rollouts", "tokens")
     }
     return {
         "task": task,
@@ -256,7 +259,7 @@ def _version(card: ReportCard) -> str:
 
 
 def _accuracies(card: ReportCard) -> Table:
-    """Means over runs, a row for each task and a column for each condition."""
+    """Return the means over runs: a row for each task, and a column for each condition."""
     return Table.of(
         [
             {"task": task} | {one: estimate(card.summaries[task, one].mean, ".3f") for one in card.first.conditions}
@@ -278,7 +281,10 @@ def _drawings(card: ReportCard) -> dict[str, Any]:
 
 
 def _profile(card: ReportCard) -> str:
-    """Share of runs above every value, in the mean over tasks, with pointwise 95% intervals; "" beyond 0 and 1."""
+    """Draw the performance profile: the share of runs above every value, averaged over tasks, with pointwise 95% CIs.
+
+    Returns "" if a value is outside [0, 1].
+    """
     if any(not 0 <= value <= 1 for table in card.tables.values() for cell in table.runs for _, value in cell.curve):
         return ""
     axes, shapes = Axes((0.0, 1.0), (0.0, 1.0), True, card.first.metric), list[str]()

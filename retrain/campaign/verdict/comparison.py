@@ -39,6 +39,7 @@ def compare(paths: Sequence[Path], metric: str | None = None) -> Compared:
     """Compare runs and campaigns (directories), or results of other programs (files).
 
     Args:
+        paths: directories or files; the first is the baseline.
         metric: column or key of the files; None: the only one there is, or `accuracy`.
     Raises:
         ConfigError: there is no run at a path, directories and files are mixed, or a metric is chosen for runs.

@@ -49,7 +49,11 @@ def credit_map(results: Results) -> CreditMap | None:
 
 
 def _stored(run: Path) -> tuple[int, Sequence[MapRow], list[int]] | None:
-    """(step, scored rollouts, those to show) of the last step with a group of different rewards."""
+    """Return the last stored step with a group of different rewards; None if there is none.
+
+    Returns:
+        (step, scored rollouts, indices of those to show).
+    """
     for file in sorted(run.glob("rollouts/step-*.jsonl.gz"), reverse=True):
         try:
             rows = [row for row in read_rows(file) if row["reward"] is not None and row.get("tokens")]
@@ -66,13 +70,15 @@ def _credited(results: Results, source: Cell, step: int, rows: Sequence[MapRow],
     for label in results.conditions:
         cells = sorted(results.started(label), key=lambda cell: (not cell.done, cell.seed != source.seed))
         if not cells:
-            skipped[label] = "none of its runs was started"
+            skipped[label] = "its runs have not started"
             continue
         try:
             credit = _advantages(cells[0].path, step, rows)
         except RetrainError as error:
             skipped[label] = "its configuration no longer loads" if isinstance(error, ConfigError) else str(error)
-        except Exception as error:  # a plug-in may raise anything; the rest of the report does not need it
+        except (
+            Exception
+        ) as error:  # a plug-in may raise any exception, and the rest of the report does not depend on it
             skipped[label] = f"{type(error).__name__}: {error}"
         else:
             advantages[label] = [credit[i] for i in shown]
@@ -104,13 +110,13 @@ def _advantages(run: Path, step: int, rows: Sequence[MapRow]) -> list[list[float
     logprobs, rewards, correct, groups, ids = ([row[name] for row in rows] for name in names)
     batch = response_batch(logprobs, rewards, correct, groups, torch.float32)
     mask = batch.response_mask
-    # No credit reads the prompts, so the completions stand alone.
+    # No credit reads prompts, so the batch contains only completions.
     batch = batch.replace(
         input_ids=padded(ids, mask, torch.long), step=step, max_tokens=loaded.config.training.max_tokens
     )
     batch = with_turns(batch, [row.get("turns", ()) for row in rows])
     for column, name in kept.items():
-        if "/" in name:  # a metric, which runs of version 0.1 report under the name of the column
+        if "/" in name:  # a metric; version 0.1 stored it under the name of the column
             value: Any = float(metrics.get(name, metrics.get(column, 0.0)))
         else:
             value = padded([row.get(name) or [] for row in rows], mask, mask.dtype)

@@ -80,14 +80,18 @@ def mean_curve(cells: Sequence[Cell]) -> Curve:
 
 
 def curves(results: Results) -> list[tuple[str, str, str]]:
-    """(title, caption, chart): all means, then each condition with its runs, its interval, and the baseline dashed."""
+    """Return the learning curves as (title, caption, chart).
+
+    The first chart has the means of all conditions. Then follows a chart for each condition, with its runs, its
+    interval, and the baseline as a dashed line.
+    """
     means = {label: curve for label in results.conditions if (curve := mean_curve(list(results.done(label).values())))}
     if not means:
         return []
     points = [point for cell in results.cells.values() if cell.done for point in cell.curve]
     axes = Axes(span([float(step) for step, _ in points]), *_values([y for _, y in points]))
     lines = "".join(polyline(axes, _line(curve), f"curve c{index(results, label)}") for label, curve in means.items())
-    found = [("All conditions", "mean over runs", svg(axes.draw() + lines + _words(axes, means)))]
+    found = [("All conditions", "mean over runs", svg(axes.draw() + lines + _tooltips(axes, means)))]
     for name, curve in means.items():
         runs = plural(len(results.done(name)), "run") + (", the baseline" if name == results.baseline else "")
         found.append((name, runs, _panel(results, name, curve, means, axes)))
@@ -104,10 +108,12 @@ def _panel(results: Results, label: str, curve: Curve, means: Mapping[str, Curve
     baseline = means.get(results.baseline, []) if label != results.baseline else []
     dashed = polyline(axes, _line(baseline), "reference") if baseline else ""
     shown = {label: curve} | ({results.baseline: baseline} if baseline else {})
-    return svg(axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {own}") + _words(axes, shown))
+    return svg(
+        axes.draw() + band + faint + dashed + polyline(axes, _line(curve), f"curve {own}") + _tooltips(axes, shown)
+    )
 
 
-def _words(axes: Axes, shown: Mapping[str, Curve]) -> str:
+def _tooltips(axes: Axes, shown: Mapping[str, Curve]) -> str:
     """Add tooltips with the means at every step."""
     at: dict[int, list[str]] = {}
     for name, curve in shown.items():
@@ -140,19 +146,20 @@ def costs(results: Results) -> list[tuple[str, str]]:
     return [("Tokens", _cost(results, 1, "tokens sampled")), ("Time", _cost(results, 2, "seconds in steps"))]
 
 
-def _cost(results: Results, what: int, unit: str) -> str:
+def _cost(results: Results, cost: int, unit: str) -> str:
     """Plot final accuracy against cost: a small mark for each run, a large one with CIs for each condition's mean.
 
     Args:
-        what: index into `results.SPENT`.
-        unit: of the cost.
+        results: results of the runs.
+        cost: index into `results.SPENT`.
+        unit: unit of the cost.
     """
-    most = max(cell.total[what] for cell in results.cells.values() if cell.done)
+    most = max(cell.total[cost] for cell in results.cells.values() if cell.done)
     scale, unit = (1e6, f"million {unit}") if most >= 1e6 else (1.0, unit)
     runs: dict[str, list[Point]] = {name: [] for name in results.conditions}
     for cell in results.cells.values():
         if cell.accuracy is not None:
-            runs[cell.condition].append((cell.total[what] / scale, cell.accuracy))
+            runs[cell.condition].append((cell.total[cost] / scale, cell.accuracy))
     points = [point for found in runs.values() for point in found]
     axes = Axes(padded(span([x for x, _ in points]), 0.06), *_values([y for _, y in points]), unit)
     small = "".join(
@@ -165,6 +172,7 @@ def _cost(results: Results, what: int, unit: str) -> str:
 
 
 def _center(axes: Axes, points: Sequence[Point], i: int) -> str:
+    """Draw the mean of the points with its 95% intervals, in the color of condition i."""
     x, y = (mean_estimate(values) for values in zip(*points, strict=True))
     bars = ""
     if len(points) > 1:

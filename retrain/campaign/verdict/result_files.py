@@ -3,8 +3,9 @@
 A table (CSV or JSON lines) has the columns `method` (or `condition`) and `seed`, one with the metric, and may have
 `task` and `step`. A log is one run: `trainer_state.json` of transformers and TRL, or JSON lines of
 `{"step": ..., NAME: ...}` (prime-rl) or `{"step": ..., "data": {NAME: ...}}` (verl). A chart that was exported from
-Weights & Biases as CSV has a column `Step` and one `RUN - NAME` for each run. Method and seed of a log, or of a run in
-a chart, are its name, `grpo-s3` or `grpo_seed3`: the file's own, or its folder's where the file's ends with no number.
+Weights & Biases as CSV has a column `Step` and one `RUN - NAME` for each run. Method and seed of a run in a chart, or
+of a log, come from its name, such as `grpo-s3` or `grpo_seed3`. The name of a log is that of its file, or that of its
+directory if the file's name does not end with a number.
 """
 
 from __future__ import annotations
@@ -25,18 +26,27 @@ from retrain.system.files import read_plain
 from retrain.system.records import BadRow, jsonl_rows, parse_json, refusal
 
 _SEEDED = re.compile(r"(?P<method>.*?)[-_. /]*(?:seed|s)?[-_=]?(?P<seed>\d+)$", re.IGNORECASE)
-"""A run's name: what it runs, and its seed."""
+"""Pattern of a run's name, which consists of method and seed."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+$")
-"""The folder in which transformers puts trainer_state.json, below that of the run."""
+"""Pattern of the directory in a run's directory to which transformers writes trainer_state.json."""
 _METHOD, _SEED, _TASK, _STEP = ("method", "condition"), ("seed",), ("task",), ("step", "global_step")
 _PLACE = {*_METHOD, *_SEED, *_TASK, *_STEP}
 _NO_METRIC = {"status", "reason", "host", "path", "epoch", "time", "timestamp", "elapsed_seconds"}
+"""Numeric columns that are not metrics."""
 _RESULT = re.compile(r"(^|[^a-z])(eval|val|test|acc|accuracy|pass|avg@|score)")
+"""Pattern of the names of likely metrics."""
 _NOT_SPENT = ((math.nan, math.nan, math.nan),)
+"""`Cell.spent` of a run whose costs are unknown."""
 
 
 class ResultRow(NamedTuple):
-    """One measurement of one run."""
+    """The measurements of one run at one step.
+
+    Attributes:
+        place: file and line.
+        method, seed, task, step: the run, its task ("" without a task column), and the step.
+        figures: name of each metric -> value as written.
+    """
 
     place: str
     method: str
@@ -47,8 +57,8 @@ class ResultRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """Results of all files.
+class FileResults:
+    """Results in the files of other programs.
 
     Attributes:
         metric: name of the metric.
@@ -61,10 +71,11 @@ class Foreign:
     cells: Mapping[str, Sequence[Cell]]
 
 
-def read_result_files(files: Sequence[Path], metric: str | None = None) -> Foreign:
+def read_result_files(files: Sequence[Path], metric: str | None = None) -> FileResults:
     """Read the runs in these files. The last measured value of a run is its result.
 
     Args:
+        files: the files.
         metric: a column or key; None: the only one there is, or `accuracy`.
     Raises:
         DataError: a file cannot be read, has no such metric, or measures one run twice; it names file and line.
@@ -82,17 +93,17 @@ def read_result_files(files: Sequence[Path], metric: str | None = None) -> Forei
         if row.step in run:
             raise DataError(
                 f"{row.place}: {row.method}, seed {row.seed}, was measured at step {row.step} before, in "
-                f"{run[row.step].place}: a run has one value at a step; give runs different seeds, or a column step"
+                f"{run[row.step].place}: a run has one value per step; give runs different seeds, or add a column step"
             )
         run[row.step] = row
     if not measured:
-        has = ", ".join(_metrics(rows)) or "none"
-        raise DataError(f"{files[0]}: no row has {name!r}; metrics that rows have: {has}")
+        available = ", ".join(_metrics(rows)) or "none"
+        raise DataError(f"{files[0]}: no row has {name!r}; metrics that rows have: {available}")
     tasks = list(dict.fromkeys(task for task, _, _ in measured))
     cells: dict[str, list[Cell]] = {task: [] for task in tasks}
     for (task, method, seed), run in measured.items():
         cells[task].append(_cell(method, seed, run, name))
-    return Foreign(name, tasks, cells)
+    return FileResults(name, tasks, cells)
 
 
 def _cell(method: str, seed: int, run: Mapping[int, ResultRow], metric: str) -> Cell:
@@ -124,7 +135,7 @@ def _only_metric(rows: Sequence[ResultRow]) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise DataError(f"{rows[0].place}: no row measures anything" if rows else "the files have no rows")
+        raise DataError(f"{rows[0].place}: no row has a metric" if rows else "the files have no rows")
     problem = f"there are several metrics: {', '.join(names[:30])}"
     raise ConfigError([ConfigProblem(rows[0].place, 0, 0, "--metric", problem, "choose one of them")])
 
@@ -170,7 +181,7 @@ def _csv_rows(file: Path) -> Iterable[tuple[str, Any]]:
             if header is None:
                 header = [name.strip() for name in line]
                 if len(set(header)) < len(header):
-                    raise DataError(f"{file}:{reader.line_num}: two columns have one name")
+                    raise DataError(f"{file}:{reader.line_num}: two columns have the same name")
             elif len(line) != len(header):
                 yield f"{file}:{reader.line_num}", BadRow(f"{len(line)} values for {len(header)} columns")
             else:
@@ -192,12 +203,12 @@ def _table_rows(file: Path, rows: Sequence[tuple[str, Any]]) -> list[ResultRow]:
     """Read a table with a row for each run, or for each run and step."""
     found: list[ResultRow] = []
     for place, row in rows:
-        named = {key: _key(row, words) for key, words in (("m", _METHOD), ("s", _SEED), ("t", _TASK), ("n", _STEP))}
-        if not named["m"] or not named["s"]:
-            raise DataError(f"{place}: no {'method' if not named['m'] else 'seed'}; it has {', '.join(row)}")
-        method, task = str(row[named["m"]]), str(row[named["t"]]) if named["t"] else ""
-        seed = _whole(row[named["s"]], place, "seed")
-        step = _whole(row[named["n"]], place, "step") if named["n"] else 0
+        method_key, seed_key, task_key, step_key = (_key(row, names) for names in (_METHOD, _SEED, _TASK, _STEP))
+        if not method_key or not seed_key:
+            raise DataError(f"{place}: no {'method' if not method_key else 'seed'}; it has {', '.join(row)}")
+        method, task = str(row[method_key]), str(row[task_key]) if task_key else ""
+        seed = _whole(row[seed_key], place, "seed")
+        step = _whole(row[step_key], place, "step") if step_key else 0
         figures = {name: value for name, value in row.items() if name.lower() not in _PLACE}
         found.append(ResultRow(place, method, seed, task, step, _flat(figures)))
     return found
@@ -207,19 +218,19 @@ def _log_rows(file: Path, rows: Sequence[tuple[str, Any]]) -> list[ResultRow]:
     """Read a log with a row for each step of one run."""
     if bad := [(place, row) for place, row in rows if not _key(row, _STEP)]:
         place, row = bad[0]
-        has = ", ".join(list(row)[:20])
+        fields = ", ".join(list(row)[:20])
         fix = "a table needs the columns method and seed, a log needs step"
-        raise DataError(f"{place}: neither method and seed nor a step; it has {has}: {fix}")
-    method, seed = _named(file)
+        raise DataError(f"{place}: neither method and seed nor a step; it has {fields}: {fix}")
+    method, seed = _method_and_seed(file)
     found: list[ResultRow] = []
     for place, row in rows:
         figures = row["data"] if isinstance(row.get("data"), dict) else row
         own = {name: value for name, value in _flat(figures).items() if name not in _STEP}
         found.append(ResultRow(place, method, seed, "", _whole(row[_key(row, _STEP)], place, "step"), own))
-    return _latest(found)
+    return _merged_steps(found)
 
 
-def _latest(rows: Sequence[ResultRow]) -> list[ResultRow]:
+def _merged_steps(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """Merge the rows of one step, because trainers log training and evaluation in separate rows."""
     steps: dict[int, ResultRow] = {}
     for row in rows:
@@ -236,7 +247,7 @@ def _trainer_state(file: Path) -> list[ResultRow]:
         raise DataError(f"{file}: {error}") from error
     history: Any = cast("dict[str, Any]", state).get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in cast("list[Any]", history)):
-        raise DataError(f'{file}: no list "log_history": of .json files only trainer_state.json is known')
+        raise DataError(f'{file}: no list "log_history": the only supported .json file is trainer_state.json')
     return _log_rows(file, [(str(file), row) for row in cast("list[dict[str, Any]]", history)])
 
 
@@ -253,7 +264,7 @@ def _chart_rows(file: Path, rows: Sequence[tuple[str, Any]]) -> list[ResultRow]:
     return found
 
 
-def _named(file: Path) -> tuple[str, int]:
+def _method_and_seed(file: Path) -> tuple[str, int]:
     """Return method and seed of a run, from the name of its file or directory."""
     folder = file.resolve().parent
     while _CHECKPOINT.match(folder.name):
@@ -262,27 +273,31 @@ def _named(file: Path) -> tuple[str, int]:
     return _split(stem if _SEEDED.fullmatch(stem) else folder.name, str(file))
 
 
-def _split(name: str, what: str) -> tuple[str, int]:
+def _split(name: str, place: str) -> tuple[str, int]:
+    """Split a run's name into method and seed; DataError, which names `place`, if it does not end with a seed."""
     found = _SEEDED.fullmatch(name)
     if not found:
-        raise DataError(f"{what}: the name {name!r} does not end with a seed; rename it as in grpo-s3, or give a table")
+        fix = "rename it as in grpo-s3, or give a table"
+        raise DataError(f"{place}: the name {name!r} does not end with a seed; {fix}")
     return found["method"] or name, int(found["seed"])
 
 
-def _key(row: Mapping[str, Any], words: Sequence[str]) -> str:
-    """Return the field whose name is one of the words, ignoring case, or ""."""
-    return next((name for name in row if name.lower() in words), "")
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the field of a row that has one of these names, ignoring case, or ""."""
+    return next((name for name in row if name.lower() in names), "")
 
 
-def _whole(value: Any, place: str, what: str) -> int:
+def _whole(value: Any, place: str, field: str) -> int:
+    """Convert the value of a field to an integer; DataError, which names place and field, if it is not one."""
     try:
         number = float(value)
         if isinstance(value, bool) or not number.is_integer() or abs(number) > 2**53:
             raise ValueError
         return int(number)
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{place}: {what} is {json.dumps(value, default=str)[:50]}, which is not an integer") from None
+        raise DataError(f"{place}: {field} is {json.dumps(value, default=str)[:50]}, which is not an integer") from None
 
 
 def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields whose values are neither tables nor lists."""
     return {name: value for name, value in figures.items() if not isinstance(value, (dict, list))}

@@ -27,9 +27,11 @@ from retrain.system.masking import masked
 from retrain.system.records import read_json
 
 SPENT = ("rollouts", "tokens", "seconds")
+"""Names of the costs of a run."""
 _SPENT_KEYS = ("rollout/completions", "tokens/sampled", "time/step_s")
+"""Metrics of a step that sum up to the costs, in the order of SPENT."""
 _EVALUATED = ("accuracy", "avg_tokens")
-
+"""Metrics of an evaluation that must be finite."""
 
 _FREE = ("training.seed", "logging", "checkpoint", "components")
 """Keys that may differ between the runs of a condition, or that follow from others."""
@@ -42,7 +44,7 @@ class Cell:
     """One run: a condition with a seed.
 
     Attributes:
-        condition, seed, path: which run, and its directory.
+        condition, seed, path: condition and seed of the run, and its directory.
         status: "done", "failed", "missing" (never started), "unfinished" or "unreadable" (damaged files).
         reason: explains a missing result; empty when done.
         curve: (step, held-out accuracy) of every evaluation, in order.
@@ -116,8 +118,8 @@ class Results:
         ladder: pairs (condition, against) in which the first extends the second.
         primary: condition of the declared primary comparison with the baseline; None if none is declared.
         declared: sentence about the declaration of the primary comparison; "" if none is declared.
-        one_start: all runs begin from one warm start.
-        metric: what is measured of a run: `accuracy` on held-out problems, or a name in files of other programs.
+        one_start: True if all runs begin from one warm start.
+        metric: name of the measured quantity: `accuracy` on held-out problems, or a metric of another program.
     """
 
     name: str
@@ -210,12 +212,12 @@ def declaration(plan: Plan) -> str:
     """Return a sentence about the declaration of a campaign's primary comparison; "" if none is declared."""
     if plan.declared is None:
         return ""
-    after, what = plan.declared["after"], f"{plan.primary}{f' on {plan.claim}' if plan.claim else ''}"
+    after, condition = plan.declared["after"], f"{plan.primary}{f' on {plan.claim}' if plan.claim else ''}"
     when = (
         "before any run had ended" if not after else f"after {after} runs had ended, so it was not declared in advance"
     )
     return (
-        f"The primary comparison, {what} against the baseline, was declared at {plan.declared['at']}, {when} "
+        f"The primary comparison, {condition} against the baseline, was declared at {plan.declared['at']}, {when} "
         f"(sha256 of the file: {plan.declared['sha256'][:12]})."
     )
 
@@ -330,7 +332,7 @@ def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
         **dict(zip(SPENT, cell.total, strict=True)),
         "reached": step is not None if cell.done and threshold is not None else None,
         "steps_to_threshold": step,
-        **{f"{what}_to_threshold": value for what, value in zip(SPENT, needed, strict=True)},
+        **{f"{cost}_to_threshold": value for cost, value in zip(SPENT, needed, strict=True)},
         "host": cell.host,
         "attempts": cell.attempts,
         "path": str(cell.path),
@@ -338,7 +340,10 @@ def row(cell: Cell, threshold: float | None) -> dict[str, Any]:
 
 
 def write_tables(results: Results, directory: Path) -> list[Path]:
-    """Write results.csv, and results.parquet if pyarrow is installed; one row per cell, failed ones included."""
+    """Write results.csv, and results.parquet if pyarrow is installed, with one row per cell, including failed ones.
+
+    Returns the paths of the files.
+    """
     rows = [row(cell, results.threshold) for cell in results.runs]
     path = directory / "results.csv"
     with staged(path) as stage, stage.open("w", newline="", encoding="utf-8") as file:
@@ -395,8 +400,8 @@ def campaign_commands(directory: Path, results: Results) -> list[str]:
     plan = read_plan(directory)
     changed = [part for text in plan.overrides for part in ("--set", text)]
     again = shlex.join(["retrain", "campaign", plan.file or str(directory / "campaign.toml"), *changed])
-    lines = ["# everything", again, f"retrain report {shlex.quote(str(directory))}"]
-    lines += ["", "# one run; its name keeps it apart from the campaign's"]
+    lines = ["# the whole campaign", again, f"retrain report {shlex.quote(str(directory))}"]
+    lines += ["", "# single runs, under other names than the campaign's"]
     for cell in results.runs:
         config, name = str(cell.path / "config.toml"), f"again-{cell.path.parent.name}-{cell.path.name}"
         options = f"--set logging.name={_NAME.sub('-', name)} --set logging.dir=runs"

@@ -1,4 +1,4 @@
-"""The result of a campaign in sentences: text for a terminal; with tables, as Markdown and JSON."""
+"""The result of a campaign in sentences for a terminal, and with tables as Markdown, LaTeX and JSON."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def numbers(one: Comparison) -> str:
 
 def conclusion(one: Comparison) -> str:
     """Return "better", "worse", or "inconclusive" with the number of seeds needed."""
-    what = "warm start" if one.starts > 1 else "seed"
+    unit = "warm start" if one.starts > 1 else "seed"
     if one.significant:
         return "better" if one.difference.value > 0 else "worse"
     if not one.seeds:
@@ -72,15 +72,15 @@ def conclusion(one: Comparison) -> str:
         return "no difference; the runs of both conditions are identical"
     if one.untested:
         way = "higher" if one.difference.value > 0 else "lower"
-        every = f" in every {what}" if one.p <= statistics.smallest_p(one.count) else ""
+        every = f" in every {unit}" if one.p <= statistics.smallest_p(one.count) else ""
         family = f"{plural(one.size, 'comparison')}, at least {max(one.needed or 0, one.enough):,} needed"
-        return f"{way}{every}, and its 95% CI excludes 0; not significant with so few {what}s for {family}"
+        return f"{way}{every}, and its 95% CI excludes 0; not significant with so few {unit}s for {family}"
     if one.count < one.enough:
-        few = f"inconclusive; {plural(one.count, what)} cannot be significant, at least {one.enough} needed"
+        few = f"inconclusive; {plural(one.count, unit)} cannot be significant, at least {one.enough} needed"
         return few if one.needed is None else f"{few}, about {max(one.needed, one.enough):,} for this difference"
     if one.needed is None:
         return "inconclusive; more seeds would not help, the difference is 0"
-    return f"inconclusive; about {one.needed:,} {what}s needed"
+    return f"inconclusive; about {one.needed:,} {unit}s needed"
 
 
 def text(analysis: Analysis) -> str:
@@ -172,8 +172,8 @@ def _costs(one: Summary) -> dict[str, str]:
     return {
         "condition": one.condition,
         "reached": "-" if one.reached is None else f"{one.reached} of {one.done}",
-        **{what: amount(one.to_threshold.get(what, math.nan)) for what in ("steps", *SPENT)},
-        **{f"{what}, whole run": amount(one.total[what]) for what in SPENT},
+        **{cost: amount(one.to_threshold.get(cost, math.nan)) for cost in ("steps", *SPENT)},
+        **{f"{cost}, whole run": amount(one.total[cost]) for cost in SPENT},
     }
 
 
@@ -190,7 +190,7 @@ def _tested(one: Comparison) -> dict[str, str]:
 
 
 def _described(one: Comparison, efficiency: bool) -> dict[str, str]:
-    """Return the effect sizes that are not tested; with `efficiency` also the AES where lengths differ."""
+    """Return the effect sizes that are not tested; with `efficiency` also the AES if lengths differ."""
     score = {"AES": estimate(one.aes, "+.3f") if one.lengths_differ else "-"} if efficiency else {}
     return {
         "comparison": title(one),
@@ -223,7 +223,7 @@ def contents(analysis: Analysis, commands: Sequence[str]) -> dict[str, Any]:
 
 
 def markdown(analysis: Analysis, commands: Sequence[str]) -> str:
-    """report.md."""
+    """Return the content of report.md."""
     families = {"sentences": analysis.primary, "others": analysis.secondary}
     texts = {name: [sentence(one) for one in family] for name, family in families.items()}
     return fill("campaign.md", **texts, **contents(analysis, commands))

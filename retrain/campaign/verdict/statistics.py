@@ -1,7 +1,8 @@
 """The statistics of campaigns, on arrays of numbers. Formulas, choices and measurements: docs/statistics.md.
 
 Functions of paired differences work along the last axis, so that many tables are analyzed at once. Every function
-raises ValueError for data that are not finite: a comparison with NaN is false, and a test would count that as evidence.
+raises ValueError for data that are not finite, because a comparison with NaN is False, which a test would count as
+evidence.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ POWER = 0.8
 EXACT_SEEDS = 16
 """Up to this many seeds all 2^n sign patterns are enumerated."""
 
-_DRAWS = 10_000
-_PATTERNS = 100_000
-_MOST_SEEDS = 100_000
-_TABLES = 4_000  # simulated, for the power
-_SUMS = 2**20  # of subsets, at a time: 8 MB
-_SMOOTH = 100  # with this many significant subsets the test has the power of the t-test, to 0.005
-_CERTAIN = 1e3  # standard deviations; the power is 1 long before, and the distribution overflows after
+_DRAWS = 10_000  # bootstrap samples
+_PATTERNS = 100_000  # random sign patterns
+_MOST_SEEDS = 100_000  # upper bound of `seeds_needed`
+_TABLES = 4_000  # simulated tables for the power
+_SUMS = 2**20  # sums of subsets that are computed at a time, in 8 MB
+_SMOOTH = 100  # with this many significant subsets, the test's power equals that of the t-test to 0.005
+_CERTAIN = 1e3  # standard deviations; larger effects overflow the distribution, and smaller ones already have power 1
 
 
-def _finite(values: Any) -> Array:
+def _finite_array(values: Any) -> Array:
     """Return the values as an array; raise ValueError if one is NaN or infinite."""
     data = np.asarray(values, dtype=np.float64)
     if not np.isfinite(data).all():
-        raise ValueError(f"{data[~np.isfinite(data)][0]} is not a finite number; leave runs without a result out")
+        raise ValueError(f"{data[~np.isfinite(data)][0]} is not a finite number; leave out runs without a result")
     return data
 
 
@@ -54,7 +55,7 @@ def iqm(values: Any) -> Any:
         values: [..., n] in any unit; fewer than four values are averaged as they are.
     References: Agarwal et al., Deep RL at the Edge of the Statistical Precipice, arXiv:2108.13264.
     """
-    ordered = np.sort(_finite(values), axis=-1)
+    ordered = np.sort(_finite_array(values), axis=-1)
     cut = ordered.shape[-1] // 4
     return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
 
@@ -68,12 +69,15 @@ def bootstrap_interval(
     narrow (docs/statistics.md has the coverage), so no verdict depends on it.
 
     Args:
+        values: [n], one per run.
         statistic: maps [draws, n] to [draws].
+        seed: seed of the draws.
+        draws: number of bootstrap samples.
     Returns:
         (low, high); NaN for fewer than two values.
     References: Agarwal et al., arXiv:2108.13264 (stratified bootstrap over runs).
     """
-    data = _finite(values)
+    data = _finite_array(values)
     if len(data) < 2:
         return math.nan, math.nan
     chosen = np.random.default_rng(seed).integers(len(data), size=(draws, len(data)))
@@ -92,22 +96,25 @@ def stratified(
 ) -> tuple[Any, Any, Any]:
     """A statistic of the runs of several tasks, with its 95% bootstrap interval; runs are drawn within their task.
 
-    The percentile interval is widened around the value by sqrt(n / (n - 1)) t(0.975; used (N - tasks)) / z(0.975), with
-    N runs in all and n a task: a bootstrap of few runs has too little spread (docs/statistics.md has the coverage).
+    A bootstrap of few runs has too little spread. The percentile interval is therefore widened around the value by the
+    factor sqrt(n / (n - 1)) t(0.975; used (N - tasks)) / z(0.975), with N runs in total and n = N / tasks.
+    docs/statistics.md has the coverage.
 
     Args:
         strata: for each task [n, ...], one row for each run or pair of runs.
         statistic: maps a list of [draws, n, ...] to [draws, ...].
-        used: share of the runs that decide it: 1/2 for an interquartile mean.
-        pairwise: it compares every run with every other, so that chance in single pairs adds to its spread as much
-            as the square root would: the root is left out.
+        seed: seed of the draws.
+        draws: number of bootstrap samples.
+        used: share of the runs that determine the statistic: 1/2 for an interquartile mean.
+        pairwise: the statistic compares every run with every other. The noise of single pairs then adds about as much
+            spread as the square root would, so the root is left out.
     Returns:
         (value, low, high) of the statistic's shape; the interval is NaN if no task has two runs.
     References: Agarwal et al., arXiv:2108.13264 (stratified bootstrap).
     """
     from scipy.special import ndtri, stdtrit
 
-    data = [_finite(stratum) for stratum in strata if len(stratum)]
+    data = [_finite_array(stratum) for stratum in strata if len(stratum)]
     runs, free = sum(map(len, data)), sum(map(len, data)) - len(data)
     value = statistic([stratum[None] for stratum in data])[0] if data else math.nan
     if not free:
@@ -121,7 +128,7 @@ def stratified(
 
 
 def wins(strata: Sequence[Any]) -> Any:
-    """P(X > Y) + P(X = Y) / 2 over all pairs of runs of a task, in the mean over tasks: [draws].
+    """P(X > Y) + P(X = Y) / 2 over all pairs of runs of a task, averaged over tasks: [draws].
 
     Args:
         strata: for each task [draws, n, 2], the results X and Y of n seeds.
@@ -139,7 +146,7 @@ def mean_interval(values: Any) -> tuple[Any, Any]:
     """
     from scipy.special import stdtrit
 
-    data = _finite(values)
+    data = _finite_array(values)
     count = data.shape[-1]
     mean = data.mean(axis=-1) if count else np.full(data.shape[:-1], math.nan)
     if count < 2:
@@ -158,14 +165,15 @@ def sign_flip(differences: Any, seed: int = 0) -> Any:
 
     Args:
         differences: [..., n], one per seed.
+        seed: seed of the random patterns.
     References: Fisher, The Design of Experiments (1935); Phipson & Smyth, arXiv:1603.05766 (the + 1).
     """
-    data = _finite(differences)
+    data = _finite_array(differences)
     count = data.shape[-1]
     if count == 0:
         return np.full(data.shape[:-1], 1.0)
     exact = count <= EXACT_SEEDS
-    if exact:  # every pattern up to a flip of all signs, which changes no absolute sum
+    if exact:  # half of the patterns suffice: flipping all signs does not change an absolute sum
         signs = 1.0 - 2.0 * ((np.arange(2 ** (count - 1))[:, None] >> np.arange(count)) & 1)
     else:
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(_PATTERNS, count))
@@ -176,16 +184,16 @@ def sign_flip(differences: Any, seed: int = 0) -> Any:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction. It bounds the family-wise error by the level for dependent tests too.
+    """Holm's step-down correction. It bounds the family-wise error rate, also for dependent tests.
 
     p~_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)),  p sorted ascending
 
     Returns:
-        Adjusted values in the order given; significant are those of at most LEVEL.
+        Adjusted values in the given order; a value of at most LEVEL is significant.
     References: Holm, A Simple Sequentially Rejective Multiple Test Procedure (1979).
     """
     adjusted, floor = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(np.argsort(_finite(p_values), kind="stable").tolist()):
+    for rank, index in enumerate(np.argsort(_finite_array(p_values), kind="stable").tolist()):
         floor = max(floor, min(1.0, (len(p_values) - rank) * float(p_values[index])))
         adjusted[index] = floor
     return adjusted
@@ -194,12 +202,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def improvement(values: Sequence[float], others: Sequence[float], seed: int) -> tuple[float, float, float]:
     """Probability of improvement: P(X > Y) + P(X = Y) / 2 for a run of one condition and a run of the other.
 
+    Args:
+        values: results X of the runs of one condition.
+        others: results Y of the runs of the other condition.
+        seed: seed of the bootstrap.
     Returns:
-        (value over all pairs of runs, low, high): in [0, 1], 0.5 where neither is better; the 95% percentile bootstrap
-        interval draws both conditions' runs. NaN for a side without runs, and an interval of NaN for one with one run.
+        (value over all pairs of runs, low, high) in [0, 1]; 0.5 if neither condition is better. The 95% percentile
+        bootstrap interval draws the runs of both conditions; it is NaN if a condition has fewer than two runs. The
+        value is NaN if a condition has no run.
     References: Agarwal et al., arXiv:2108.13264; it is Mann & Whitney's U / (n m).
     """
-    left, right = _finite(values)[:, None], _finite(others)[None]
+    left, right = _finite_array(values)[:, None], _finite_array(others)[None]
     wins = (left > right) + 0.5 * (left == right)
     value = float(wins.mean()) if wins.size else math.nan
     if min(wins.shape) < 2:
@@ -217,7 +230,7 @@ def effect_size(differences: Sequence[float]) -> float:
     NaN for fewer than three differences; infinite, with the mean's sign, for equal differences other than 0.
     References: Hedges, Distribution Theory for Glass's Estimator (1981).
     """
-    data = _finite(differences)
+    data = _finite_array(differences)
     if len(data) < 3:
         return math.nan
     mean, deviation = float(data.mean()), float(data.std(ddof=1))
@@ -228,7 +241,7 @@ def effect_size(differences: Sequence[float]) -> float:
 
 def deviation(differences: Sequence[float]) -> float:
     """Standard deviation of the paired differences, with n - 1; NaN for fewer than two."""
-    data = _finite(differences)
+    data = _finite_array(differences)
     return float(data.std(ddof=1)) if len(data) > 1 else math.nan
 
 
@@ -240,13 +253,18 @@ def smallest_p(seeds: int) -> float:
 def power(seeds: int, effect: float, alpha: float = LEVEL) -> float:
     """Probability that `sign_flip` detects a difference of `effect` standard deviations of the paired difference.
 
-    For normal differences. On either side k = floor(alpha 2^n / 2) sign patterns may be as extreme as the data:
+    The differences are assumed to be normal. A result is significant if, on its side of 0, at most
+    k = floor(alpha 2^n / 2) sign patterns are as extreme as the data:
 
-    k = 0: 0, no outcome is significant. k = 1: Phi(effect)^n + Phi(-effect)^n, all seeds must have the same sign.
-    k < 100: the share of simulated tables that are significant. More, or n > EXACT_SEEDS: that of the paired t-test,
-    P(|T| > t(1 - alpha/2; n-1)) with T noncentral, delta = effect * sqrt(n), to which the permutation test tends.
+    k = 0: the power is 0, as no outcome is significant.
+    k = 1: Phi(effect)^n + Phi(-effect)^n, as all seeds must have the same sign.
+    k < 100: the share of simulated tables that are significant.
+    k >= 100, or n > EXACT_SEEDS: the power of the paired t-test, P(|T| > t(1 - alpha/2; n-1)) with T noncentral and
+    delta = effect * sqrt(n), which the permutation test approaches.
 
     Args:
+        seeds: number n of paired seeds.
+        effect: true mean of the difference divided by its standard deviation.
         alpha: level of the test, in (0, 1).
     """
     if seeds < 2 or smallest_p(seeds) > alpha:
@@ -271,11 +289,16 @@ def _t_power(seeds: int, effect: float, alpha: float) -> float:
 
 @cache
 def _least_significant(seeds: int, extreme: int) -> Array:
-    """[tables], ascending: for each simulated table of noise, the shift beyond which it is significantly above 0.
+    """Return for each simulated table of noise the shift above which it is significantly above 0: [tables], ascending.
 
-    Turning the signs of a subset F leaves a sum as far from 0 exactly if sum_F d <= 0, or that of all others is. So a
-    table z + e with a sum above 0 has p = 2 #{F : mean_F z <= -e} / 2^n, the empty F counted, and it is significant
-    if e is above the k-th greatest -mean_F z over the F that are not empty. By symmetry -e stands for tables below 0.
+    Consider a table of differences d with a sum above 0. Flipping the signs of a subset F gives a sum at least as far
+    from 0 exactly if sum_F d <= 0, or if that holds for the complement of F. So the table d = z + e has
+    p = 2 #{F : mean_F z <= -e} / 2^n, counting the empty F, and it is significant if e is larger than the k-th largest
+    -mean_F z over the nonempty F. By symmetry, -e describes tables with a sum below 0.
+
+    Args:
+        seeds: number n of paired seeds.
+        extreme: k, see `power`.
     """
     members = ((np.arange(1, 2**seeds)[:, None] >> np.arange(seeds)) & 1).astype(np.float64)
     members /= members.sum(axis=1, keepdims=True)
@@ -290,6 +313,7 @@ def detectable_effect(seeds: int, sd: float, alpha: float = LEVEL) -> float:
     """Smallest true difference that `seeds` seeds detect with probability POWER; infinite if none can be significant.
 
     Args:
+        seeds: number of paired seeds.
         sd: standard deviation over seeds of the paired difference, in the unit of the result.
         alpha: level of the test; for a family of m comparisons LEVEL / m.
     """

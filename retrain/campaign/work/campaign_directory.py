@@ -50,7 +50,8 @@ class CampaignDirectory:
         jobs: all runs; all conditions of the first seed come before those of the second.
 
     Raises:
-        ConfigError: the path is not a campaign. StorageError: its plan cannot be read.
+        ConfigError: the path is not a campaign.
+        StorageError: its plan cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,8 +87,8 @@ class CampaignDirectory:
     def trim(self, job: Job) -> None:
         """Delete the files of a finished job that `[campaign] keep` does not keep.
 
-        Another call deletes what an earlier one left, because a worker may die in between. Files of a run that a
-        process still holds locked are not deleted.
+        If a worker dies while it deletes files, a later call deletes the rest. Files of a run that another process has
+        locked are not deleted.
         """
         run = self.run(job)
         found = [run / name for name in _DELETED[self.plan.keep] if (run / name).exists()]
@@ -111,6 +112,7 @@ def create(loaded: LoadedCampaign, fresh: bool = False) -> CampaignDirectory:
     """Write the plan of a campaign, and the configuration of every run that has not started.
 
     Args:
+        loaded: the campaign.
         fresh: delete an earlier campaign of the same name first.
     Raises:
         ConfigError: the directory is not a campaign, or its runs were started with another configuration.
@@ -147,16 +149,16 @@ def _write(path: Path, loaded: LoadedCampaign) -> None:
 
 
 def _declared(path: Path, loaded: LoadedCampaign) -> Declared | None:
-    """Return when the campaign's primary comparison was declared; None if none is declared.
+    """Return the declaration of the campaign's primary comparison; None if none is declared.
 
-    If an existing plan declares the same comparison, its earlier date stays.
+    If an existing plan declares the same comparison, that declaration is kept with its earlier date.
     """
-    asked = (loaded.settings.primary, loaded.settings.claim)
-    if asked == (None, None):
+    comparison = (loaded.settings.primary, loaded.settings.claim)
+    if comparison == (None, None):
         return None
     if (path / PLAN).exists():
         before = read_plan(path)
-        if (before.primary, before.claim) == asked and before.declared:
+        if (before.primary, before.claim) == comparison and before.declared:
             return before.declared
     ended = sum(1 for job in jobs(loaded) if (path / job.path / "outcome.json").exists())
     digest = hashlib.sha256(loaded.text.encode()).hexdigest()

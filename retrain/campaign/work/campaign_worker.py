@@ -25,7 +25,7 @@ _BEATS = 6  # heartbeats per `lease_s`
 
 
 class StopSignals(SignalHandler):
-    """Records SIGINT and SIGTERM, so that the worker can stop its runs in an orderly way.
+    """Record SIGINT and SIGTERM, so that the worker can let its runs save before it stops.
 
     Attributes:
         requested: number of the first signal; None until one arrives.
@@ -53,7 +53,7 @@ class StopSignals(SignalHandler):
 
 @dataclass
 class Running:
-    """A job that this worker is running; `slot` is -1 after its run was asked to stop."""
+    """A job that this worker is running; `slot` is -1 after its run received SIGTERM."""
 
     job: Job
     lease: Lease
@@ -70,8 +70,11 @@ class Worker:
         jobs: jobs to work on, in order.
         slots: environment variables of each slot.
         observe: called with "job" (id, event, text) when a job starts or ends, and with "tick" several times a second.
-        limit: number of jobs to take. None: take all, and wait for jobs of other workers, to take them over if
-            their workers die.
+        limit: largest number of jobs to take. None: take all, and wait for the jobs of other workers, to take them
+            over if those workers die.
+
+    Attributes:
+        failures: number of jobs that failed in this worker.
     """
 
     def __init__(
@@ -119,12 +122,12 @@ class Worker:
             return bool(self._running)
         if len(self._running) < len(self._slots) and time.monotonic() - self._scanned > _SCAN_S:
             self._fill()
-        # With a limit, wait only as long as it takes to see whether other workers' leases are being renewed.
+        # With a limit, wait only long enough to see whether other workers renew their leases.
         wait = self._limit is None or (self._limit > 0 and time.monotonic() - self._began < 2 * self._lease_s)
         return bool(self._running) or (bool(self._left) and wait)
 
     def _stop(self, urgent: bool) -> None:
-        """Request each run to save and stop; after a second signal, end it."""
+        """Send each run SIGTERM, so that it saves and stops; after a second signal, kill it."""
         for running in self._running:
             if urgent:
                 end(running.process)

@@ -21,7 +21,7 @@ _POLL_S = 1.0
 
 @executor("local", local=True)
 class Local:
-    """Runs as processes on this machine; `retrain worker DIR` on other machines may join."""
+    """Execute runs as processes on this machine; other machines can join with `retrain worker DIR`."""
 
     def __init__(self, campaign: CampaignDirectory) -> None:
         self._campaign = campaign
@@ -34,7 +34,7 @@ class Local:
 
 @executor("dir")
 class Directory:
-    """Runs by separate workers: `retrain worker DIR`, on any machine that shares the directory."""
+    """Leave the runs to separate workers: `retrain worker DIR` on any machine that shares the directory."""
 
     def __init__(self, campaign: CampaignDirectory) -> None:
         self._campaign = campaign

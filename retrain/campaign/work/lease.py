@@ -39,9 +39,13 @@ _CONTENT: TypeAdapter[Any] = TypeAdapter(_Content)
 class Lease:
     """A lease that this process holds until another worker takes it over.
 
+    Args:
+        path: file of the lease, which must not exist.
+        previous: content of the preceding lease of the job.
+
     Attributes:
         facts: content of the file besides its owner: `crashes`, `starts`, `seconds`, and the run's process, `child`.
-        previous: last content of the preceding lease of the job.
+        previous: as given.
 
     Raises:
         FileExistsError: another process has taken the lease.
@@ -143,7 +147,7 @@ def _gone(lease: Mapping[str, Any]) -> bool:
 
 
 def _me() -> dict[str, Any]:
-    """Identify this process; with machine and PID namespace, because a process id is unique only within these."""
+    """Identify this process, including machine and PID namespace, because a PID is unique only within these."""
     me, space = identity(os.getpid()), Path("/proc/self/ns/pid")
     return me | {"space": f"{me['host']} {space.readlink()}" if space.is_symlink() else me["host"]}
 

@@ -1,4 +1,4 @@
-"""Progress of a campaign, read from its files alone; cheap enough to be called twice a second."""
+"""Progress of a campaign, read only from its files, and cheap enough to be computed twice a second."""
 
 from __future__ import annotations
 

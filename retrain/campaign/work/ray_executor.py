@@ -36,7 +36,7 @@ _TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"  # 
 
 @executor("ray", extra=("ray", "ray"))
 class RayCluster:
-    """Tasks of a Ray cluster, one per run.
+    """Execute each run as a task of a Ray cluster.
 
     Args:
         campaign: the campaign. Its directory and the current directory must have the same paths on every node.
@@ -70,8 +70,8 @@ class RayCluster:
 
         ray = _connect(self._address)
         try:
-            has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            if not any(one.get("CPU", 0) >= self._cpus and one.get("GPU", 0) >= self._gpus for one in has):
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            if not any(one.get("CPU", 0) >= self._cpus and one.get("GPU", 0) >= self._gpus for one in nodes):
                 text = (
                     f"no node of the cluster has {self._cpus} CPUs and {self._gpus} GPUs; the runs wait until one has"
                 )
@@ -91,24 +91,24 @@ class _Tasks:
 
     def __init__(self, ray: Any, campaign: CampaignDirectory, submit: Any, observe: Observer) -> None:
         self._ray, self._campaign, self._submit, self._observe = ray, campaign, submit, observe
-        self._flying: dict[Any, Job] = {}
+        self._in_flight: dict[Any, Job] = {}
         self._started: set[str] = set()
         self._losses = Counter[str]()
 
     def run(self, jobs: Sequence[Job], signals: StopSignals) -> None:
         """Run the jobs until each has an outcome or a signal arrives; cancel the tasks that remain."""
         try:
-            self._flying = {self._submit(job): job for job in jobs}
-            while self._flying and signals.requested is None:
+            self._in_flight = {self._submit(job): job for job in jobs}
+            while self._in_flight and signals.requested is None:
                 for reference in self._ended():
-                    self._end(reference, self._flying.pop(reference))
+                    self._end(reference, self._in_flight.pop(reference))
                 self._report_starts()
                 self._observe("tick", {})
         finally:
             self._cancel(signals)
 
     def _ended(self) -> list[Any]:
-        return self._ray.wait([*self._flying], num_returns=len(self._flying), timeout=_POLL_S)[0]
+        return self._ray.wait([*self._in_flight], num_returns=len(self._in_flight), timeout=_POLL_S)[0]
 
     def _end(self, reference: Any, job: Job) -> None:
         """Report the outcome of the job of an ended task; resubmit the job if it has none."""
@@ -123,10 +123,16 @@ class _Tasks:
                 raise _refusal(job.id, problem, "check the logs of the cluster's nodes")
             self._report(job, "lost", loss)
         self._started.discard(job.id)
-        self._flying[self._submit(job)] = job
+        self._in_flight[self._submit(job)] = job
 
     def _loss(self, reference: Any, job: Job) -> str:
-        """Return why a task ended early; "" if it did not, or if another worker holds its run."""
+        """Return why a task was lost; "" if its worker ended by itself.
+
+        A worker ends by itself if its job has an outcome or if another worker holds the job.
+
+        Raises:
+            ConfigError: the cluster's nodes cannot execute the run.
+        """
         errors = self._ray.exceptions
         fix = "install retrain in the Python environment of Ray on every node, and mount the directory at the same path"
         try:
@@ -143,14 +149,14 @@ class _Tasks:
 
     def _cancel(self, signals: StopSignals) -> None:
         """Cancel the tasks in flight, and wait while their runs save; a second signal ends the wait."""
-        for reference in self._flying:
+        for reference in self._in_flight:
             self._ray.cancel(reference)
-        while self._flying and not signals.urgent:
+        while self._in_flight and not signals.urgent:
             for reference in self._ended():
-                self._report(self._flying.pop(reference), "stopped", "")
+                self._report(self._in_flight.pop(reference), "stopped", "")
 
     def _report_starts(self) -> None:
-        for job in self._flying.values():
+        for job in self._in_flight.values():
             if job.id not in self._started and held(self._campaign.path / "leases", job.id):
                 self._started.add(job.id)
                 self._report(job, "started", "")
@@ -187,7 +193,7 @@ def _connect(address: str) -> Any:
         raise _refusal(address, problem, fix) from error
     if _admits_any_token(ray.get_runtime_context().gcs_address):
         ray.shutdown()
-        fix = "start every node with RAY_AUTH_MODE=token: without it anybody who reaches the cluster can run code on it"
+        fix = "start every node with RAY_AUTH_MODE=token: without it anyone who can connect can run code on the cluster"
         raise _refusal(address, "the cluster does not require a token", fix)
     return ray
 

@@ -23,9 +23,10 @@ from retrain.system.records import read_json
 
 _TRAIN = "retrain"
 _IMPORTED = ("retrain.cli.main", "retrain.run.build")
-"""Modules that every run imports; a fork finds them loaded."""
+"""Modules that every run imports; a forked process has already imported them."""
 _GONE_S = 10.0
 _RESTARTED = (EngineError.exit_code, Preempted.exit_code, 128 + signal.SIGINT)
+"""Exit codes after which a run is restarted."""
 _REASONS = {1: "user code", 2: "configuration", 3: "data", 4: "diverged", 5: "engine", 6: "storage", 75: "preempted"}
 
 
@@ -36,7 +37,7 @@ def train(run: Path, ranks: int, environment: Mapping[str, str], fresh_process: 
         run: run directory with a config.toml.
         ranks: processes that train the run together.
         environment: environment variables to set.
-        fresh_process: start a new interpreter even where a fork of this process is possible.
+        fresh_process: start a new interpreter even if a fork of a server process is possible.
     """
     config = run / "config.toml"
     arguments = ["train", str(config), "--resume", "auto", "--plain"]

@@ -19,6 +19,7 @@ def slurm_script(campaign: CampaignDirectory, slots: int | None = None) -> str:
     """Return a script for `sbatch`; the user adapts its limits.
 
     Args:
+        campaign: the campaign.
         slots: number of tasks at a time; None: all.
     """
     path, name = shlex.quote(str(Path.cwd() / campaign.path)), campaign.path.resolve().name

@@ -57,7 +57,9 @@ def test_a_report_names_the_version_and_what_differs(loaded):
     frozen = dict(testbed_version.FROZEN)
     assert testbed_version.version(frozen).startswith("tasks of testbed-v1 (sha256 ")
     changed = frozen | {"rare": "0" * 64}
-    assert testbed_version.version(changed).startswith("tasks of testbed-v1, but for rare, which is set otherwise (sha")
+    assert testbed_version.version(changed).startswith(
+        "tasks of testbed-v1, except rare, which differs from testbed-v1 (sha"
+    )
     assert testbed_version.version(changed)[-17:] != testbed_version.version(frozen)[-17:]
     assert testbed_version.sha256(loaded("addition")) == ""
     assert testbed_version.version({"addition": ""}) == testbed_version.version({}) == ""

@@ -73,7 +73,7 @@ def test_names_lose_their_seed(tmp_path):
 
 
 def test_a_path_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         read_runs([tmp_path])
 
 

@@ -115,7 +115,7 @@ def test_the_last_readable_step_with_different_rewards_is_credited(tmp_path):
     (directory / "cells/grpo/s0/rollouts/step-000020.jsonl.gz").write_bytes(b"torn")
     found = credit_map(read_campaign(directory))
     assert found.step == 0
-    assert found.skipped["maxrl"] == "none of its runs was started"
+    assert found.skipped["maxrl"] == "its runs have not started"
     assert "Not shown" in checked(render(analyze(read_campaign(directory)), []))
     for file in directory.glob("cells/*/s0/rollouts/*"):
         rows = [row | {"reward": 0.0} for row in group(random.Random(0))]

@@ -141,7 +141,7 @@ def test_three_seeds_can_tell_nothing_and_a_lost_run_is_named(tmp_path):
     first = text.splitlines()[1]
     assert first.startswith("new against grpo: may harm on decoy, where phrases change nothing (-0.0")
     assert first.endswith("; is inconclusive with 3 seeds on 2 other tasks.")
-    assert "With 3 seeds no result can be significant on 3 tasks; at least 7 needed." in text
+    assert "With 3 seeds no result can be significant on 3 tasks; use at least 7." in text
     assert "No result: rare, new seed 1 missing: it was never started." in text
 
 

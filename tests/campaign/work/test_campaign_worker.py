@@ -58,7 +58,7 @@ def test_crashes_are_restarted_mistakes_are_not_and_the_rest_goes_on(tmp_path):
     assert retrain(tmp_path, "campaign", "sweep.toml", "--plain").returncode == 1
     assert ran(tmp_path) == before, "what has ended is not run again"
 
-    (tmp_path / "codes.json").write_text("{}")  # everything is mended
+    (tmp_path / "codes.json").write_text("{}")  # nothing fails any more
     assert retrain(tmp_path, "campaign", "sweep.toml", "--plain", "--retry-failed").returncode == 0
     assert len(ran(tmp_path)) == len(before) + 5
 
