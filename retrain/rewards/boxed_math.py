@@ -1,4 +1,4 @@
-r"""Reward for a mathematically right answer in the last \boxed{...}."""
+r"""Reward `boxed_math`: compare the answer in the last \boxed{...} mathematically."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from retrain.registry import reward
 from retrain.system.extras import library
 
 _BOX = "\\boxed{"
-_LONGEST = 500
-"""Longest answer that is parsed; a longer one is wrong unless it is equal as text."""
+_MAX_LENGTH = 500
+"""Maximum number of characters of an answer that is parsed; a longer one must be equal as text."""
 
 _AROUND_NUMBER = re.compile(r"\A(?:\\?\$|\s)+|\\(?:text|mathrm)\s*\{[^{}]*\}|(?:\\?[%$]|\s)+\Z")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -22,13 +22,13 @@ _BAR = re.compile(r"[/\u2044\u2215]|frac")
 _PROSE = re.compile(
     r"\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*(?:(?:\d|\b(?:or|and|not)\b|\\)[^{}]*\}|\}(?!\s*\^).*\d)", re.DOTALL
 )
-"""Text that is more than a unit: math-verify skips it and what follows, so that a second answer could stand there."""
+"""LaTeX text that is more than a unit. math-verify ignores it and everything after it, which may be another answer."""
 _WORD = re.compile(r"(?:\\(?:text\w*|mathrm|mbox)\s*\{)?\s*([A-Za-z]{3,})\s*\}?")
-"""A word, which math-verify takes for a product of letters."""
+"""A word, which math-verify would parse as a product of letters."""
 
 
 def _unusable(answer: str) -> str:
-    """Why a reference answer cannot be compared with, or ""."""
+    """Return the reason why a reference answer cannot be used for comparison, or ""."""
     if answer.count(_BOX) > 1:
         return f"the answer {answer[-100:]!r} has several boxes"
     return "" if _normal_form(answer) else f"the answer {answer!r} is empty"
@@ -36,19 +36,20 @@ def _unusable(answer: str) -> str:
 
 @reward("boxed_math", extra=("math_verify", "math"), answers=_unusable)
 class BoxedMath:
-    r"""1 if the last \boxed{...} of the completion is mathematically the answer, else 0.
+    r"""Return 1 if the last \boxed{...} of the completion is mathematically equal to the answer, else 0.
 
-    Stricter than math-verify alone, which takes 5=5, an unboxed list or 1000\% for right where they are
-    not: only the last box counts, and a relation or a percent sign is right only if the answer has one, too. Two
-    numbers are compared exactly. An empty box is wrong.
+    The reward is stricter than math-verify alone, which accepts 5=5, an unboxed list or 1000\% in cases where they
+    are wrong. Only the last box counts, and a relation or a percent sign is right only if the answer has one as
+    well. Two numbers are compared exactly. An empty box is wrong.
 
     Args:
         equivalence: "symbolic" compares with math-verify (extra `math`): 1/2, 0.5 and \frac12 are equal.
-            "simple" compares normal forms, see `simple_equal`, and needs nothing installed.
-        require_box: without a box the completion scores 0; if False, it is the answer as a whole.
-        value: where the answer is a number, the completion must give a number as well, and 12/2 is not accepted for 6;
-            where it holds no arithmetic (812 apples, x=812), the completion must hold none. False accepts what has the
-            answer's value, such as 2^4 for 16, and so the question itself: 665+147 for 812.
+            "simple" compares normal forms, see `simple_equal`, and needs no further library.
+        require_box: score 0 if there is no box; if false, a completion without a box is the answer as a whole.
+        value: require a computed value. If the answer is a number, the completion must be a number as well, and 12/2
+            is not accepted for 6. If the answer contains no arithmetic (812 apples, x=812), the completion must not
+            contain any. If false, everything with the value of the answer is accepted: 2^4 for 16, but also a repeated
+            question, such as 665+147 for 812.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class BoxedMath:
         self._equal, self._symbolic = simple_equal, equivalence == "symbolic"
         if self._symbolic:
             self._equal = partial(symbolic_equal, value=value)
-            symbolic_equal("x", "y")  # the first call loads the grammar
+            symbolic_equal("x", "y")  # load the grammar now, which only the first call does
 
     def __call__(self, completion: str, answer: str) -> float:
         if problem := _unusable(answer):
@@ -76,7 +77,7 @@ class BoxedMath:
             return 0.0
         boxed = last_box(answer)
         wanted = boxed if boxed is not None and self._symbolic else answer
-        if self._value and _is_number(wanted) and not (_is_number(found) and _is_worked_out(found, wanted)):
+        if self._value and _is_number(wanted) and not (_is_number(found) and _is_simplified(found, wanted)):
             return 0.0
         return float(self._equal(found, wanted))
 
@@ -88,14 +89,14 @@ def _is_number(text: str) -> bool:
     return read_number(_AROUND_NUMBER.sub("", text if boxed is None else boxed)) is not None
 
 
-def _is_worked_out(found: str, wanted: str) -> bool:
-    """Return false for a fraction that is a whole number, such as 12/2, unless the answer is a fraction as well."""
+def _is_simplified(found: str, wanted: str) -> bool:
+    """Return False for a fraction that is a whole number, such as 12/2, unless the answer is a fraction as well."""
     number = read_number(_AROUND_NUMBER.sub("", found))
     return number is None or number.denominator > 1 or not _BAR.search(found) or bool(_BAR.search(wanted))
 
 
 def last_box(text: str) -> str | None:
-    r"""Return the contents of the last \boxed{...}; None without one, or if its brace never closes."""
+    r"""Return the content of the last \boxed{...}; None if there is none, or if its brace is never closed."""
     start = text.rfind(_BOX)
     if start < 0:
         return None
@@ -108,17 +109,19 @@ def last_box(text: str) -> str | None:
 
 
 def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
-    """Return whether math-verify finds two LaTeX expressions equal, without its known false positives.
+    """Return whether math-verify considers two LaTeX expressions equal, except for its known false positives.
 
-    Takes as long as the expressions make it: call it in a process that can be killed.
+    The run time has no bound. Call the function in a process that can be killed.
 
     Args:
-        value: `found` may hold arithmetic between numbers, such as 665+147, only if `answer` does.
+        found: the expression of the completion.
+        answer: the reference answer.
+        value: reject `found` if it contains arithmetic with numbers, such as 665+147, and `answer` does not.
     """
     found, answer = found.strip(), answer.strip()
     if found == answer:
         return found != ""
-    if max(len(found), len(answer)) > _LONGEST or "$" in found or found.lower() == answer.lower():
+    if max(len(found), len(answer)) > _MAX_LENGTH or "$" in found or found.lower() == answer.lower():
         return False
     if bool(_RELATION.search(found)) != bool(_RELATION.search(answer)) or ("%" in found) != ("%" in answer):
         return False
@@ -128,10 +131,10 @@ def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
     if _PROSE.search(found) and not _PROSE.search(answer):
         return False
     numbers = read_number(found), read_number(answer)
-    if None not in numbers:  # math-verify rounds them
+    if None not in numbers:  # compared exactly here, because math-verify rounds numbers
         return numbers[0] == numbers[1]
     verifier = library("math_verify", "math")
-    # Its extractor of plain expressions evaluates them as Python, so only the LaTeX grammar is used.
+    # Only the LaTeX grammar is used, because the extractor of plain expressions evaluates them as Python.
     grammar = [verifier.LatexExtractionConfig()]
     parsed = [verifier.parse(f"{_BOX}{text}}}", grammar, parsing_timeout=None) for text in (answer, found)]
     if value and any(map(_has_arithmetic, parsed[1])) and not any(map(_has_arithmetic, parsed[0])):
@@ -140,7 +143,7 @@ def symbolic_equal(found: str, answer: str, value: bool = False) -> bool:
 
 
 def _has_arithmetic(parsed: Any) -> bool:
-    """Return true if a parsed expression holds a sum, product, power or factorial of numbers that is not worked out.
+    """Return whether a parsed expression contains an unevaluated sum, product, power or factorial of numbers.
 
     Signs, fractions and roots do not count as arithmetic, except for the root of a perfect power.
     """
@@ -149,6 +152,7 @@ def _has_arithmetic(parsed: Any) -> bool:
 
 
 def _is_arithmetic(node: Any) -> bool:
+    """Return whether one node of an expression is an unevaluated operation on numbers; see `_has_arithmetic`."""
     sympy = library("sympy", "math")
     numbers = [one for one in node.args if isinstance(one, sympy.Number)]
     if isinstance(node, sympy.Add | sympy.Mul):
@@ -160,16 +164,17 @@ def _is_arithmetic(node: Any) -> bool:
 
 
 def simple_equal(found: str, answer: str) -> bool:
-    r"""Return whether two answers have one normal form, or are the same number.
+    r"""Return whether two answers have the same normal form, or are the same number.
 
-    Normal form: stripped, lower case, what follows the last ####, inside \boxed{}, without dollar signs, commas between
-    groups of three digits, white space that does not separate two words or numbers, and one final `.0`.
+    The normal form is the text after the last ####, or of that the content of the last \boxed{}, in lower case,
+    without white space around it, dollar signs, commas between groups of three digits, white space that does not
+    separate two words or numbers, and a final `.0`.
     """
     left, right = _normal_form(found), _normal_form(answer)
     if left == right:
         return True
     try:
-        return Decimal(left) == Decimal(right)  # exact, unlike float
+        return Decimal(left) == Decimal(right)  # exact, in contrast to float
     except ArithmeticError:
         return False
 

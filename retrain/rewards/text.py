@@ -1,4 +1,4 @@
-"""Rewards that look at text or length and need nothing installed."""
+"""Rewards computed from the text or length of a completion, without further libraries."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from retrain.functional.numbers import last_number, read_number
 from retrain.registry import reward
 
 _TOLERANCE = 1e-6
+"""Relative tolerance of the reward `number` for decimals."""
 
 
 def reference(answer: str) -> str:
@@ -20,16 +21,16 @@ def reference(answer: str) -> str:
 
 
 def no_answer(answer: str) -> str:
-    """Reason why a reference answer cannot be compared with, or ""."""
+    """Return the reason why the reward `exact` cannot use a reference answer, or ""."""
     return "" if answer.strip() else "the answer is empty"
 
 
 def not_a_number(answer: str) -> str:
-    """Reason why a reference answer is not one number, or ""."""
+    """Return the reason why a reference answer is not one number, or ""."""
     return "" if read_number(reference(answer)) is not None else f"the answer {answer[-100:]!r} is not one number"
 
 
-def _compiled(pattern: str) -> str:
+def _check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -37,23 +38,23 @@ def _compiled(pattern: str) -> str:
     return pattern
 
 
-def _capturing(pattern: str) -> str:
+def _check_group(pattern: str) -> str:
     if not re.compile(pattern).groups:
-        raise ValueError("captures nothing: put the answer's part in parentheses")
+        raise ValueError("captures nothing: put the part that matches the answer in parentheses")
     return pattern
 
 
-Pattern = Annotated[str, AfterValidator(_compiled)]
-Capturing = Annotated[Pattern, AfterValidator(_capturing)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+Capturing = Annotated[Pattern, AfterValidator(_check_group)]
 
 
 @reward("exact", answers=no_answer)
 def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S+)\s*\Z") -> float:
-    """1 if what `pattern` captures equals the answer, else 0. White space around both is ignored.
+    """Return 1 if the text captured by `pattern` equals the answer, else 0. White space around both is ignored.
 
     Args:
-        pattern: regular expression whose first group is the answer; the last match counts. The default
-            takes the word after `so` on the last line.
+        pattern: regular expression whose first group captures the answer; the last match counts. The default
+            captures the word after `so` on the last line.
     """
     matches = list(re.finditer(pattern, completion))
     return float(bool(matches) and (matches[-1].group(1) or "").strip() == answer.strip())
@@ -61,29 +62,29 @@ def exact(completion: str, answer: str, *, pattern: Capturing = r"(?:^|\n)so (\S
 
 @reward("number", answers=not_a_number)
 def number(completion: str, answer: str, *, tolerance: Annotated[float, Field(ge=0)] | None = None) -> float:
-    """1 if the last number x of the completion is the answer's number y, else 0.
+    """Return 1 if the last number x of the completion equals the number y of the answer, else 0.
 
-    Forms of numbers: `retrain.functional.numbers`. Fractions are read, and whole numbers compare
-    exactly. If y is not a whole number and either is written as a decimal,
-    |x - y| <= 1e-6 * max(1, |y|) is enough. The answer must be one number, or end with `#### NUMBER`.
+    `retrain.functional.numbers` defines the accepted formats, which include fractions. Numbers are compared
+    exactly, with one exception: if y is not a whole number and x or y is written as a decimal,
+    |x - y| <= 1e-6 * max(1, |y|) suffices. The answer must be one number, or end with `#### NUMBER`.
 
     Args:
-        tolerance: |x - y| <= tolerance * max(1, |y|) is enough, whatever the numbers are; unset: as above.
+        tolerance: accept |x - y| <= tolerance * max(1, |y|) for all numbers; if unset, the rule above applies.
     """
-    wanted, written = read_number(reference(answer)), last_number(completion)
-    if wanted is None:
+    expected, written = read_number(reference(answer)), last_number(completion)
+    if expected is None:
         raise ValueError(not_a_number(answer))
     found = None if written is None else read_number(written)
-    if found is None or found == wanted:
+    if found is None or found == expected:
         return float(found is not None)
-    decimal = wanted.denominator > 1 and ("/" not in reference(answer) or "/" not in str(written))
-    slack = Fraction(_TOLERANCE if decimal else 0) if tolerance is None else Fraction(tolerance)
-    return float(abs(found - wanted) <= slack * max(1, abs(wanted)))
+    decimal = expected.denominator > 1 and ("/" not in reference(answer) or "/" not in str(written))
+    relative = Fraction(_TOLERANCE if decimal else 0) if tolerance is None else Fraction(tolerance)
+    return float(abs(found - expected) <= relative * max(1, abs(expected)))
 
 
 @reward("format", correctness=False)
 def format_matches(completion: str, *, pattern: Pattern) -> float:
-    """1 if `pattern` matches somewhere in the completion (a dot matches line ends as well), else 0.
+    """Return 1 if `pattern` matches anywhere in the completion (a dot also matches a line end), else 0.
 
     Args:
         pattern: regular expression.
@@ -93,12 +94,12 @@ def format_matches(completion: str, *, pattern: Pattern) -> float:
 
 @reward("overlong", correctness=False)
 def overlong(length: int, max_tokens: int, *, buffer_share: Annotated[float, Field(gt=0, le=1)] = 0.2) -> float:
-    """Soft punishment of length: 0 up to L - B tokens, then (L - B - length) / B, at least -1.
+    """Return the soft overlong punishment: 0 up to L - B tokens, then (L - B - length) / B, at least -1.
 
     L = max_tokens and B = buffer_share * L, so a completion that uses the whole budget gets -1.
 
     Args:
-        buffer_share: share of the budget over which the reward falls.
+        buffer_share: share of the budget over which the reward falls from 0 to -1.
     References: Yu et al., DAPO, arXiv:2503.14476, equation 13 (B = 4096 of L = 20480).
     """
     buffer = buffer_share * max_tokens
