@@ -1,4 +1,4 @@
-"""Tensor mathematics: torch and nothing else. Submodules load on first use, so naming one costs nothing."""
+"""Tensor mathematics with no dependency but torch. Submodules are imported at their first use."""
 
 from __future__ import annotations
 

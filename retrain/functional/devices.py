@@ -1,4 +1,4 @@
-"""Fast dtype and memory use of a device."""
+"""Fast dtype and peak memory of a device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def matmul_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of matrix products that suits a device.
+    """Return the fastest dtype for matrix products on a device.
 
-    bfloat16 on an accelerator, and on a processor that multiplies it in hardware (AVX-512 BF16, twice as
-    fast there); float32 on any other.
+    This is bfloat16 on an accelerator and on a CPU with AVX-512 BF16, where it is twice as fast as float32, and float32
+    on other CPUs.
     """
     if device.type != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False):
         return torch.bfloat16
@@ -20,8 +20,8 @@ def matmul_dtype(device: torch.device) -> torch.dtype:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory of this process in bytes: of the GPU if the device is one, else of the machine."""
+    """Return the peak memory of this process in bytes, on the GPU if the device is one, else in main memory."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_reserved(device))
-    unit = 1 if sys.platform == "darwin" else 1024  # the unit of getrusage
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage reports bytes on macOS and kilobytes on Linux
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

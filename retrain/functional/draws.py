@@ -1,4 +1,4 @@
-"""Next tokens from logits: inverse-CDF sampling, and the log-prob of what was drawn."""
+"""Sample next tokens from logits by inverse-CDF sampling, with their log-probs."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,14 +8,18 @@ from torch import Tensor
 def draw(
     logits: Float[Tensor, "R V"], uniform: Float[Tensor, " R"], temperature: float, top_k: int, top_p: float
 ) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
-    """Draw a token per row: the first whose cumulated probability exceeds the row's uniform number.
+    """Draw a token for each row: the first token whose cumulative probability exceeds the row's uniform number.
 
     Args:
-        uniform: in [0, 1); unused at temperature 0.
+        logits: [R, V] logits of the next token.
+        uniform: [R] uniform random numbers in [0, 1); unused at temperature 0.
+        temperature: sampling temperature, >= 0.
+        top_k: number of most likely tokens to keep; 0 keeps all.
+        top_p: probability mass to keep; 1 keeps all.
     Returns:
-        Tokens and their log-probs, under the distribution they were drawn from (tempered, truncated by top_k, then by
-        top_p). At temperature 0 the most likely token, with its log-prob at temperature 1, where top_p and top_k do
-        not apply.
+        [R] tokens, and [R] their log-probs under the distribution from which they were drawn (divided by the
+        temperature, truncated by top_k, then by top_p). At temperature 0: the most likely token, and its log-prob at
+        temperature 1 without truncation.
     """
     logits = logits.float()
     if temperature == 0:
@@ -25,15 +29,21 @@ def draw(
         logprobs = torch.log_softmax(truncate(logits / temperature, top_k, top_p), -1)
         cdf = logprobs.exp().cumsum_(-1)
         targets = uniform[:, None] * cdf[:, -1:]
-        # NaN logits give an index of V: keep it in range, the caller reports the NaN log-prob.
+        # NaN logits give the index V, which is clamped to a valid index; the caller reports the NaN log-prob.
         tokens = torch.searchsorted(cdf, targets, right=True)[:, 0].clamp_max_(logits.shape[-1] - 1)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
 
 
 def truncate(logits: Float[Tensor, "R V"], top_k: int, top_p: float) -> Float[Tensor, "R V"]:
-    """-inf outside the `top_k` most likely tokens, then outside the fewest of them that hold `top_p` of the mass.
+    """Set logits to -inf outside the `top_k` most likely tokens, then outside the fewest of them with mass `top_p`.
 
-    The most likely token always stays; top_k = 0 and top_p = 1 switch the two off.
+    The most likely token is always kept. top_k = 0 and top_p = 1 disable the two truncations. Tokens whose logits tie
+    with the least of the `top_k` are kept as well.
+
+    Args:
+        logits: [R, V] logits, already divided by the temperature.
+        top_k: number of most likely tokens to keep.
+        top_p: probability mass to keep, in (0, 1].
     """
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k, -1).values[:, -1:]

@@ -1,4 +1,4 @@
-"""Estimators of held-out performance. Plain Python numbers; no tensors."""
+"""Estimators of held-out performance, on Python numbers instead of tensors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that at least one of k completions, drawn from n without replacement, is right.
+    """Probability that at least one of k completions, drawn from n without replacement, is correct.
 
     pass@k = 1 - C(n-c, k) / C(n, k)
 
     Args:
-        n: completions sampled for the problem.
-        c: how many of them are correct.
-        k: completions drawn; at least 1.
+        n: number of completions sampled for the problem.
+        c: number of correct completions among them.
+        k: number of completions drawn; at least 1.
     Returns:
-        The unbiased estimate in [0, 1]; 0 when nothing was sampled.
+        The unbiased estimate in [0, 1]; 0 if n is 0.
     Raises:
         ValueError: k > n > 0, for which no unbiased estimate exists.
     References: Chen et al., Evaluating Large Language Models Trained on Code, arXiv:2107.03374.
@@ -24,7 +24,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if n == 0:
         return 0.0
     if k > n:
-        raise ValueError(f"pass@{k} needs at least {k} completions per problem, there are {n}")
+        raise ValueError(f"pass@{k} needs at least {k} completions per problem, but there are {n}")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -44,7 +44,7 @@ def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, floa
     count = len(values)
     mean = sum(values) / count
     variance = sum((value - mean) ** 2 for value in values) / count / count
-    # Identical scores say nothing about spread: fall back to one trial per problem.
+    # Equal scores have no variance to estimate from, so each problem counts as one trial.
     size = mean * (1 - mean) / variance if variance > 0 and 0 < mean < 1 else float(count)
     center = (mean + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(mean * (1 - mean) / size + z * z / (4 * size * size))
@@ -59,7 +59,8 @@ def ratio_interval(
     variance = P/(P-1) * sum_i (t_i - mean * n_i)^2 / (sum_i n_i)^2 over P problems
 
     Args:
-        totals: one sum over a problem's rollouts per problem, such as its tokens; sizes: its rollouts, at least 1.
+        totals: for each problem, a sum over its rollouts, such as the number of tokens.
+        sizes: for each problem, the number of its rollouts, at least 1.
         z: normal quantile; 1.96 for 95%.
     Returns:
         (mean, low, high) in the unit of the totals; low and high are None for a single problem.
@@ -77,13 +78,13 @@ def ratio_interval(
 def paired_interval(differences: Sequence[float], z: float = 1.96) -> tuple[float, float | None, float | None]:
     """Mean difference between two systems on the same problems, with its 95% interval.
 
-    mean +- z * sd / sqrt(P), sd the sample's standard deviation over P problems
+    mean +- z * sd / sqrt(P), where sd is the sample standard deviation over P problems
 
     Args:
         differences: one per problem, in any unit; at least one.
         z: normal quantile; 1.96 for 95%.
     Returns:
-        (mean, low, high); low and high are None for a single problem. The interval is a point where all
+        (mean, low, high); low and high are None for a single problem. The interval has length 0 if all
         differences are equal.
     References: Miller, Adding Error Bars to Evals, arXiv:2411.00640 (paired differences).
     """
@@ -91,15 +92,17 @@ def paired_interval(differences: Sequence[float], z: float = 1.96) -> tuple[floa
 
 
 def aes(accuracy: float, base_accuracy: float, tokens: float, base_tokens: float) -> tuple[float, float, float]:
-    """Accuracy-efficiency score against a base: shorter is better, a loss of accuracy weighs more than a gain.
+    """Accuracy-efficiency score against a baseline. Shorter is better, and a loss of accuracy weighs more than a gain.
 
     AES = (Lb - L)/Lb + 3*(p - pb)/pb if p >= pb, else (Lb - L)/Lb - 5*(pb - p)/pb
 
     Args:
-        accuracy, base_accuracy: p and pb, shares in [0, 1].
-        tokens, base_tokens: L and Lb, mean tokens per rollout.
+        accuracy: p, accuracy in [0, 1].
+        base_accuracy: pb, accuracy of the baseline in [0, 1].
+        tokens: L, mean number of tokens per rollout.
+        base_tokens: Lb, mean number of tokens per rollout of the baseline.
     Returns:
-        (AES, its part of length, its part of accuracy), without unit; a part whose base is 0 is 0.
+        (AES, its length term, its accuracy term), without unit; a term is 0 if the value of its baseline is 0.
     References: Luo et al., O1-Pruner, arXiv:2501.12570 (the score).
     """
     length = (base_tokens - tokens) / base_tokens if base_tokens else 0.0

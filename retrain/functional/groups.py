@@ -1,4 +1,4 @@
-"""Statistics of prompt groups: ragged groups, rows in any order, no Python loop over groups."""
+"""Statistics of prompt groups of any sizes, with rows in any order and without a Python loop over groups."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +12,7 @@ def group_sum(values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"]) -> Floa
 
 
 def group_size(group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None) -> Int[Tensor, " N"]:
-    """Number of rows (of those in `members`) in each row's group."""
+    """Number of rows in each row's group, or of its rows in `members`, repeated for every row of the group."""
     counted = torch.ones_like(group_ids) if members is None else members.to(group_ids.dtype)
     index, count = _index(group_ids)
     return counted.new_zeros(count).index_add(0, index, counted)[index]
@@ -21,10 +21,10 @@ def group_size(group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None 
 def group_mean(
     values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None
 ) -> Float[Tensor, " N"]:
-    """Mean over each row's group (over its rows in `members`), repeated for every row of the group.
+    """Mean over each row's group, or over its rows in `members`, repeated for every row of the group.
 
-    The mean is taken relative to the group's minimum, so a group of equal values has exactly that value as its
-    mean in every precision: such a group must give advantages that are exactly 0. A group without members gives 0.
+    The mean is computed relative to the group's minimum. So the mean of equal values is exactly this value in every
+    precision, and such a group gets advantages that are exactly 0. A group without members gets 0.
     """
     if members is None:
         members = torch.ones_like(group_ids, dtype=torch.bool)
@@ -39,7 +39,10 @@ def group_mean(
 def group_std(
     values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None, ddof: int = 0
 ) -> Float[Tensor, " N"]:
-    """Standard deviation over each row's group; 0 where a group has no more than `ddof` members."""
+    """Standard deviation over each row's group, or over its rows in `members`, repeated for every row of the group.
+
+    It is 0 for a group with at most `ddof` members.
+    """
     centered = values - group_mean(values, group_ids, members)
     if members is not None:
         centered = centered.where(members, 0.0)
@@ -51,15 +54,15 @@ def group_std(
 def leave_one_out(
     values: Float[Tensor, " N"], group_ids: Int[Tensor, " N"], members: Bool[Tensor, " N"] | None = None
 ) -> Float[Tensor, " N"]:
-    """Value minus the mean of the group's other members: n/(n-1) * (value - mean); 0 where n is 1.
+    """Value minus the mean of the group's other members: n/(n-1) * (value - mean); 0 if n is 1.
 
-    Rows outside `members` get a meaningless number; the caller masks them.
+    Rows outside `members` get meaningless values, which the caller must mask.
     """
     n = group_size(group_ids, members).to(values.dtype)
     return (values - group_mean(values, group_ids, members)) * n / (n - 1).clamp(min=1)
 
 
 def _index(group_ids: Int[Tensor, " N"]) -> tuple[Int[Tensor, " N"], int]:
-    """Groups numbered 0..count-1."""
+    """Return the groups renumbered as 0..count-1, and their count."""
     unique, index = torch.unique(group_ids, return_inverse=True)
     return index, len(unique)

@@ -1,4 +1,4 @@
-"""Statistics over masked positions. A masked position contributes nothing, whatever it holds (NaN included)."""
+"""Statistics over the positions where a mask is True. The values at other positions have no effect, even if NaN."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def keep(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """The values, exactly 0 outside the mask."""
+    """Return the values, with exactly 0 outside the mask."""
     return values.where(mask, 0.0)
 
 
@@ -16,21 +16,21 @@ def masked_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Floa
 
 
 def masked_variance(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], ddof: int = 0) -> Float[Tensor, ""]:
-    """Variance over all masked positions of the batch; 0 if there are no more than `ddof`."""
+    """Variance over all masked positions of the batch; 0 if there are at most `ddof`."""
     degrees = mask.sum() - ddof
     squares = keep(values - masked_mean(values, mask), mask).square().sum()
     return (squares / degrees.clamp(min=1)).where(degrees > 0, 0.0)
 
 
 def row_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N 1"]:
-    """Mean over the masked positions of each row; 0 for a row without any."""
+    """Mean over the masked positions of each row; 0 for a row that has none."""
     return keep(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def turn_sum(
     values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Sum over the masked positions of each turn of a row, at all of them. Turns count from 0."""
+    """Sum over the masked positions of each turn of a row, repeated at all of these positions. Turns count from 0."""
     ids = turn_ids.masked_fill(~mask, 0)
     sums = values.new_zeros(len(ids), int(ids.max()) + 1)
     return keep(sums.scatter_add(1, ids, keep(values, mask)).gather(1, ids), mask)
@@ -39,12 +39,12 @@ def turn_sum(
 def turn_mean(
     values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """Mean over the masked positions of each turn of a row, at all of them; 0 outside the mask."""
+    """Mean over the masked positions of each turn of a row, repeated at all of these positions; 0 outside the mask."""
     return turn_sum(values, mask, turn_ids) / turn_sum(mask.to(values.dtype), mask, turn_ids).clamp(min=1)
 
 
 def turn_ends(mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]) -> Bool[Tensor, "N T"]:
-    """The last masked position of each turn of a row."""
+    """Return a mask of the last masked position of each turn of a row."""
     ids = turn_ids.masked_fill(~mask, 0)
     columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape).masked_fill(~mask, -1)
     last = columns.new_full((len(ids), int(ids.max()) + 1), -1).scatter_reduce(1, ids, columns, "amax")
@@ -52,16 +52,16 @@ def turn_ends(mask: Bool[Tensor, "N T"], turn_ids: Int[Tensor, "N T"]) -> Bool[T
 
 
 def expand(values: Float[Tensor, " N"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """One number per row on every masked position of the row, 0 elsewhere."""
+    """Repeat the value of each row at all of its masked positions, with 0 elsewhere."""
     return keep(values[:, None].expand(mask.shape), mask)
 
 
 def top_fraction(
     values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group_ids: Int[Tensor, " N"], fraction: float
 ) -> Bool[Tensor, "N T"]:
-    """Masked positions whose value is among the ceil(fraction * n) highest of their group's n masked positions.
+    """Select the ceil(fraction * n) highest values among the n masked positions of each group, at least one.
 
-    Ties with the lowest selected value are all selected, so the result does not depend on the order of rows.
+    All values equal to the lowest selected one are selected, so the result does not depend on the order of rows.
     """
     groups = torch.unique(group_ids, return_inverse=True)[1][:, None].expand(mask.shape)[mask]
     flat = values[mask]
@@ -69,7 +69,7 @@ def top_fraction(
     order = order[groups[order].argsort(stable=True)]
     sizes = torch.bincount(groups)
     first = sizes.cumsum(0) - sizes
-    # In float64 and minus an epsilon, so that ceil(0.3 * 50) is 15 despite binary rounding.
+    # Computed in float64 and minus an epsilon, so that ceil(0.3 * 50) is 15 despite binary rounding.
     kept = (sizes.double() * fraction - 1e-9).ceil().long().clamp(min=1)
     lowest = flat[order][first + kept - 1] if len(flat) else flat
     selected = torch.zeros_like(mask)
@@ -78,7 +78,7 @@ def top_fraction(
 
 
 def row_top(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
-    """The ceil(fraction * n) highest of each row's n masked positions; of equal values the earlier ones."""
+    """Select the ceil(fraction * n) highest of each row's n masked values; of equal values, the earlier positions."""
     order = values.masked_fill(~mask, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     kept = (mask.sum(-1, keepdim=True).double() * fraction - 1e-9).ceil()
     first = torch.arange(mask.shape[1], device=mask.device) < kept
@@ -86,7 +86,10 @@ def row_top(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: f
 
 
 def row_above(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], fraction: float) -> Bool[Tensor, "N T"]:
-    """Masked positions above sorted[int((1 - fraction) * n)] of their row's n masked values, in ascending order."""
+    """Select the masked positions whose value is greater than a quantile of their row's n masked values.
+
+    The quantile is sorted[int((1 - fraction) * n)], where `sorted` has these values in ascending order.
+    """
     count = mask.sum(-1, keepdim=True)
     position = torch.minimum(((1 - fraction) * count.double()).long(), (count - 1).clamp(min=0))
     threshold = values.masked_fill(~mask, torch.inf).sort(-1).values.gather(-1, position)

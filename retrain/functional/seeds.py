@@ -1,4 +1,4 @@
-"""One seed, many independent streams; and hashes that name data."""
+"""Derive independent random streams from one seed, and hash data."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Seed of the sub-stream `names` of `seed`: the first 63 bits of sha256("seed/name/...").
+    """Return the seed of the random stream `names` of `seed`: the first 63 bits of SHA-256("seed/name/...").
 
-    Streams with different names are independent, and a stream needs no state: naming the step
-    in it (`derive_seed(seed, "sampling", step)`) makes a resumed run draw what it would have drawn.
+    Streams with different names are independent. A stream needs no stored state: with the step as one of its names,
+    as in `derive_seed(seed, "sampling", step)`, a resumed run draws the same numbers as an uninterrupted one.
     """
     text = "/".join(str(part) for part in (seed, *names))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -21,12 +21,12 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 @lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
-    """The numbers below `count`, shuffled anew for every epoch."""
+    """Return the numbers below `count`, in another random order for every epoch."""
     order = list(range(count))
     Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
     return order
 
 
 def digest_of(*parts: Any) -> str:
-    """sha256 of JSON values, in hex."""
+    """Return the SHA-256 hash of JSON values, in hex."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
