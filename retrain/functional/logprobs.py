@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens. The only module that shifts logits against tokens."""
+"""Log-probabilities of sampled tokens. This is the only module that shifts logits relative to tokens."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 FLOOR = -1e4
-"""Least log-prob: keeps a forbidden token (logit -inf) finite; exp(FLOOR) is 0 in every float type."""
+"""Lower bound of log-probs, so that a forbidden token (logit -inf) has a finite one. exp(FLOOR) is 0 in every dtype."""
 
-_CACHED = 1 << 18
-"""Logits of one block: a megabyte in float32, half of a core's second cache."""
-_FILLING = 1 << 24
-"""The same on other devices: enough for all their cores, and 64 MB to work in."""
+_CPU_BLOCK = 1 << 18
+"""Number of logits in one block on a CPU: 1 MB in float32, half of a core's L2 cache."""
+_DEVICE_BLOCK = 1 << 24
+"""Number of logits in one block on other devices: 64 MB in float32, enough work for all cores of the device."""
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Statistics of n tokens from one pass over the logits, in nats.
+    """Statistics of n tokens and their distributions, in nats.
 
     Attributes:
         logprobs: [n] log p(token), <= 0.
-        entropy: [n] H = -sum_v p_v ln p_v of the distribution the token was drawn from, in [0, ln V].
-        varentropy: [n] sum_v p_v (ln p_v)^2 - H^2, variance of the surprisal, >= 0; never with gradient.
+        entropy: [n] H = -sum_v p_v ln p_v of the distribution from which the token was drawn, in [0, ln V].
+        varentropy: [n] sum_v p_v (ln p_v)^2 - H^2, the variance of the surprisal, >= 0; without gradient.
         sum_pi_squared: [n] sum_v p_v^2 in (0, 1], without gradient; zeros unless requested.
     """
 
@@ -38,12 +38,12 @@ class TokenScores:
 
 
 def predictors(scored: Bool[Tensor, "N T"]) -> Int[Tensor, " n"]:
-    """Cell, among the N*T, whose distribution each scored token was drawn from: the one before it in its row.
+    """Return the index, among the N*T positions, that predicts each scored token: that of the token before it.
 
     Args:
-        scored: tokens whose log-prob is wanted; never a row's first.
+        scored: [N, T] tokens to score; the first token of a row must not be among them.
     """
-    assert not bool(scored[:, 0].any()), "the first token of a row has nothing before it to be predicted from"
+    assert not bool(scored[:, 0].any()), "the first token of a row cannot be scored, because no token is before it"
     return scored.reshape(-1).nonzero()[:, 0] - 1
 
 
@@ -60,15 +60,15 @@ def token_scores(
 
     lp = z_token - ln sum_v exp z_v,  z = head(hidden) / temperature
 
-    No more than `chunk` rows of logits exist at once: with several chunks the backward pass computes each
-    chunk's logits again.
+    At most `chunk` rows of logits are in memory at once. If there are several chunks, the backward pass computes the
+    logits of each chunk again.
 
     Args:
-        hidden: last hidden state at the position that predicts each token (see `predictors`).
-        head: hidden state -> logits [*, V].
-        tokens: the token at each position.
-        temperature: of sampling, > 0.
-        chunk: positions at a time, >= 1.
+        hidden: [n, d] last hidden states at the positions that predict the tokens (see `predictors`).
+        head: function from hidden states to logits [*, V].
+        tokens: [n] tokens to score.
+        temperature: sampling temperature, > 0.
+        chunk: number of positions at a time, >= 1.
         squares: compute `sum_pi_squared`, which costs one more pass over the probabilities.
     """
 
@@ -85,12 +85,12 @@ def token_scores(
 
 
 class _Scores(torch.autograd.Function):
-    """(lp, H, varentropy, sum p^2) of logits; saves the logits themselves and writes the gradient in closed form.
+    """Compute (lp, H, varentropy, sum p^2) from logits. It saves only the logits; the gradient has a closed form:
 
     d lp / dz_v = [v = token] - p_v        d H / dz_v = -p_v (ln p_v + H)
 
-    A CPU works on a few rows at a time, which stay in its cache between operations. So the backward
-    pass recomputes the logarithms: a second [n, V] table in float32 would cost more.
+    A CPU processes a few rows at a time, which stay in its cache between operations. The backward pass computes
+    the logarithms again, which costs less than storing a second [n, V] tensor in float32.
     """
 
     @staticmethod
@@ -116,32 +116,38 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-        of_logprob, of_entropy = grads[:2]
+        logprob_grad, entropy_grad = grads[:2]
         logits, tokens, entropy = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for rows, work in _blocks(logits, entropy.dtype):
             logs = _logs(logits[rows], ctx.temperature, work)
             out = torch.exp(logs, out=work)
-            if of_entropy is None:
-                assert of_logprob is not None
-                out.mul_(-of_logprob[rows, None])
+            if entropy_grad is None:
+                assert logprob_grad is not None
+                out.mul_(-logprob_grad[rows, None])
             else:
-                slope = logs.add_(entropy[rows, None]).mul_(-of_entropy[rows, None])
-                out.mul_(slope if of_logprob is None else slope.sub_(of_logprob[rows, None]))
-            if of_logprob is not None:
-                out.scatter_add_(-1, tokens[rows, None], of_logprob[rows, None])
+                slope = logs.add_(entropy[rows, None]).mul_(-entropy_grad[rows, None])
+                out.mul_(slope if logprob_grad is None else slope.sub_(logprob_grad[rows, None]))
+            if logprob_grad is not None:
+                out.scatter_add_(-1, tokens[rows, None], logprob_grad[rows, None])
             gradient[rows] = out.div_(ctx.temperature)
         return gradient, None, None, None
 
 
 def _logs(logits: Tensor, temperature: float, work: Tensor) -> Tensor:
-    """ln p of some rows; `work` has their shape and the type of the result."""
+    """Return the log-probs of all tokens for some rows of logits.
+
+    Args:
+        logits: the rows.
+        temperature: sampling temperature.
+        work: scratch memory of the same shape, with the dtype of the result.
+    """
     return torch.log_softmax(work.copy_(logits).div_(temperature), -1).clamp_min_(FLOOR)
 
 
 def _blocks(logits: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """Yield blocks of rows of the logits with scratch memory of their size, which all blocks share."""
-    count = max(1, (_CACHED if logits.device.type == "cpu" else _FILLING) // max(1, logits.shape[-1]))
+    """Yield blocks of rows of the logits, each with scratch memory of its size. All blocks share the memory."""
+    count = max(1, (_CPU_BLOCK if logits.device.type == "cpu" else _DEVICE_BLOCK) // max(1, logits.shape[-1]))
     work = torch.empty_like(logits[:count], dtype=dtype)
     for first in range(0, len(logits), count):
         rows = slice(first, first + count)

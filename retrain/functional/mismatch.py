@@ -1,4 +1,4 @@
-"""Difference of the sampler's and the trainer's log-probs, as sums that add up over micro-batches."""
+"""Difference between the log-probs of sampler and trainer, as statistics that are additive over micro-batches."""
 
 import math
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from torch import Tensor
 
 from retrain.functional.ratios import log_ratio
 
-_MAJORITY = 2 / 3
-_FALSE_ALARM = 1e-6
+_MIN_SHARE = 2 / 3
+_MAX_FALSE_ALARMS = 1e-6
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Additive statistics of d = log p_trainer - log p_sampler over response tokens; `a + b` merges them.
+    """Statistics of d = log p_trainer - log p_sampler over response tokens; `a + b` merges those of two micro-batches.
 
     Attributes:
-        sums: [5] float64: tokens, and sums of |d|, k3 = rho - 1 - d, rho and rho^2, with rho = e^d.
+        sums: [5] float64: number of tokens, and sums of |d|, k3 = rho - 1 - d, rho and rho^2, where rho = e^d.
         extremes: [3] float64: max |d|, max rho, max 1/rho.
     """
 
@@ -29,7 +29,13 @@ class Mismatch:
     def of(
         logprobs: Float[Tensor, "N T"], sampler_logprobs: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]
     ) -> "Mismatch":
-        """Statistics of one micro-batch: the trainer's and the sampler's log-probs at the mask's positions."""
+        """Return the statistics of one micro-batch.
+
+        Args:
+            logprobs: [N, T] log-probs by the trainer.
+            sampler_logprobs: [N, T] log-probs by the sampler.
+            mask: [N, T] response tokens.
+        """
         difference = log_ratio(logprobs.detach(), sampler_logprobs, mask)[mask].double()
         ratio = difference.exp()
         kl = ratio - 1 - difference
@@ -43,9 +49,10 @@ class Mismatch:
         return Mismatch(self.sums + other.sums, torch.maximum(self.extremes, other.extremes))
 
     def metrics(self) -> dict[str, float]:
-        """mismatch/*: mean and max |d|, KL(sampler || trainer) by k3, extremes of rho, effective sample share.
+        """Return the metrics mismatch/*: mean and max |d|, KL(sampler || trainer) by k3, min and max rho, and `ess`.
 
-        `ess` = (sum rho)^2 / (n * sum rho^2), in (0, 1]; 1 when both agree. Empty without tokens.
+        `ess` is the effective sample size divided by n, (sum rho)^2 / (n * sum rho^2), in (0, 1]; 1 if the policies
+        agree. The dict is empty if there are no tokens.
         """
         count, size, kl, ratio, square = self.sums.tolist()
         if not count:
@@ -64,21 +71,23 @@ class Mismatch:
 def is_stale(sampler: Float[Tensor, " n"], new: Float[Tensor, " n"], old: Float[Tensor, " n"]) -> bool:
     """Return whether a sampler is stale: closer to an old policy than to the new one.
 
-    The half of the tokens that the update moved most, by |new - old|, vote: each for the policy whose
-    log-prob is closer to the sampler's. The sampler is stale if all of this holds:
+    The half of the tokens with the largest |new - old| vote, each for the policy whose log-prob is closer to that of
+    the sampler. The sampler is stale if all of these conditions hold:
 
-    1. More than 2/3 of the n votes are for the old policy. If the sampler's rounding exceeds the update,
-       the votes split evenly. Rounding of `new` and `old` does not split them: an update tips weights
-       between two bfloat16 numbers, which moves the log-probs of a policy with rounded weights by
-       several times the update. So both must be computed at least as exactly as the sampler computes.
-    2. The share is significant. Fair votes reach it with a probability of at most
+    1. More than 2/3 of the n votes are for the old policy. If the rounding of the sampler exceeds the update,
+       the votes split evenly. Rounding of `new` and `old` would not split them: an update moves some weights
+       to the next bfloat16 number, which changes the log-probs of a policy with rounded weights by
+       several times the update. So both must be computed at least as precisely as those of the sampler.
+    2. The share is significant. Random votes reach it with a probability of at most
        exp(-2 n (share - 1/2)^2) (Hoeffding), which must be below 1e-6, so at least 28 unanimous votes
        are needed.
     3. The sampler is closer to the old policy than the new one is: sum |sampler - old| < sum |new - old|.
-       This excludes coarse samplers (with quantized weights), which are far from both policies.
+       This excludes imprecise samplers (with quantized weights), which are far from both policies.
 
     Args:
-        sampler, new, old: log-probs of the same n tokens, in nats; of the last two see 1.
+        sampler: [n] log-probs of the tokens by the sampler, in nats.
+        new: [n] log-probs of the same tokens by the new policy; see 1.
+        old: [n] log-probs of the same tokens by the old policy; see 1.
     """
     moved = (new - old).abs()
     chosen = (moved > 0) & (moved >= moved.median())
@@ -87,5 +96,5 @@ def is_stale(sampler: Float[Tensor, " n"], new: Float[Tensor, " n"], old: Float[
         return False
     to_old, to_new = (sampler - old).abs()[chosen], (sampler - new).abs()[chosen]
     share = float((to_old < to_new).double().mean())
-    sure = 2 * votes * (share - 0.5) ** 2 > -math.log(_FALSE_ALARM)
-    return share > _MAJORITY and sure and bool(to_old.sum() < moved[chosen].sum())
+    significant = 2 * votes * (share - 0.5) ** 2 > -math.log(_MAX_FALSE_ALARMS)
+    return share > _MIN_SHARE and significant and bool(to_old.sum() < moved[chosen].sum())

@@ -1,12 +1,12 @@
-r"""Numbers as people and models write them.
+r"""Parse numbers in the notations that people and models use.
 
     number   = [sign] (whole ["." digits] | "." digits) [exponent] | [sign] whole "/" whole | [sign] digits " " whole "/" whole
     sign     = "+", "-" or U+2212
     whole    = digits, or groups of three behind commas: 1,234,567
     exponent = "e" or "E", a sign or none, and up to three digits
 
-\frac{1}{2}, \dfrac12 and U+00BD are fractions; 12{,}345, 12\,345, 12'345 and a narrow space (U+202F) give thousands.
-Minus signs and dashes of Unicode are signs, except for the em dash. Digits are those of ASCII.
+\frac{1}{2}, \dfrac12 and U+00BD are fractions. 12{,}345, 12\,345, 12'345 and a narrow space (U+202F) separate thousands.
+Unicode's minus signs and dashes are signs, except for the em dash. Digits are ASCII digits.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NUMBER = re.compile(
 _FRAC = re.compile(
     r"([-+\u2212]?)\\[dtc]?frac(?:\s*\{\s*([-\u2212]?\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*(\d)\s*(\d))", re.ASCII
 )
-_KEYS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\ufe63\uff0d", "-") | dict.fromkeys("\u2044\u2215", "/"))
-"""Dashes and fraction bars of Unicode, as on a keyboard."""
+_ASCII = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\ufe63\uff0d", "-") | dict.fromkeys("\u2044\u2215", "/"))
+"""Maps dashes and fraction bars of Unicode to ASCII."""
 _VULGAR = re.compile(r"(\d?)([\u00bc-\u00be\u2150-\u215e])", re.ASCII)
 _THOUSANDS = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'\u2019](?=\d{3}(?!\d))", re.ASCII)
 _ROOT, _TIMES = "\u221a", "\u00d7"
@@ -35,29 +35,30 @@ _COMMANDS = (
     (re.compile(r"\\!|(?<=\d)\\[;: ](?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\\$"), "$"),
 )
-"""LaTeX that changes the value of the number behind it, or is part of one; other fractions count as roots."""
+"""LaTeX commands that are part of a number or change the value of the number after them, and their replacements.
+Fractions that are not read as numbers are treated like roots."""
 _OPERATOR = re.compile(rf"(?<=[0-9)}}])( *)([*/^+\u00b7\u22c5\u00f7{_TIMES}\u2212])\1(?=[-\u2212.0-9({{{_ROOT}])")
 _BRACKET = re.compile(rf"(?<=[-\u2212^{_ROOT}{_TIMES}])[({{]+(?=[-+\u2212]?[.0-9])")
-_NEAR = frozenset(f".,:/^%+-\u2212\u00b0_{_ROOT}{_TIMES}")
-"""Characters that join what is around them into one token; the token is one number, or not a number."""
+_JOINING = frozenset(f".,:/^%+-\u2212\u00b0_{_ROOT}{_TIMES}")
+"""Characters that join the characters around them into one token, which as a whole is a number or is not."""
 _SPLIT = re.compile(r"(?<=[^\W\d])[.,:/%]+(?=[-+\u2212]?\d)")
 _NAME = re.compile(r"[^\W\d]")
 _UNIT = re.compile(r"(?:%|\u00b0[A-Za-z]*|[^\W\d_\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209f]+)\Z")
 _BEFORE_FRACTION = re.compile(r"(?:^|[^\w.,:/^%+\-\u2212\u00b0])([-+\u2212]?\d+) \Z", re.ASCII)
 _POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(+-])")
-_LONGEST = 1000
-"""Characters of a number; Python reads no number of more than 4,300 digits."""
+_MAX_LENGTH = 1000
+"""Maximum number of characters of a number. Python refuses to parse more than 4,300 digits."""
 
 
 def read_number(text: str) -> Fraction | None:
-    """Parse the whole text as an exact number; None if it is something else or divides by zero."""
-    found = _NUMBER.fullmatch(_plain(text).strip()) if len(text) <= _LONGEST else None
+    """Parse the whole text as an exact number; return None if it is not a number or divides by zero."""
+    found = _NUMBER.fullmatch(_normalized(text).strip()) if len(text) <= _MAX_LENGTH else None
     if found is None:
         return None
-    sign, more, above, below, decimal, exponent = found.groups()
+    sign, whole, above, below, decimal, exponent = found.groups()
     if decimal is None:
         divisor = int(below.replace(",", ""))
-        value = Fraction(int(above.replace(",", "")), divisor) + int(more or 0) if divisor else None
+        value = Fraction(int(above.replace(",", "")), divisor) + int(whole or 0) if divisor else None
     else:
         value = Fraction(decimal.replace(",", "").removesuffix("."))
         value *= Fraction(10) ** int((exponent or "0").replace("\u2212", "-"))
@@ -65,14 +66,14 @@ def read_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of a text as written; None if its last digits are not in a number.
+    """Return the last number of a text as written; None if the last digits of the text are not part of a number.
 
-    12:30, 2024-01-05, 10^6, 5-3, 1,2345 and 1.2.3 are not numbers. Names such as H2O or covid-19 are
-    skipped. A unit after a number (12km, 50%) is ignored.
+    12:30, 2024-01-05, 10^6, 5-3, 1,2345 and 1.2.3 are not numbers. Names such as H2O or covid-19 are skipped. A unit
+    after a number (12km, 50%) is removed.
     """
-    text = _plain(text)
+    text = _normalized(text)
     while (last := max(map(text.rfind, "0123456789"))) >= 0:
-        start, end = _around(text, last)
+        start, end = _token_around(text, last)
         parts = _SPLIT.split(text[start:end])
         while not any(digit in parts[-1] for digit in "0123456789"):
             parts.pop()
@@ -84,32 +85,37 @@ def last_number(text: str) -> str | None:
 
 
 def _number_in(part: str, before: str) -> str | None:
-    """The number that a part of a text is, a whole number before a fraction and all; without its unit."""
-    if "/" in part and (more := _BEFORE_FRACTION.search(before)):
-        part = f"{more[1]} {part}"
+    """Return the number in a part of a text without its unit; None if the part is not a number.
+
+    Args:
+        part: the part.
+        before: the text before it. A whole number there belongs to a fraction in the part: 1 1/2.
+    """
+    if "/" in part and (whole := _BEFORE_FRACTION.search(before)):
+        part = f"{whole[1]} {part}"
     return next((one for one in (part, _UNIT.sub("", part)) if read_number(one) is not None), None)
 
 
 def _with_sign(before: str, part: str) -> str:
-    """-$5 is a negative number."""
+    """Put a minus sign before the currency sign at the end of `before` in front of a number: -$5 is negative."""
     return before[-2] + part if before[-1:] in tuple("$\u20ac\u00a3") and before[-2:-1] in tuple("-\u2212") else part
 
 
-def _around(text: str, place: int) -> tuple[int, int]:
-    """Return the (start, end) of the token that contains the digit at this position."""
-    start = end = place
-    lowest, highest = max(0, place - _LONGEST), min(len(text), place + _LONGEST)
-    while start > lowest and (text[start - 1].isalnum() or text[start - 1] in _NEAR):
+def _token_around(text: str, position: int) -> tuple[int, int]:
+    """Return start and end of the token that contains the digit at a position."""
+    start = end = position
+    lowest, highest = max(0, position - _MAX_LENGTH), min(len(text), position + _MAX_LENGTH)
+    while start > lowest and (text[start - 1].isalnum() or text[start - 1] in _JOINING):
         start -= 1
-    while end < highest and (text[end].isalnum() or text[end] in _NEAR):
+    while end < highest and (text[end].isalnum() or text[end] in _JOINING):
         end += 1
     return start, end
 
 
-def _plain(text: str) -> str:
-    """The text with fractions, signs, powers and thousands as on a keyboard, and operations without blanks."""
+def _normalized(text: str) -> str:
+    """Return the text with fractions, signs, powers and thousands in plain notation, and operators without spaces."""
     if not text.isascii():
-        text = _VULGAR.sub(_vulgar, text).translate(_KEYS)
+        text = _VULGAR.sub(_vulgar, text).translate(_ASCII)
     if "\\" in text:
         text = _FRAC.sub(_fraction, text)
         for pattern, plain in _COMMANDS:

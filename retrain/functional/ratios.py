@@ -1,4 +1,4 @@
-"""Probability ratios between two policies, safe against overflow and against whatever padding holds."""
+"""Probability ratios between two policies, without overflow and independent of the values at padding positions."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from retrain.functional.masked import keep, row_mean
 
 LIMIT = 20.0
-"""exp(20) is finite in every dtype but float16, and far outside any trust region."""
+"""Bound of log-ratios. exp(20) is finite in every dtype except float16, and far outside any trust region."""
 
 
 def log_ratio(
@@ -17,14 +17,16 @@ def log_ratio(
     mask: Bool[Tensor, "N T"],
     level: Literal["token", "sequence", "geometric"] = "token",
 ) -> Float[Tensor, "N T"]:
-    """log(p_new / p_old) clamped to +-20; exactly 0 with zero gradient outside the mask.
+    """Return log(p_new / p_old), clamped to +-20; exactly 0 with zero gradient outside the mask.
 
-    The mask comes before any non-linearity: 0 * exp(inf) is NaN.
+    The mask is applied before any non-linearity, because 0 * exp(inf) is NaN.
 
     Args:
-        new, old: log-probs of the same tokens under two policies.
-        mask: which positions count.
-        level: of each token; of its whole sequence (the sum, at every position); or the sequence's mean.
+        new: [N, T] log-probs of the tokens under the new policy.
+        old: [N, T] log-probs of the same tokens under the old policy.
+        mask: [N, T] positions to use.
+        level: "token" gives the log-ratio of each token; "sequence" the sum over its row and "geometric" the mean
+            over its row, repeated at every position.
     """
     difference = keep(new, mask) - keep(old, mask)
     if level == "sequence":

@@ -1,33 +1,34 @@
-"""Rounding to bfloat16 numbers that is right on average."""
+"""Stochastic rounding to bfloat16."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 _BLOCK = 1 << 16
-"""Values at a time: temporary tensors stay in a processor's cache, which is twice as fast."""
-_KEPT = -(1 << 16)
-"""Mask of the bits of a float32 that a bfloat16 has."""
+"""Number of values processed at a time on a CPU. Temporary tensors stay in its cache, which is twice as fast."""
+_BFLOAT16_BITS = -(1 << 16)
+"""Mask of the upper 16 bits of a float32, which form a bfloat16."""
 
 
 @torch.no_grad()
 def stochastic(values: Float[Tensor, "..."], generator: torch.Generator, out: Float[Tensor, "..."]) -> None:
-    """Write each value, rounded at random to one of its two neighbours among the bfloat16 numbers, into `out`.
+    """Round each value at random to one of the two nearest bfloat16 numbers, and write it into `out`.
 
-    With the neighbours a <= x < b, the result is b with probability (x - a) / (b - a), so its mean is x. A bfloat16
-    number stays as it is.
+    For a value x between bfloat16 numbers a <= x < b the result is b with probability (x - a) / (b - a), so its mean
+    is x. A value that is a bfloat16 number does not change.
 
     Args:
         values: [...] float32, finite.
-        generator: of the values' device; all randomness comes from it.
+        generator: random generator on the device of the values.
         out: [...] float32, contiguous; may be `values`.
     References: Gupta et al., Deep Learning with Limited Numerical Precision, arXiv:1502.02551 (stochastic rounding).
     """
     flat, target = values.reshape(-1), out.view(-1)
     size = _BLOCK if flat.device.type == "cpu" else max(1, len(flat))
     for part, result in zip(flat.split(size), target.split(size), strict=True):
-        # Four 16-bit numbers from each draw; the lower half of a float32 plus one of them carries into the upper half.
+        # Each draw gives four 16-bit numbers. One of them is added to the lower half of each float32, and the carry
+        # rounds the upper half up.
         draws = torch.empty(-(-len(part) // 4), dtype=torch.int64, device=part.device)
         noise = draws.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(part)]
-        bits = noise.to(torch.int32).bitwise_and_(0xFFFF).add_(part.view(torch.int32)).bitwise_and_(_KEPT)
+        bits = noise.to(torch.int32).bitwise_and_(0xFFFF).add_(part.view(torch.int32)).bitwise_and_(_BFLOAT16_BITS)
         result.copy_(bits.view(torch.float32))
