@@ -48,7 +48,7 @@ def test_card_of_a_derived_model_names_its_base():
     assert (head.base_model, head.license, head.tags) == ("org/base: x", "other", ["retrain", "maths"])
     assert "not trained further" in text
     assert "The license of `org/base: x` applies" in text
-    assert "is in `adapter/`, for `org/base: x`;" in text
+    assert "is in `adapter/`; its base model is `org/base: x`" in text
     assert "| step |\n| --- |\n| 0 |" in text
 
 

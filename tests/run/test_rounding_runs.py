@@ -53,7 +53,7 @@ def test_a_resumed_run_rounds_as_an_uninterrupted_one(train, stopped):
 def test_exact_weights_are_saved_and_the_evaluated_ones_can_be(train, tmp_path):
     run = train("model.dtype=bfloat16", "torch.dtype=bfloat16", "training.lr=1e-3")
     card = (run / "model" / "README.md").read_text()
-    assert "Evaluated in bfloat16, for which the weights were rounded; these are the exact ones" in card
+    assert "Evaluated in bfloat16 with rounded weights; these weights are exact" in card
     exact = load_file(run / "model" / "model.safetensors")
     rounded, dtype = exported(run, tmp_path / "out", "--dtype", "bfloat16")
     assert dtype == "bfloat16"

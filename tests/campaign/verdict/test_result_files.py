@@ -114,7 +114,7 @@ def test_tasks_are_one_family_and_what_no_file_has_is_missing(tmp_path):
     first, second = found.facts["comparisons"]
     assert (first["task"], first["seeds"], first["holm"]) == ("gsm8k", list(SEEDS), 2 * 2 / 2**6)
     assert (second["task"], second["seeds"], second["left_out"]) == ("math", list(range(5)), [5])
-    assert "No result: math, dapo seed 5 missing: no file has it." in found.text
+    assert "No result: math, dapo seed 5 missing: it is in no file." in found.text
     assert "Premises" not in found.page()
 
 
