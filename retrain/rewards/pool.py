@@ -1,4 +1,4 @@
-"""Compute rewards in worker processes, so that a hang, crash or exception fails one completion instead of the run."""
+"""Rewards in killable processes: a hang, crash or exception costs one completion, never the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from retrain.types import Score, fits_float32
 
 _logger = logging.getLogger(__name__)
 
-_SANDBOX_HINT = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
+_LOOSEN = "rewards run without network and home directory: [reward_pool] sandbox and readable change that"
 _GRACE_S = 5.0
-"""Additional time in seconds for a worker with coroutines, which enforces their timeout itself."""
-_INVALID_ANSWER = "it sent an invalid answer"
-_MAX_TEXT = 4000
-"""Maximum number of characters of an error's description and of its traceback."""
+"""Extra seconds for a worker that enforces the deadline of coroutines itself."""
+_INVALID_REPLY = "it sent an invalid reply"
+_LONGEST = 4000
+"""Characters of a worker's message."""
 
 _RewardCall = tuple[int, Sequence[Mapping[str, Any]]]
 """(number of the reward among those of its workers, the completions or groups that it scores at once)."""
@@ -51,40 +51,37 @@ class Entry(NamedTuple):
 
     @property
     def outside(self) -> bool:
-        """Whether the reward runs outside the sandbox, by its entry or by its trait `network`."""
+        """Return whether it may use the network, by its entry or by its trait `network`."""
         return self.network or reward.traits_of(self.bound.component).network
 
     def seconds(self, pool: float) -> float:
-        """Return the time limit of a call: that of the entry, else the trait `timeout_s`, else that of the pool."""
+        """Its deadline: the entry's, its trait `timeout_s`, or else that of the pool."""
         return self.timeout_s or reward.traits_of(self.bound.component).timeout_s or pool
 
 
 class RewardPool:
-    """Pool of worker processes that scores completions with a weighted sum of rewards.
+    """Scores completions with weighted rewards, each call under a deadline in another process.
 
-    Every call has a time limit. A worker runs in a sandbox (`retrain.system.sandbox`) with a memory limit, few
-    environment variables and no output, and ends with the process that created the pool. It loads its rewards before
-    the time limit of the first call starts. The remaining calls of a killed worker go to another worker.
+    A worker runs in a sandbox (`retrain.system.sandbox`), with bounded memory, few environment variables and
+    nowhere to print to, and ends with the process that made the pool. Its functions are loaded before any clock
+    runs. The remaining calls of a killed worker go to another.
 
     Args:
-        rewards: fields of an `Entry` for each reward. Rewards with the same time limit, network access and kind of
-            function (coroutine or not) share workers.
-        workers: number of worker processes for each such group of rewards; coroutines use at most one. 0 calls the
-            rewards in this process, without protection.
-        timeout_s: default time limit of one call, in seconds.
-        memory_mb: memory limit of a worker in MB; 0 for no limit.
-        max_failed: share of the completions of a `score` call that may fail.
-        sandbox: "auto" uses the sandbox if this machine supports it; "require" fails if it does not; "off" disables it.
-        env: names of environment variables that the workers get, in addition to those named by parameters `*_env` of
-            the rewards.
-        readable: paths that workers can read although the sandbox hides their directory.
-        search_paths: directories in which dotted paths are searched, after the current directory.
-        ranks: the process group. Only rank 0 has workers and broadcasts the scores, because a reward may time out.
+        rewards: as fields of an `Entry`. Those with one deadline, and with the network or without, share workers.
+        workers: processes; 0 calls the rewards right here, unprotected.
+        timeout_s: wall-clock seconds for one call, where the entry says no other.
+        memory_mb: what a worker may allocate; 0 for no limit.
+        max_failed: share of a `score` call's completions above which failing is an error.
+        sandbox: "auto" takes the sandbox where this machine has one; "require" refuses where it has none.
+        env: names of environment variables that the workers see as well, besides those that a parameter of a
+            reward named `*_env` names.
+        readable: paths that they can read in spite of the sandbox.
+        search_paths: where dotted paths are looked up, after the current directory.
+        ranks: of several, rank 0 alone has workers: rewards may time out, so every rank must get the same ones.
 
     Raises:
-        ComponentError: a reward cannot be loaded, or reads a field that does not exist; or the sandbox is required but
-            unavailable.
-        UserCodeError: the module of a reward raises, hangs, or ends the worker that loads it.
+        ComponentError: a reward cannot be loaded, or reads something that does not exist; no sandbox.
+        UserCodeError: a reward's module breaks or hangs the worker that loads it.
     """
 
     def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
@@ -104,7 +101,7 @@ class RewardPool:
         entries = [Entry(*one) for one in rewards]
         self._forms = [form_of(one.bound.component) for one in entries]
         self._weights = [one.weight for one in entries]
-        self._measures_correctness = [reward.traits_of(one.bound.component).correctness for one in entries]
+        self._judges = [reward.traits_of(one.bound.component).correctness for one in entries]
         self.names = unique_names([one.bound.name for one in entries])
         # Number of completions, or of groups of them, in a call; 0 is the whole batch.
         self._widths = [
@@ -118,18 +115,18 @@ class RewardPool:
         shared: dict[tuple[float, bool, bool], list[int]] = {}
         for number, (one, form) in enumerate(zip(entries, self._forms, strict=True)):
             shared.setdefault((one.seconds(timeout_s), one.outside, form.is_async), []).append(number)
-        self._groups: list[tuple[list[int], _RewardWorkers]] = []
+        self._scorers: list[tuple[list[int], _Scorer]] = []
         for (seconds, outside, is_async), numbers in shared.items():
-            bounds = [entries[number].bound for number in numbers]
+            some = [entries[number].bound for number in numbers]
             targets = tuple((self.names[k], entries[k].bound.path, entries[k].bound.arguments) for k in numbers)
-            visible = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_module_folders(bounds)))
-            containment = Containment(memory_mb, self._sandboxed and not outside, visible)
-            size = min(workers, 1) if is_async else workers  # one event loop, in which a judge limits its request rate
+            shown = tuple(str(Path(path).expanduser()) for path in (*readable, *paths, *_homes(some)))
+            containment = Containment(memory_mb, self._sandboxed and not outside, shown)
+            size = min(workers, 1) if is_async else workers  # coroutines share one loop, and a judge its rate limit
             settings = Settings(targets, paths, seconds, is_async)
-            group = _RewardWorkers(settings, containment, [*env, *_variables(bounds)], size)
-            self._groups.append((numbers, group))
+            scorer = _Scorer(settings, containment, [*env, *_variables(some)], size)
+            self._scorers.append((numbers, scorer))
         self._ranks = ranks
-        self._score_all([])  # load all rewards now, so that errors appear before the first step
+        self._score_all([])  # Refuse a reward that cannot be loaded now, not at the first step.
 
     def __enter__(self) -> RewardPool:
         return self
@@ -139,11 +136,11 @@ class RewardPool:
 
     def close(self) -> None:
         """Kill the workers. A later `score` starts new ones."""
-        for _, group in self._groups:
-            event_loop.run(group.close())
+        for _, scorer in self._scorers:
+            event_loop.run(scorer.close())
 
     def score(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
-        """Return one score per item, in order.
+        """One score per item, in order. An item maps names of FIELDS to their values.
 
         Items with one `group` are compared with each other; an item without it is a group of its own.
 
@@ -156,18 +153,18 @@ class RewardPool:
         return self._ranks.on_rank0(lambda: self._score_here(items))
 
     def _score_here(self, items: Sequence[Mapping[str, Any]]) -> list[Score]:
-        results = self._call_all(items)
-        scores = [self._combine(one) for one in results]
+        replies = self._call_all(items)
+        scores = [self._combine(some) for some in replies]
         if items:
-            self._report(items, results, scores)
+            self._report(items, replies, scores)
         return scores
 
     def _call_all(self, items: Sequence[Mapping[str, Any]]) -> list[list[RewardResult]]:
         """Return the replies of all rewards for every item."""
         by_item: list[dict[int, RewardResult]] = [{} for _ in items]
         calls = [
-            [call for index, number in enumerate(numbers) for call in self._calls(index, number, items)]
-            for numbers, _ in self._groups
+            [call for place, number in enumerate(numbers) for call in self._calls(place, number, items)]
+            for numbers, _ in self._scorers
         ]
 
         answers = event_loop.gather(
@@ -176,7 +173,7 @@ class RewardPool:
         try:
             every = event_loop.run(answers)
         except BaseException:
-            self.close()  # cancelling the coroutine does not interrupt the workers
+            self.close()  # Cancelling a coroutine does not stop its worker.
             raise
         for (numbers, _), some, found in zip(self._scorers, calls, every, strict=True):
             for ((place, _), indices), results in zip(some, found, strict=True):
@@ -203,47 +200,37 @@ class RewardPool:
             for first in range(0, len(given), width)
         ]
 
-        Args:
-            index: index of the reward among those of its workers.
-            number: index of the reward in the pool.
-            items: the completions.
-        """
-        size = self._batch_sizes[number] or max(1, len(items))
-        fields = [{name: item[name] for name in self._forms[number].reads} for item in items]
-        return [(index, fields[first : first + size]) for first in range(0, len(fields), size)]
-
-    def _combine(self, results: Sequence[RewardResult]) -> Score:
-        """Compute the score of a completion from the results of all rewards."""
-        parts = {name: result.value for name, result in zip(self.names, results, strict=True)}
-        for name, result in zip(self.names, results, strict=True):
-            parts |= {f"{name}/{key}": value for key, value in result.parts.items()}
-        failed = next((result for result in results if result.status != "ok"), None)
+    def _combine(self, replies: Sequence[RewardResult]) -> Score:
+        parts = {name: reply.value for name, reply in zip(self.names, replies, strict=True)}
+        for name, reply in zip(self.names, replies, strict=True):
+            parts |= {f"{name}/{key}": value for key, value in reply.parts.items()}
+        failed = next((reply for reply in replies if reply.status != "ok"), None)
         if failed is not None:
             return Score(None, parts, None, cast("Any", failed.status), failed.detail)
-        values = [(k, result.value) for k, result in enumerate(results) if result.value is not None]
-        if not values:
+        opinions = [(k, reply.value) for k, reply in enumerate(replies) if reply.value is not None]
+        if not opinions:
             return Score(None, parts, None, "invalid", f"every reward ({', '.join(self.names)}) returned None")
-        total = sum(self._weights[k] * value for k, value in values)
+        total = sum(self._weights[k] * value for k, value in opinions)
         if not fits_float32(total):
             return Score(None, parts, None, "invalid", f"the weighted sum of the rewards, {total:g}, is too large")
-        correctness = next((value for k, value in values if self._measures_correctness[k]), values[0][1])
-        return Score(total, parts, correctness > 0.5)
+        verdict = next((value for k, value in opinions if self._judges[k]), opinions[0][1])
+        return Score(total, parts, verdict > 0.5)
 
     def _report(
-        self, items: Sequence[Mapping[str, Any]], results: Sequence[Sequence[RewardResult]], scores: Sequence[Score]
+        self, items: Sequence[Mapping[str, Any]], replies: Sequence[Sequence[RewardResult]], scores: Sequence[Score]
     ) -> None:
-        """Log each kind of failure once; raise UserCodeError if more than `max_failed` of the items failed."""
-        for result in (result for some in results for result in some):
-            kind = result.detail.partition(":")[0]
-            if result.status != "ok" and kind not in self._reported:
+        """Log each kind of failure once; raise when too many failed."""
+        for reply in (reply for some in replies for reply in some):
+            kind = reply.detail.partition(":")[0]
+            if reply.status != "ok" and kind not in self._reported:
                 self._reported.add(kind)
-                _logger.warning("%s (logged once)\n%s", result.detail, result.trace)
+                _logger.warning("%s (logged once)\n%s", reply.detail, reply.trace)
         failed = [index for index, score in enumerate(scores) if score.value is None]
         if len(failed) <= self._max_failed * len(items):
             return
         first = failed[0]
-        trace = next((result.trace for result in results[first] if result.trace), "")
-        hint = f" ({_SANDBOX_HINT})" if self._sandboxed else ""
+        trace = next((reply.trace for reply in replies[first] if reply.trace), "")
+        hint = f" ({_LOOSEN})" if self._sandboxed else ""
         sample = {name: str(items[first].get(name))[:500] for name in ("completion", "answer")}
         raise UserCodeError(
             f"{len(failed)} of {len(items)} completions could not be scored, more than [reward_pool] max_failed = "
@@ -253,14 +240,13 @@ class RewardPool:
         )
 
 
-class _RewardWorkers:
-    """Workers that have loaded the same rewards.
+class _Scorer:
+    """Workers that have loaded the same rewards; a reply for each completion of a call.
 
     Args:
-        settings: the rewards, and the time limit of one call.
-        containment: restrictions of the workers.
-        env: names of environment variables that the workers get in addition to the default ones.
-        size: number of workers; 0 calls the rewards in the calling thread, without protection.
+        settings: rewards to load, and the seconds of one call.
+        containment: sandbox settings. env: names of further environment variables that workers see.
+        size: how many; 0 calls the rewards in the thread that waits, unprotected.
     """
 
     def __init__(self, settings: Settings, containment: Containment, env: Sequence[str], size: int) -> None:
@@ -272,23 +258,22 @@ class _RewardWorkers:
             containment=containment,
             seconds=settings.timeout_s + (_GRACE_S if settings.is_async else 0.0),
             variables=env,
-            hint=f" ({_SANDBOX_HINT})" if containment.sandboxed else "",
+            hint=f" ({_LOOSEN})" if containment.sandboxed else "",
         )
         self._workers = WorkerPool(spec, size) if size else None
         self._local = [] if size else [load(*reward, settings) for reward in settings.rewards]
 
     async def call_all(self, calls: Sequence[_RewardCall]) -> list[list[RewardResult]]:
-        """Return the results of each call, one per completion. If a call ends its worker, its completions fail."""
+        """Return the replies of each call; a call that kills its worker gets failed replies."""
         if self._workers is None:
             return await event_loop.call_in_caller(lambda: [self._score(*call) for call in calls])
         found = await self._workers.call_all(calls, lambda index, answer: self._read(calls[index], answer), _spent)
         return [
-            self._failed(call, one) if isinstance(one, CallLost) else one
-            for call, one in zip(calls, found, strict=True)
+            self._lost(call, one) if isinstance(one, CallLost) else one for call, one in zip(calls, found, strict=True)
         ]
 
     async def close(self) -> None:
-        """Kill the workers."""
+        """End the workers."""
         if self._workers is not None:
             await self._workers.close()
 
@@ -316,20 +301,17 @@ def _groups(items: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def _spent(result: list[RewardResult]) -> bool:
-    """Return whether a worker must be replaced, because its memory is full, perhaps with garbage of earlier calls."""
-    return any(one.status == "error" and "MemoryError" in one.detail for one in result)
+    """Return whether a worker must be replaced: garbage of earlier calls may fill its memory."""
+    return any(reply.status == "error" and "MemoryError" in reply.detail for reply in result)
 
 
-def _repeat_failure(found: list[RewardResult], count: int) -> list[RewardResult]:
-    """Repeat the failure of a whole call for each of its completions; return other results unchanged."""
+def _spread(found: list[RewardResult], count: int) -> list[RewardResult]:
+    """Repeat the failure of a whole call for each completion."""
     return found * count if len(found) == 1 and found[0].status != "ok" else found
 
 
-def _parse_result(answer: Any, name: str) -> RewardResult:
-    """Parse a worker's answer for one completion; raise ValueError if it is invalid.
-
-    The answer is untrusted, because the code of a reward may have written it.
-    """
+def _reply(answer: Any, name: str) -> RewardResult:
+    """Return an answer as a reply; ValueError if invalid, since untrusted code may have written it."""
     match answer:
         case ["ok", None | float() as value, dict() as parts, "", ""] if all(
             type(one) is float for one in parts.values()
@@ -341,37 +323,37 @@ def _parse_result(answer: Any, name: str) -> RewardResult:
                 else invalid(name, {**parts, "score": value} if parts else value)
             )
         case [("error" | "invalid" | "timeout") as status, None, {}, str(detail), str(trace)]:
-            return RewardResult(status, detail=detail[:_MAX_TEXT], trace=trace[-_MAX_TEXT:])
+            return RewardResult(status, detail=detail[:_LONGEST], trace=trace[-_LONGEST:])
         case _:
-            raise ValueError(_INVALID_ANSWER)
+            raise ValueError(_INVALID_REPLY)
 
 
 def _sandboxed(wanted: Literal["auto", "require", "off"]) -> bool:
-    """Return whether workers run in a sandbox; raise ComponentError if it is required but unavailable."""
+    """Return whether workers run in a sandbox; ComponentError if required and unavailable."""
     if wanted == "off" or not (reason := missing()):
         return wanted != "off"
     if wanted == "require":
-        raise ComponentError(f"the sandbox for rewards is unavailable: {reason}", 'use sandbox = "auto"')
+        raise ComponentError(f"there is no sandbox for rewards on this machine: {reason}", 'use sandbox = "auto"')
     _warn_unprotected(reason)
     return False
 
 
 @cache
 def _warn_unprotected(reason: str) -> None:
-    _logger.warning("rewards run without a sandbox, because it is unavailable: %s", reason)
+    _logger.warning("rewards run without a sandbox, which this machine does not have: %s", reason)
 
 
 def _variables(rewards: Sequence[Bound]) -> list[str]:
-    """Return the names of environment variables in parameters `*_env` of the rewards."""
+    """The environment variables that parameters of the rewards name."""
     return [str(bound.params[key]) for bound in rewards for key in bound.params if key.endswith("_env")]
 
 
-def _module_folders(rewards: Sequence[Bound]) -> list[str]:
-    """Return the folders of the rewards' modules, which may not be on the search path."""
+def _homes(rewards: Sequence[Bound]) -> list[str]:
+    """The folders of the rewards' modules, which need not be on the search path."""
     modules = [sys.modules.get(bound.component.target.__module__.partition(".")[0]) for bound in rewards]
     return [str(Path(file).parent) for module in modules if (file := getattr(module, "__file__", None))]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names with repeated ones numbered: exact, exact_2."""
+    """The names, a repeated one numbered: exact, exact_2."""
     return [n if names[:i].count(n) == 0 else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)]

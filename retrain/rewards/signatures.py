@@ -1,4 +1,4 @@
-"""Calling conventions of rewards, recognized by the signature: those of this package, TRL and verl."""
+"""Calling conventions of rewards, by signature: our names, TRL's, or verl's."""
 
 from __future__ import annotations
 
@@ -45,28 +45,25 @@ class Form(NamedTuple):
 
     @property
     def batch(self) -> bool:
-        """Whether one call scores a batch of completions."""
+        """Return whether one call scores many completions."""
         return self.name in ("trl", "verl_batch")
 
     def described(self) -> str:
-        """Describe the calling convention, for `retrain explain`."""
-        text = {
+        """The form in words, for `explain`."""
+        said = {
             "retrain": "by the names of its parameters, one completion at a time",
             "group": "once for each prompt, with the list of its completions",
             "trl": "as TRL calls a reward function: lists of prompts, completions and columns of the data",
             "verl": "as verl calls compute_score, one completion at a time",
             "verl_batch": "as verl calls a batched compute_score: lists of data_sources, solution_strs ...",
         }[self.name]
-        return f"{text}; async" if self.is_async else text
+        return f"{said}; async" if self.is_async else said
 
     def arguments(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the keyword arguments of one call.
+        """Keyword arguments of one call: for all items if it takes a batch, else for the first.
 
-        Args:
-            items: the completions, as mappings from names in FIELDS to values. A reward that does not take a batch
-                is called with the first.
         Raises:
-            ValueError: the rows of the data lack a column that the reward requires.
+            ValueError: a column that it names is not in the data.
         """
         if self.name in ("retrain", "group"):
             return {name: items[0][name] for name in self.reads}
@@ -79,11 +76,11 @@ class Form(NamedTuple):
         if lacking := [name for name in self.required if name not in found]:
             has = ", ".join(found)
             raise ValueError(f"it reads {', '.join(lacking)}, which the rows of the data do not have; they have {has}")
-        accepted = {name: values for name, values in found.items() if self.open or name in self.names}
-        return {name: values[0] for name, values in accepted.items()} if self.name == "verl" else accepted
+        given = {name: values for name, values in found.items() if self.open or name in self.names}
+        return {name: values[0] for name, values in given.items()} if self.name == "verl" else given
 
     def _row(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values for one completion, by the parameter names of this convention."""
+        """Return the fields of one completion, by this form's names."""
         problem = item["problem"]
         extra = cast("Mapping[str, Any]", problem["extra"])
         if self.name == "trl":
@@ -92,23 +89,18 @@ class Form(NamedTuple):
             ids = {"completion_ids": list(item["completion_ids"])} if "completion_ids" in item else {}
             columns = {"answer": problem["answer"], **extra}
             return {**columns, "prompts": problem["prompt"], "completions": completion, **ids}
-        model: Any = extra.get("reward_model")
-        truth = model.get("ground_truth", item["answer"]) if isinstance(model, dict) else item["answer"]
+        stated: Any = extra.get("reward_model")
+        truth = stated.get("ground_truth", item["answer"]) if isinstance(stated, dict) else item["answer"]
         values = (extra.get("data_source", ""), item["completion"], truth, extra.get("extra_info") or {})
         return dict(zip(_VERL if self.name == "verl" else _VERL_BATCH, values, strict=True))
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Accept any arguments and do nothing, in place of TRL's logging functions."""
+    """TRL's logger arguments, which are accepted and ignored."""
 
 
 def form_of(component: Component) -> Form:
-    """Return the calling convention of a reward.
-
-    Raises:
-        ComponentError: the reward has a required parameter that its convention does not provide, or takes
-            positional-only parameters or only **keywords.
-    """
+    """Return the form of a reward; ComponentError if it needs an argument of no form."""
     target: Any = component.target
     called = target.__call__ if component.stateful else target
     parameters = dict(inspect.signature(called).parameters)
@@ -131,7 +123,7 @@ def form_of(component: Component) -> Form:
         _refuse(component, [one for one in required if one not in FIELDS])
         if not reads and is_open:
             raise ComponentError(
-                f'reward "{component.name}" takes only **keywords, so that it would get no arguments',
+                f'reward "{component.name}" takes only **keywords, and would be called with nothing',
                 f"name its parameters among: {', '.join(FIELDS)}",
             )
     if any(parameters[one].kind is inspect.Parameter.POSITIONAL_ONLY for one in names if one in (*reads, *required)):
@@ -141,13 +133,6 @@ def form_of(component: Component) -> Form:
 
 
 def _refuse(component: Component, unknown: Sequence[str], caller: str = "") -> None:
-    """Raise ComponentError if a reward has unknown required parameters.
-
-    Args:
-        component: the reward.
-        unknown: its required parameters that the calling convention does not provide.
-        caller: the trainer that defines the convention; "" for this package.
-    """
     if unknown:
         fix = {
             "": f"name its parameters among: {', '.join(FIELDS)}; or {GROUP} alone; or write it as TRL does, "

@@ -259,7 +259,7 @@ def test_failures_below_the_ceiling_are_told_once_with_the_traceback(caplog):
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("wants_more", "reads teacher, which completions do not have"), ("positional_only", "positional-only")],
+    [("wants_more", "reads teacher, which no completion has"), ("positional_only", "positional-only")],
 )
 def test_signatures_that_cannot_be_called(name, complaint):
     with pytest.raises(ComponentError, match=complaint):
@@ -313,7 +313,7 @@ def test_a_fork_that_comes_back_does_not_answer():
     [
         ("garbage", "crashed", "it sent an invalid answer"),
         ("garbage_line", "crashed", "it sent an invalid answer"),
-        ("forged_shape", "crashed", "it sent an invalid answer"),
+        ("forged_shape", "crashed", "it sent an invalid reply"),
         ("ahead", "crashed", "it sent an answer to no call"),
         ("forged_nan", "invalid", "returned nan (float); expected one finite number or None"),
     ],
@@ -379,7 +379,7 @@ def members(namespace):
 
 def test_no_sandbox_is_refused_or_told(monkeypatch, caplog):
     monkeypatch.setattr("retrain.rewards.pool.missing", lambda: "namespaces: Operation not permitted")
-    with pytest.raises(ComponentError, match=r"the sandbox for rewards is unavailable: namespaces"):
+    with pytest.raises(ComponentError, match=r"no sandbox for rewards on this machine: namespaces"):
         pool(bound("by_text"), sandbox="require")
     with pool(bound("by_text")) as scorer:
         assert scorer.score(items("right"))[0].value == 1.0
