@@ -1,4 +1,4 @@
-"""Credit for every turn of an episode in an environment."""
+"""Credit for each turn of an episode in an environment."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def turn_returns(
     gamma: Discount = 1.0,
     among: Literal["reached", "all"] = "reached",
 ) -> Tensor:
-    """Return from each turn on, minus the mean return of the group's other episodes from that turn.
+    """Return from each turn on, minus the mean return of the group's other episodes from that turn on.
 
     A_{i,k} = sum_{j>=k} gamma^(j-k) * r_{i,j} - b_{i,k},  b_{i,k} = mean over the others of their return from turn k
 
-    It replaces the episode's advantages. The baseline does not depend on the actions of episode i from turn k on,
-    so the gradient estimate is unbiased. For episodes of one turn it is RLOO.
+    It replaces the advantages before it. The baseline does not depend on the actions of episode i from turn k on, so
+    the gradient estimate is unbiased. For episodes of one turn it is RLOO.
 
     Args:
         turn_rewards: [N, T], on the last token of each turn; turn_ids: [N, T] int, from 0; response_mask: [N, T] bool;
             group_ids: [N] int.
         gamma: discount, per turn.
-        among: episodes in the mean: those that "reached" turn k, or "all", where ended ones have return 0.
+        among: episodes in the mean: those that "reached" turn k, or "all", with return 0 for those that ended before.
     Returns:
-        [N, T], the same on all tokens of a turn. Where no other episode has reached turn k the baseline is 0.
-    References: Ahmadian et al., Back to Basics (RLOO), arXiv:2402.14740 (one turn; per turn it is this project's own).
+        [N, T], equal on all tokens of a turn. If no other episode reached turn k, the baseline is 0.
+    References: Ahmadian et al., Back to Basics (RLOO), arXiv:2402.14740 (for one turn; this project extends it).
     """
     rewards, reached = _by_turn(turn_rewards, turn_ids)
     returns = _to_come(rewards, gamma)
@@ -56,19 +56,20 @@ def turn_returns(
 def turn_grpo(
     turn_rewards: Tensor, turn_ids: Tensor, response_mask: Tensor, group_ids: Tensor, *, gamma: Discount = 1.0
 ) -> Tensor:
-    """GRPO for each turn's number: biased wherever the policy decides how many turns there are. For comparison.
+    """Rewards of each turn relative to the group's mean reward of the turn with the same number.
 
     A_{i,k} = sum_{j>=k} gamma^(j-k) * (r_{i,j} - m_j),  m_j = mean of r_j over the group's episodes that reached turn j
 
-    It takes the place of the episode's advantages. An episode that goes on is compared with those that went on, never
-    with those that stopped: what going on is worth cancels out. `turn_returns` has no such bias.
+    It replaces the advantages before it, and is meant for comparison. It is biased if the policy decides on the number
+    of turns: an episode that continues is compared only with those that continued, so the value of continuing cancels.
+    `turn_returns` does not have this bias.
 
     Args:
         turn_rewards: [N, T], on the last token of each turn; turn_ids: [N, T] int, from 0; response_mask: [N, T] bool;
             group_ids: [N] int.
         gamma: discount, per turn.
     Returns:
-        [N, T], the same on all tokens of a turn.
+        [N, T], equal on all tokens of a turn.
     References: Zeng et al., Reinforcing Multi-Turn Reasoning in LLM Agents, arXiv:2505.11821.
     """
     rewards, reached = _by_turn(turn_rewards, turn_ids)
@@ -80,7 +81,7 @@ def turn_grpo(
 
 
 @transform("gigpo", beyond_rewards=True)
-def gigpo(  # noqa: PLR0913 - six columns and four keys, each with its name
+def gigpo(  # noqa: PLR0913 - six columns and four keys
     advantages: Tensor,
     turn_rewards: Tensor,
     turn_ids: Tensor,
@@ -93,25 +94,25 @@ def gigpo(  # noqa: PLR0913 - six columns and four keys, each with its name
     norm: Literal["mean", "mean_std"] = "mean",
     eps: Annotated[float, Field(gt=0)] = 1e-6,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Add what a turn earned against the group's other turns that began in the same state of the environment.
+    """Add the return of each turn relative to the group's turns that began in the same state of the environment.
 
     A_t + omega * (R_ik - mean R) [/ (sd R + eps)],  R_ik = sum_{j>=k} gamma^(j-k) * r_ij
 
-    Mean and sample deviation are over all turns of the group with the state of turn k, repeated visits of one episode
-    included. The episode's part is the advantage that the run has chosen. Episodes that begin in one state share it:
-    there the step's part is a second copy of a group advantage.
+    Mean and sample standard deviation are over all turns of the group that began in the state of turn k, including
+    repeated visits of one episode. A_t is the run's own advantage. If the episodes of a group begin in the same state,
+    the addition to their first turn is a second group advantage.
 
     Args:
         advantages: [N, T]; turn_rewards: [N, T], on the last token of each turn; turn_ids: [N, T] int, from 0;
             anchor_ids: [N, T] int, the state before the token's turn, -1 where turns are not compared;
             response_mask: [N, T] bool; group_ids: [N] int.
-        omega: weight of the step's part.
+        omega: weight of the addition.
         gamma: discount, per turn.
-        norm: "mean" subtracts the mean, "mean_std" divides by the deviation as well.
-        eps: added to the deviation.
+        norm: "mean" subtracts the mean, "mean_std" also divides by the standard deviation.
+        eps: added to the standard deviation.
     Returns:
-        [N, T], the same addition on all tokens of a turn, 0 for a state seen once; with gigpo/shared, the share of
-        turns whose state another turn has.
+        [N, T], with an equal addition on all tokens of a turn, 0 for a state that occurs once; and gigpo/shared, the
+        share of turns whose state occurs more than once.
     References: Feng et al., Group-in-Group Policy Optimization, arXiv:2505.10978.
     """
     import torch
@@ -135,7 +136,7 @@ def gigpo(  # noqa: PLR0913 - six columns and four keys, each with its name
 
 
 def _by_turn(turn_rewards: Tensor, turn_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Rewards [N, K] of the turns, and which of them an episode reached."""
+    """Return the rewards [N, K] of the turns, and [N, K] bool, True for turns that the episode reached."""
     last = turn_ids.amax(-1, keepdim=True)
     rewards = turn_rewards.new_zeros(len(turn_ids), int(last.max()) + 1).scatter_add(1, turn_ids, turn_rewards)
     numbers = turn_ids.new_ones(rewards.shape).cumsum(-1) - 1
@@ -143,7 +144,7 @@ def _by_turn(turn_rewards: Tensor, turn_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_come(rewards: Tensor, gamma: float) -> Tensor:
-    """sum_{j>=k} gamma^(j-k) * r_j for every turn k."""
+    """Discounted return of every turn k, sum_{j>=k} gamma^(j-k) * r_j, both [N, K]."""
     found, total = rewards.clone(), rewards.new_zeros(len(rewards))
     for turn in reversed(range(rewards.shape[1])):
         total = found[:, turn] = rewards[:, turn] + gamma * total

@@ -1,4 +1,4 @@
-"""Rewards against the reward of the prompt's greedy completion."""
+"""Advantage with the reward of the prompt's greedy completion as baseline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @advantage("remax", group_of_one=True)
 def remax(rewards: Tensor, greedy_rewards: Tensor) -> Tensor:
-    """Reward against the reward of greedy decoding.
+    """Reward minus the reward of greedy decoding.
 
     A_i = r_i - r_greedy
 
-    The run samples one completion more of every prompt, at temperature 0, scores it with the same rewards and does
-    not train on it. The baseline does not depend on the sampled completions, so `[training] group_size = 1` is
-    possible. A prompt whose greedy completion has no reward is left out.
+    The run samples an additional completion of every prompt at temperature 0, scores it with the same rewards, and does
+    not train on it. The baseline does not depend on the other completions, so `[training] group_size = 1` is possible.
+    A prompt whose greedy completion has no reward is left out.
 
     Args:
         rewards: [N] float, any unit; greedy_rewards: [N], of the prompt's greedy completion, repeated on its rows.

@@ -1,4 +1,4 @@
-"""Episode advantages: one number per completion, from its reward and its group's."""
+"""Episode advantages: one number per completion, from its reward and those of its group."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def grpo(rewards: Tensor, group_ids: Tensor) -> Tensor:
         group_ids: [N] int; rows of one prompt share an id.
     Returns:
         [N] in the unit of the reward; sums to 0 over every group; 0 in a group of one.
-    References: Shao et al., DeepSeekMath, arXiv:2402.03300 (with std); Liu et al., Dr. GRPO,
-        arXiv:2503.20783 (why without).
+    References: Shao et al., DeepSeekMath, arXiv:2402.03300 (divided by the standard deviation); Liu et al., Dr. GRPO,
+        arXiv:2503.20783 (without division).
     """
     return rewards - F.groups.group_mean(rewards, group_ids)
 
@@ -41,13 +41,13 @@ def grpo_std(
     ddof: Annotated[int, Field(ge=0, le=1)] = 0,
     eps: Annotated[float, Field(gt=0)] = 1e-8,
 ) -> Tensor:
-    """Group advantage in units of the group's standard deviation.
+    """Group advantage divided by the group's standard deviation.
 
     A_i = (r_i - mean r) / (sd(r) + eps); 0 where sd < eps
 
     Args:
         rewards: [N] float; group_ids: [N] int.
-        ddof: 0 for the population's standard deviation, 1 for the sample's.
+        ddof: 0 for the population standard deviation, 1 for the sample standard deviation.
         eps: added to sd. Other trainers use ddof 1 with eps 1e-6 or 1e-4.
     Returns:
         [N] without unit; 0 in a group of equal rewards.
@@ -59,13 +59,13 @@ def grpo_std(
 
 @advantage("maxrl", success_rate=True)
 def maxrl(rewards: Tensor, group_ids: Tensor, *, eps: Annotated[float, Field(gt=0)] = 1e-6) -> Tensor:
-    """Group advantage over the group's success rate: rare successes count more.
+    """Group advantage divided by the group's success rate, which gives rare successes more weight.
 
     A_i = (r_i - mean r) / (mean r + eps); 0 where mean r <= eps
 
     Args:
-        rewards: [N] float, meant to be non-negative; group_ids: [N] int.
-        eps: below this mean (negative means too) a group holds no success to learn from.
+        rewards: [N] float, intended to be non-negative; group_ids: [N] int.
+        eps: added to the mean; a group whose mean is not above it gets advantage 0.
     Returns:
         [N] without unit, in [-1, G - 1] for rewards in {0, 1}.
     References: Tajwar et al., Maximum Likelihood Reinforcement Learning, arXiv:2602.02710.
@@ -76,7 +76,7 @@ def maxrl(rewards: Tensor, group_ids: Tensor, *, eps: Annotated[float, Field(gt=
 
 @advantage("rloo")
 def rloo(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Reward against the mean of the other completions of the prompt.
+    """Reward minus the mean reward of the prompt's other completions.
 
     A_i = r_i - mean_{j != i} r_j
 
@@ -91,14 +91,14 @@ def rloo(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 @advantage("reinforce_pp")
 def reinforce_pp(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """REINFORCE++ with the group as baseline; the batch normalization is the transform `whiten`.
+    """REINFORCE++ with the group's mean as baseline; the transform `whiten` adds its batch normalization.
 
     A_i = r_i - mean_{j in group(i)} r_j, then (A - mean A) / sd(A) over all tokens of the batch by `whiten`
 
     Args:
         rewards: [N] float; group_ids: [N] int.
     Returns:
-        [N] in the unit of the reward; put `whiten` into `transform_mode` to normalize it.
+        [N] in the unit of the reward; add `whiten` to `transform_mode` to normalize it.
     References: Hu et al., REINFORCE++, arXiv:2501.03262.
     """
     return grpo(rewards, group_ids)
@@ -121,14 +121,15 @@ def grpo_lp(
     *,
     gamma: Annotated[float, Field(ge=0)] = 1e-3,
 ) -> Tensor:
-    """GRPO with a length penalty inside the reward: the coupled baseline that DCA is compared with.
+    """GRPO with a length penalty in the reward, the coupled form that `dca` is compared with.
 
     r'_i = r_i * (1 - gamma * l_i) if correct else 0, then A_i = (r'_i - mean r') / (sd(r') + 1e-8)
 
     Args:
         rewards: [N] float, 1 for a correct answer; correct: [N] bool; lengths: [N] tokens; group_ids: [N] int.
-        max_tokens: response budget; a warning says when gamma lets a correct answer score below a wrong one.
-        gamma: reward lost per token.
+        max_tokens: limit of response tokens; if gamma * max_tokens > 1, a warning is given, because a long correct
+            answer then has a lower reward than a wrong one.
+        gamma: penalty per token.
     Returns:
         [N] without unit. In an all-correct group it does not depend on gamma.
     References: Arora and Zanette, Training Language Models to Reason Efficiently, arXiv:2502.04463.

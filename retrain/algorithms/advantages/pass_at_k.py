@@ -1,4 +1,4 @@
-"""Advantages that optimise the best of k completions instead of the mean of one."""
+"""Advantages that optimise the best of k completions instead of the mean."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def pkpo(
 
     g_1 <= ... <= g_n are the n rewards of a group in ascending order, and p is the rank of row i.
     The mean over the rows is an unbiased estimate of the gradient of E[max of k]. All advantages
-    are >= 0 (for rewards >= 0 with "none") and at most k times the spread: learning rates tuned
-    for `grpo` are too large, and `whiten` moves the zero.
+    are >= 0 (for rewards >= 0 with "none") and at most k times the range of the rewards: learning
+    rates tuned for `grpo` are too large, and `whiten` shifts the zero.
 
     Args:
         rewards: [N] float, any unit; group_ids: [N] int.
-        k: completions of which the best counts. A group with fewer than k rows uses its own size.
-        baseline: "loo_minus_one" leaves the row out of a baseline of k - 1 rows; "none" has more
-            variance, and gives a group of one its reward.
+        k: number of completions of which the best counts. A group of fewer rows uses its own size.
+        baseline: "loo_minus_one" subtracts a baseline of k - 1 other rows; "none" has more variance, and
+            gives a group of one its reward.
     Returns:
         [N] in the unit of the reward; 0 in a group of equal rewards with "loo_minus_one".
-    References: Walder and Karkhanis, Pass@K Policy Optimization, arXiv:2505.15201 (n times its
-        s^(loo-1) and s).
+    References: Walder and Karkhanis, Pass@K Policy Optimization, arXiv:2505.15201 (n times the
+        estimators s^(loo-1) and s of the paper).
     """
     advantages = rloo(rewards, group_ids) if baseline == "loo_minus_one" else rewards.clone()
     for group in group_ids.unique():
@@ -78,19 +78,18 @@ def pkpo(
 
 @advantage("pass_at_k", check=_check_subset, unit_variance=True)
 def pass_at_k(correct: Tensor, group_ids: Tensor, *, k: SubsetSize = 4) -> Tensor:
-    """Normalised reward of the subsets of k completions that a completion takes part in.
+    """Mean normalised reward of the subsets of k completions that contain a completion.
 
     A = (1 - R) / sd on correct rows,  A = (1 - R - C(w-1,k-1) / C(n-1,k-1)) / sd on wrong rows,
     R = 1 - C(w,k) / C(n,k),  sd = sqrt(R (1 - R)),  w wrong rows of n; 0 where sd = 0
 
-    A is the mean over all subsets of k rows that contain the row of (subset's best - R) / sd.
+    A is the mean of (best reward of the subset - R) / sd over all subsets of k rows that contain the row.
 
     Args:
-        correct: [N] bool; partial rewards are not read. group_ids: [N] int.
-        k: size of a subset; k = 1 is `grpo_std` for 0/1 rewards. A group with fewer than k rows
-            uses its own size.
+        correct: [N] bool; group_ids: [N] int. Partial rewards are not used.
+        k: size of a subset; k = 1 is `grpo_std` for 0/1 rewards. A group of fewer rows uses its own size.
     Returns:
-        [N] float32 without unit; 0 where more than n - k rows are correct, since every subset
+        [N] float32 without unit; 0 where more than n - k rows are correct, because every subset
         then succeeds.
     References: Chen et al., Pass@k Training, arXiv:2508.10751 (its analytical form).
     """

@@ -1,4 +1,4 @@
-"""Advantages that scale or weigh rewards differently from the group's own deviation."""
+"""Advantages with other scales or weights of rewards than the group's standard deviation."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ Epsilon = Annotated[float, Field(gt=0)]
 
 
 def _check_updates(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Compare the assumption of an optimal baseline with the number of updates per batch."""
+    """Warn if a batch has several updates, because the baseline is optimal on policy only."""
     updates = config.training.epochs * config.training.minibatches
     if updates > 1:
-        problem = f"the baseline of opo is optimal on policy, and a batch has {updates} updates"
+        problem = f"the baseline of opo is optimal on policy only, but a batch has {updates} updates"
         yield Finding((), problem, "set [training] epochs = 1 and minibatches = 1", fatal=False)
 
 
 @advantage("opo", check=_check_updates)
 def opo(rewards: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
-    """Reward against the group's mean weighted by length.
+    """Reward minus the group's mean reward weighted by length.
 
     A_i = r_i - (sum_j l_j r_j) / (sum_j l_j) over the group; the plain mean if all l_j are 0
 
-    The weighted mean is the baseline of least variance if the squared gradient of a completion
-    grows with its length. The paper trains with one update per batch, without a KL term and
-    without an entropy bonus.
+    The weighted mean is the baseline with the lowest variance if the squared gradient of a completion is proportional
+    to its length. The paper trains with one update per batch, without a KL term and without an entropy bonus.
 
     Args:
         rewards: [N] float, any unit; lengths: [N] int, response tokens; group_ids: [N] int.
@@ -44,7 +43,7 @@ def opo(rewards: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
     """
     weights = lengths.to(rewards.dtype)
     total = F.groups.group_sum(weights, group_ids)
-    # Relative to the plain mean, which is exact in a group of equal rewards.
+    # Relative to the plain mean, so that the result is exactly 0 in a group of equal rewards.
     centred = grpo(rewards, group_ids)
     shift = F.groups.group_sum(weights * centred, group_ids) / total.clamp(min=1)
     return centred - shift
@@ -52,19 +51,19 @@ def opo(rewards: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
 
 @advantage("lite_ppo", unit_variance=True, batch_statistics=True)
 def lite_ppo(rewards: Tensor, group_ids: Tensor, *, ddof: DegreesLost = 1, eps: Epsilon = 1e-4) -> Tensor:
-    """Group mean as the baseline, deviation of the whole batch as the scale.
+    """Group advantage divided by the standard deviation of the whole batch.
 
     A_i = (r_i - mean_g r) / (sd_batch r + eps)
 
-    Use it instead of `grpo_std` when reward scales differ between tasks but not within a batch.
-    The deviation is that of the raw rewards of all rows that are trained on: resampling changes it.
+    Use it instead of `grpo_std` if reward scales differ between tasks but not within a batch. The standard deviation
+    is that of the rewards of all rows that are trained on, so resampling of groups changes it.
 
     Args:
         rewards: [N] float, any unit; group_ids: [N] int.
-        ddof: 0 for the population's deviation, 1 for the sample's.
-        eps: added to the deviation.
+        ddof: 0 for the population standard deviation, 1 for the sample standard deviation.
+        eps: added to the standard deviation.
     Returns:
-        [N] without unit; 0 in groups of equal rewards and where the batch has no deviation.
+        [N] without unit; 0 in groups of equal rewards, and in a batch of equal rewards.
     References: Liu et al., Tricks or Traps (Lite PPO), arXiv:2508.08221.
     """
     spread = F.groups.group_std(rewards, group_ids * 0, ddof=ddof)
@@ -88,13 +87,13 @@ def gdpo(
     eps: Epsilon = 1e-4,
     batch_norm: bool = True,
 ) -> Tensor:
-    """Normalise each reward within its group, then add them up.
+    """Weighted sum of rewards that are each normalised within the group.
 
     a_ik = (r_ik - mean_g r_k) / (sd_g r_k + eps);  S_i = sum_k w_k a_ik;  A_i = S_i / (sd S + eps)
 
     a_ik is 0 where the group's rewards are equal, where fewer than two rows of the group have
-    reward k, and where row i has none. The batch mean of S is 0 by construction and is not
-    subtracted: rounding would give groups without information an advantage.
+    reward k, and where row i does not have it. The batch mean of S is 0 by construction and is not
+    subtracted, because rounding would give an advantage to groups of equal rewards.
 
     Args:
         reward_parts: [N, R] float, one column per `[[rewards]]` entry, or per part of its score, before

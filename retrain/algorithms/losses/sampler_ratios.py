@@ -51,7 +51,7 @@ def ipo(
 
 
 @loss("dppo", vanishes=True)
-def dppo(  # noqa: PLR0913 - four columns and four keys, each with its name
+def dppo(  # noqa: PLR0913 - four columns and four keys
     logprobs: Tensor,
     sampler_logprobs: Tensor,
     advantages: Tensor,
@@ -137,7 +137,7 @@ def topr(
 
 
 @loss("vespo", vanishes=True)
-def vespo(  # noqa: PLR0913 - four columns and four keys, each with its name
+def vespo(  # noqa: PLR0913 - four columns and four keys
     logprobs: Tensor,
     sampler_logprobs: Tensor,
     advantages: Tensor,

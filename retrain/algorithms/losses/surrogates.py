@@ -49,7 +49,7 @@ def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 @loss("ppo_clip", vanishes=True, check=_check_bounds)
-def ppo_clip(  # noqa: PLR0913 - four columns and three keys, each with its name
+def ppo_clip(  # noqa: PLR0913 - four columns and three keys
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,

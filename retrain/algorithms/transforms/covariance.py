@@ -17,7 +17,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 @transform("clip_cov", wants_unit_variance=True)
-def clip_cov(  # noqa: PLR0913 - four columns and four keys, each with its name
+def clip_cov(  # noqa: PLR0913 - four columns and four keys
     advantages: Tensor,
     old_logprobs: Tensor,
     response_mask: Tensor,

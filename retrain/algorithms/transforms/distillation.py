@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @transform("opd", mean_matters=True, group_of_one=True, beyond_rewards=True, imitates=True)
-def opd(  # noqa: PLR0913 - four columns and three keys, each with its name
+def opd(  # noqa: PLR0913 - four columns and three keys
     advantages: Tensor,
     teacher_logprobs: Tensor,
     sampler_logprobs: Tensor,

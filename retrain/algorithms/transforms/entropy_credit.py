@@ -34,7 +34,7 @@ def _check_positions(params: Mapping[str, Any], config: Any) -> Iterator[Finding
 
 
 @transform("gtpo_paper", check=_check_positions, unit_variance=True)
-def gtpo_paper(  # noqa: PLR0913 - four columns and six keys, each with its name
+def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     entropy: Tensor,
     correct: Tensor,
     response_mask: Tensor,
@@ -93,7 +93,7 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys, each with its name
 
 
 @advantage("grpo_s", unit_variance=True)
-def grpo_s(  # noqa: PLR0913 - four columns and three keys, each with its name
+def grpo_s(  # noqa: PLR0913 - four columns and three keys
     entropy: Tensor,
     correct: Tensor,
     response_mask: Tensor,

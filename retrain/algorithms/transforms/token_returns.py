@@ -82,7 +82,7 @@ def gae(
 
 
 @transform("otb", check=_check_group, group_of_one=True, beyond_rewards=True)
-def otb(  # noqa: PLR0913 - five columns and two keys, each with its name
+def otb(  # noqa: PLR0913 - five columns and two keys
     turn_rewards: Tensor,
     old_logprobs: Tensor,
     sum_pi_squared: Tensor,

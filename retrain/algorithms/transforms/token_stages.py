@@ -176,7 +176,7 @@ def tis(
 
 
 @transform("mis", correction=True)
-def mis(  # noqa: PLR0913 - four columns and three keys, each with its name
+def mis(  # noqa: PLR0913 - four columns and three keys
     advantages: Tensor,
     old_logprobs: Tensor,
     sampler_logprobs: Tensor,
