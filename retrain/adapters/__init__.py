@@ -1,7 +1,6 @@
-"""The advantages and rewards of `retrain` inside other trainers: verl, slime and TRL.
+"""Use the advantages and rewards of `retrain` in other trainers: verl, slime and TRL.
 
-Each submodule speaks to one trainer through the hooks that it offers; none of them patches anything, and the
-trainer itself is imported only by the submodule's own use of it.
+Each submodule uses the extension points of one trainer, without patching it, and imports it only when needed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MODULES = {
     "reward_for_verl": "verl",
 }
 
-# Without the names that need TRL.
+# The names that need TRL are left out, so that a star import works without it.
 __all__ = [
     "compute_advantage",
     "compute_advantage_for_slime",

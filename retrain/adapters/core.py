@@ -1,4 +1,4 @@
-"""Shared by all adapters: an episode advantage over plain arrays, and the score of one completion."""
+"""Functions shared by all adapters: episode advantages from plain arrays, and the score of one completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COLUMNS = ("rewards", "correct", "lengths", "turn_ids", "group_ids", "max_tokens")
-"""Fields of a completion that other trainers know before credit is assigned."""
+"""Columns of `Batch` that other trainers can provide to an advantage."""
 
 
 def compute_advantage(
@@ -33,30 +33,30 @@ def compute_advantage(
     max_tokens: int | None = None,
     **params: Any,
 ) -> Tensor:
-    """Episode advantages [N] of completions, by any advantage of the registry or a dotted path.
+    """Compute the episode advantages of completions, with any registered advantage or a dotted path.
 
     Args:
-        rewards: [N], numbers or booleans (right or wrong).
-        lengths: [N] response tokens; needed by the modes that look at length.
-        group_ids: [N], anything that is equal for the completions of one prompt, such as verl's `uid`; unset:
-            one group.
-        mode: as `[algorithm] advantage_mode`: "grpo", "grpo_std", "maxrl", "rloo", "grpo_lp", "dca" ...
-        correct: [N] booleans; unset: reward > 0.5.
-        max_tokens: response budget; unset: the longest completion.
-        params: as the mode's TOML table: `beta=0.2`.
+        rewards: [N] numbers, or booleans (right or wrong).
+        lengths: [N] numbers of response tokens; required by modes that use the length.
+        group_ids: [N] values that are equal for the completions of one prompt, such as verl's `uid`. None puts all
+            completions into one group.
+        mode: see `[algorithm] advantage_mode`: "grpo", "grpo_std", "maxrl", "rloo", "grpo_lp", "dca" ...
+        correct: [N] booleans; by default reward > 0.5.
+        max_tokens: maximum number of response tokens; by default that of the longest completion.
+        params: parameters of the mode, with the names of its TOML table: `beta=0.2`.
     Returns:
         [N] in the precision of the rewards (float32 for lists), on their device, without gradient.
     Raises:
-        ComponentError: an unknown mode, a parameter it does not take, or a column it needs and was not given.
-        ValueError: columns of different lengths or not flat, a value that is not finite, or a negative length.
+        ComponentError: the mode is unknown, a parameter is invalid, or the mode needs a column that is not given.
+        ValueError: columns differ in length or are not flat, a value is not finite, or a length is negative.
     """
     values = _column("rewards", rewards)
     values = values if values.is_floating_point() else values.float()
-    columns: dict[str, Any] = {"rewards": values, "group_ids": _groups(group_ids, values)}
+    columns: dict[str, Any] = {"rewards": values, "group_ids": _group_numbers(group_ids, values)}
     columns["correct"] = values > 0.5 if correct is None else _column("correct", correct).to(values.device).bool()
     if lengths is not None:
         columns["lengths"] = _column("lengths", lengths).to(values.device).long()
-        _refuse("lengths", columns["lengths"] < 0, "is negative; give the number of response tokens")
+        _check_none("lengths", columns["lengths"] < 0, "is negative; give the number of response tokens")
         columns["max_tokens"] = max_tokens or int(max([1, *columns["lengths"].tolist()]))
     for name, column in columns.items():
         if name != "max_tokens" and column.shape != (len(values),):
@@ -73,22 +73,31 @@ def portable_advantages() -> list[str]:
 
 
 def score(reward: str, params: Mapping[str, Any], item: Mapping[str, Any]) -> Score:
-    """The verdict of a reward on one completion, in a process that is killed if it hangs; safe in threads.
+    """Score one completion in a worker process, which is killed if the reward hangs. The function is thread-safe.
 
     Args:
-        reward: a registered reward or a dotted path. item: what is known, by the names that a reward may read.
+        reward: name of a registered reward, or a dotted path.
+        params: parameters of the reward.
+        item: values of the completion, by the names in `retrain.rewards.signatures.FIELDS`.
     Raises:
-        ComponentError: the reward is unknown, or reads what `item` does not have.
+        ComponentError: the reward is unknown, or reads a name that is not in `item`.
     """
-    reads, call = _scorer(reward, json.dumps(dict(params), sort_keys=True))
+    reads, call = _reward_scorer(reward, json.dumps(dict(params), sort_keys=True))
     if missing := [name for name in reads if name not in item]:
-        known = f"here a reward may read {', '.join(item)}"
-        raise ComponentError(f'reward "{reward}" reads {", ".join(missing)}, which this trainer does not give', known)
+        known = f"here a reward can read {', '.join(item)}"
+        problem = f'reward "{reward}" reads {", ".join(missing)}, which this trainer does not provide'
+        raise ComponentError(problem, known)
     return call(item)
 
 
 @cache
-def _scorer(reward: str, params: str) -> tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Score]]:
+def _reward_scorer(reward: str, params: str) -> tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Score]]:
+    """Return the names that a reward reads, and a function that scores one completion with it.
+
+    Args:
+        reward: name or dotted path.
+        params: its parameters as JSON.
+    """
     bound, lock = bind("reward", reward, json.loads(params)), Lock()
     pool = RewardPool([(bound, 1.0)], max_failed=1.0)
     atexit.register(pool.close)
@@ -113,7 +122,7 @@ def _call(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
 
 
 def _column(name: str, values: Sequence[Any] | Tensor) -> Tensor:
-    """[N] finite numbers or booleans, where they were; ValueError for anything else."""
+    """Convert a column to a tensor [N], on the device of the values. Raise ValueError if it is not flat and finite."""
     import torch
 
     try:
@@ -122,18 +131,23 @@ def _column(name: str, values: Sequence[Any] | Tensor) -> Tensor:
         raise ValueError(f"{name} are not numbers ({error}); give one number per completion") from None
     if column.dim() != 1:
         raise ValueError(f"{name} has shape {tuple(column.shape)}; give one number per completion, in a flat list")
-    _refuse(name, ~column.isfinite(), "is not finite; leave the completion out or give it a number")
+    _check_none(name, ~column.isfinite(), "is not finite; leave the completion out or give it a number")
     return column
 
 
-def _refuse(name: str, wrong: Tensor, why: str) -> None:
-    """ValueError for the first completion that is `wrong` [N]."""
+def _check_none(name: str, wrong: Tensor, problem: str) -> None:
+    """Raise ValueError with the index of the first completion for which `wrong` [N] is True."""
     if wrong.any():
-        raise ValueError(f"{name}[{int(wrong.nonzero()[0])}], of the completion of that index, {why}")
+        raise ValueError(f"{name}[{int(wrong.nonzero()[0])}], of the completion with this index, {problem}")
 
 
-def _groups(group_ids: Sequence[Any] | Tensor | None, rewards: Tensor) -> Tensor:
-    """Ids as integers from 0, in the order of their first appearance; strings and numpy objects included."""
+def _group_numbers(group_ids: Sequence[Any] | Tensor | None, rewards: Tensor) -> Tensor:
+    """Convert ids of any hashable type to integers from 0, in the order of their first occurrence.
+
+    Args:
+        group_ids: [N] ids; None stands for a single group.
+        rewards: [N] rewards, whose device the result has.
+    """
     import torch
 
     if group_ids is None:

@@ -1,11 +1,11 @@
-"""slime: a reward post-process that turns the rewards of a rollout into advantages, and a custom reward.
+"""Adapter for slime: a reward post-processing function that computes advantages, and a custom reward.
 
 --custom-reward-post-process-path retrain.adapters.slime.compute_advantage_for_slime
 --custom-rm-path retrain.adapters.slime.reward_for_slime
 
 Settings are attributes of slime's arguments, which `--custom-config-path` reads from a YAML file: retrain_mode,
-retrain_params, retrain_reward and retrain_reward_params. slime's estimator "grpo" spreads what the
-post-process returns over the tokens of each sample as it is.
+retrain_params, retrain_reward and retrain_reward_params. slime's estimator "grpo" assigns the result of the
+post-processing unchanged to every token of a sample.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from retrain.adapters.core import compute_advantage, score
 
 
 def compute_advantage_for_slime(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Rewards and advantages of a rollout, as slime's reward post-process hook returns them.
+    """Compute the advantages of a rollout, as slime's hook for reward post-processing.
+
+    Samples with equal `group_index` form a group. A sample with a reward above 0.5 is correct. Its length is the
+    number of tokens that its loss mask keeps.
 
     Args:
-        args: slime's arguments. samples: of the whole rollout, flat or one list per prompt.
+        args: slime's arguments.
+        samples: samples of the whole rollout, flat or one list per prompt.
     Returns:
-        (raw rewards, advantages), one number per sample, in order. Groups are equal `group_index`; a reward above
-        0.5 is correct; the length is the number of tokens that the loss mask keeps.
+        (rewards, advantages), one number per sample, in order.
     """
     flat = list(_flat(samples))
     rewards = [float(sample.get_reward_value(args)) for sample in flat]
@@ -41,12 +44,13 @@ def compute_advantage_for_slime(args: Any, samples: Sequence[Any]) -> tuple[list
 
 
 async def reward_for_slime(args: Any, sample: Any) -> Any:
-    """A reward of `retrain` as slime's custom reward model.
+    """Score a sample with a reward of `retrain`, as slime's custom reward model.
 
     Args:
-        sample: one sample, or with `--group-rm` a list of them.
+        args: slime's arguments.
+        sample: one sample, or with `--group-rm` a list of samples.
     Returns:
-        The score, or a list of scores; 0 where the reward failed or has no opinion, since slime needs a number.
+        The score, or a list of scores; 0 if the reward failed or returned None, because slime requires a number.
     """
     if isinstance(sample, list):
         members: list[Any] = sample
@@ -59,8 +63,8 @@ async def reward_for_slime(args: Any, sample: Any) -> Any:
         "max_tokens": getattr(args, "rollout_max_response_len", 0),
     }
     params = getattr(args, "retrain_reward_params", None) or {}
-    verdict = await asyncio.to_thread(score, getattr(args, "retrain_reward", "boxed_math"), params, item)
-    return verdict.value or 0.0
+    result = await asyncio.to_thread(score, getattr(args, "retrain_reward", "boxed_math"), params, item)
+    return result.value or 0.0
 
 
 def _flat(samples: Sequence[Any]) -> Iterator[Any]:

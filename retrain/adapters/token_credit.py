@@ -1,4 +1,4 @@
-"""Credit per token for the rollouts of another trainer, by the pipeline that runs of this package have."""
+"""Token-level advantages for the rollouts of another trainer, computed by the pipeline of this package's runs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     from retrain.config.resolve import LoadedConfig
 
 Tables = Mapping[str, Mapping[str, Any]]
-"""Tables of the configuration by name: {"gtpo": {"beta": 0.3}, "planning": {"strategic_grams": "math"}}."""
+"""Name -> table of the configuration: {"gtpo": {"beta": 0.3}, "planning": {"strategic_grams": "math"}}."""
 
 
 def load_credit(
     mode: str | None, params: Mapping[str, Any], transform: str | Sequence[str] = "none", tables: Tables | None = None
 ) -> LoadedConfig:
-    """Check the settings of credit as those of a run are checked.
+    """Validate the settings of advantages as in the configuration of a run.
 
     Args:
-        mode: as `[algorithm] advantage_mode`; None where the other trainer computes the episode's advantage.
-        params: of the mode.
-        transform: as `[algorithm] transform_mode`.
+        mode: see `[algorithm] advantage_mode`; None if the other trainer computes the episode advantages.
+        params: parameters of the mode.
+        transform: see `[algorithm] transform_mode`.
         tables: parameters of transforms and signals.
     Raises:
-        ConfigError: every mistake. ComponentError: the mode does not exist.
+        ConfigError: a setting is invalid or unused; the error lists all of them.
+        ComponentError: the mode does not exist.
     """
     data: dict[str, Any] = {name: dict(table) for name, table in (tables or {}).items()}
     algorithm = data.setdefault("algorithm", {})
@@ -51,14 +52,14 @@ def load_credit(
 
 
 class TokenCredit:
-    """Credit of batches of rollouts; signals such as SEPA's schedule keep their state between batches.
+    """Compute the token-level advantages of batches. Signals, such as SEPA's schedule, keep state between batches.
 
     Args:
-        loaded: of `load_credit`.
-        resources: parts of the trainer that components ask for by name: `tokenizer`, `total_steps` ...
-        has_advantages: batches come with the episode's advantage in `advantages`, and no advantage is computed.
+        loaded: the result of `load_credit`.
+        resources: name -> part of the trainer that components may need: `tokenizer`, `total_steps` ...
+        has_advantages: batches already have episode advantages in `advantages`, so that none are computed.
     Raises:
-        ComponentError: a component needs a part that the trainer does not have, such as the policy of PRIME.
+        ComponentError: a component needs a part that the trainer does not have, such as the policy for PRIME.
     """
 
     def __init__(self, loaded: LoadedConfig, resources: Mapping[str, Any], has_advantages: bool = False) -> None:
@@ -70,14 +71,17 @@ class TokenCredit:
 
     @property
     def policy_columns(self) -> frozenset[str]:
-        """Columns of the policy's forward that batches need: old_logprobs, entropy, ..."""
+        """Columns that batches must have from a forward pass of the policy: old_logprobs, entropy, ..."""
         return self._pipeline.policy_columns
 
     def __call__(self, batch: Batch, learns: bool = True) -> tuple[Batch, Metrics]:
-        """The batch with advantages [N, T] and the columns of signals, and the metrics.
+        """Compute advantages.
 
         Args:
-            learns: the batch is trained on; otherwise no signal changes its state.
+            batch: the rollouts.
+            learns: the batch is trained on. If False, signals do not change their state.
+        Returns:
+            The batch with advantages [N, T] and the columns of signals, and metrics.
         """
         metrics = self._pipeline.before(batch) if learns else {}
         credited, found = self._pipeline.credit(batch)

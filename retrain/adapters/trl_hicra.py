@@ -1,4 +1,4 @@
-"""HICRA inside TRL, with the names and defaults of its documentation there.
+"""HICRA for TRL, with the parameter names and defaults of its documentation.
 
 from retrain.adapters import HICRAConfig, HICRATrainer
 trainer = HICRATrainer(model=..., reward_funcs=..., args=HICRAConfig(hicra_alpha=0.2), train_dataset=...)
@@ -18,31 +18,31 @@ _trl: Any = importlib.import_module("trl")
 
 @dataclass
 class HICRAConfig(_trl.GRPOConfig):
-    """GRPOConfig with the parameters of HICRA; `--hicra_alpha 0.3` on the command line works as the others do.
+    """GRPOConfig with the parameters of HICRA, which are also options of the command line: `--hicra_alpha 0.3`.
 
-    `sg_n_range` is the range of extraction, `retrain grams extract --n-min 3 --n-max 5`: training does not read it.
+    `sg_n_range` is used only to extract grams (`retrain grams extract --n-min 3 --n-max 5`), not for training.
     """
 
-    hicra_alpha: float = field(default=0.2, metadata={"help": "Gain of selected tokens, in [0, 1]."})
+    hicra_alpha: float = field(default=0.2, metadata={"help": "Amplification of selected tokens, in [0, 1]."})
     use_hicra: bool = field(default=True, metadata={"help": "False trains exactly as GRPOTrainer does."})
     hicra_entropy_topk: float = field(
         default=0.3, metadata={"help": "Share of a completion's tokens that count as high entropy."}
     )
     use_planning_tokens: bool = field(
-        default=False, metadata={"help": "Tokens of strategic grams gain too, in every completion."}
+        default=False, metadata={"help": "Also amplify tokens of strategic grams, in every completion."}
     )
     strategic_grams_path: str | None = field(default=None, metadata={"help": "JSON file with strategic grams."})
     strategic_grams: list[str] | None = field(
-        default=None, metadata={"help": "Strategic grams. Unset, with no path: the list for maths."}
+        default=None, metadata={"help": "Strategic grams. If neither this nor a path is set: the list for mathematics."}
     )
     sg_n_range: tuple[int, int] = field(
-        default=(3, 5), metadata={"help": "Words of a gram in extraction; training does not read it."}
+        default=(3, 5), metadata={"help": "Number of words of a gram in extraction; not used for training."}
     )
     log_semantic_entropy: bool = field(default=True, metadata={"help": "Log hicra/semantic_entropy."})
     log_planning_token_ratio: bool = field(default=True, metadata={"help": "Log hicra/planning_token_ratio."})
 
     def tables(self) -> Tables:
-        """The tables `[hicra]` and `[planning]` that these parameters stand for."""
+        """Return the tables `[hicra]` and `[planning]` for these parameters."""
         grams = "math" if self.strategic_grams is None and self.strategic_grams_path is None else self.strategic_grams
         planning = {
             "strategic_grams": grams,
@@ -58,9 +58,10 @@ class HICRAConfig(_trl.GRPOConfig):
 
 
 class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
-    """GRPOTrainer whose advantages the transform `hicra_entropy` amplifies; the advantages themselves are TRL's.
+    """GRPOTrainer that applies the transform `hicra_entropy` to TRL's advantages.
 
-    Args: those of GRPOTrainer, with `args` a HICRAConfig.
+    The arguments are those of GRPOTrainer; `args` is a HICRAConfig.
+
     Raises:
         ConfigError: a parameter of HICRA out of range, or unusable strategic grams.
     """
@@ -77,7 +78,7 @@ class HICRATrainer(AdvantageMixin, _trl.GRPOTrainer):
         trainer.__init__(model=model, reward_funcs=reward_funcs, args=args, **others)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """TRL's batch, with amplified advantages unless `use_hicra` is False."""
+        """Return TRL's batch, with amplified advantages unless `use_hicra` is False."""
         if self._use_hicra:
             return super()._generate_and_score_completions(inputs)
         trainer: Any = super(AdvantageMixin, self)

@@ -121,7 +121,7 @@ def test_a_reward_scores_one_completion_in_a_process_of_its_own():
     item = {"completion": r"so \boxed{0.50}", "answer": "0.5"}
     verdict = score("boxed_math", {"equivalence": "simple"}, item)
     assert (verdict.value, verdict.correct, verdict.status) == (1.0, True, "ok")
-    with pytest.raises(ComponentError, match="reads length, max_tokens, which this trainer does not give"):
+    with pytest.raises(ComponentError, match="reads length, max_tokens, which this trainer does not provide"):
         score("overlong", {}, item)
 
 
