@@ -227,9 +227,9 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 def _engines() -> dict[str, str]:
     from retrain.registry import names
-    from retrain.tools.engine_check import prove
+    from retrain.tools.engine_check import try_engine
 
-    return {name: prove(name) for name in names("engine")}
+    return {name: try_engine(name) for name in names("engine")}
 
 
 def _version(distribution: str) -> str:

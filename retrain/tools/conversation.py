@@ -1,4 +1,4 @@
-"""Completions of prompts that a person types."""
+"""Completions of typed prompts, for `retrain sample`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
 def completions(context: SamplingContext, prompts: Iterable[str], count: int, temperature: float) -> Iterator[str]:
-    """`count` completions of each prompt in turn by a run's sampler, without special tokens.
+    """Yield `count` completions of each prompt, without special tokens.
 
     Args:
-        context: of the reopened run.
-        prompts: as the task poses them; a JSON list of messages as it is.
-        temperature: 0 is greedy.
+        context: sampler and task of the reopened run.
+        prompts: questions, which get the task's template and system prompt, or JSON lists of chat messages.
+        count: number of completions per prompt.
+        temperature: sampling temperature; 0 is greedy.
     """
     config = context.config
     for turn, prompt in enumerate(prompts):
@@ -35,13 +36,13 @@ def completions(context: SamplingContext, prompts: Iterable[str], count: int, te
         )
         most = config.eval.max_tokens or config.training.max_tokens
         [group] = context.sampler.sample(
-            [Request(context.chat.prompt(_asked(context.task, prompt)).ids, count, most, stream=0)], sampling
+            [Request(context.chat.prompt(_prompt(context.task, prompt)).ids, count, most, stream=0)], sampling
         )
         yield from (context.chat.decode(completion.ids) for completion in group)
 
 
-def _asked(task: Task, typed: str) -> Any:
-    """The prompt that was typed: messages, or a question in the task's template and with its system prompt."""
+def _prompt(task: Task, typed: str) -> Any:
+    """Return the messages of a JSON list, or else the text with the task's template and system prompt."""
     try:
         return _MESSAGES.validate_json(typed)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Which engines work on this machine, found out by having each sample a token."""
+"""Check which engines work on this machine, for `retrain doctor`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from retrain.protocols import Sampler
 from retrain.types import Request, Sampling
 
 
-def prove(name: str) -> str:
-    """Description of the engine `name` after it sampled one token from a tiny random model.
+def try_engine(name: str) -> str:
+    """Sample one token with an engine from a tiny random model, and return the result as text.
 
-    If it cannot: what is not installed, what its table must say first, or why it failed.
+    Returns:
+        "works (...)" with the engine's description; else the missing extra, the required keys of its table, or
+        "broken: ..." with the error.
     """
     component = registry.find("engine", name)
     try:
@@ -26,11 +28,12 @@ def prove(name: str) -> str:
         return f"needs [{component.table}] {', '.join(required)}"
     try:
         return f"works ({_sample(component.bind())})"
-    except Exception as error:  # a broken installation is what is looked for
+    except Exception as error:  # a broken installation may raise any exception
         return f"broken: {error}"
 
 
 def _sample(bound: registry.Bound) -> str:
+    """Build the engine, sample one token and return the engine's description."""
     import torch
 
     from retrain.training.model.builtin_model import build_model, build_tokenizer

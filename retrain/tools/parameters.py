@@ -1,4 +1,4 @@
-"""Components of a command that has no configuration file: parameters come as `--set table.key=value`."""
+"""Components of a command without a configuration file, whose parameters are set by `--set table.key=value`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from retrain.registry import Bound, Component, find, table_schema
 
 
 class Parameters:
-    """Binds components by name to the parameters of their tables, and refuses parameters that no component reads.
+    """Binds components to the parameters of their tables, and refuses parameters that no component reads.
 
     Args:
-        overrides: `table.key=value`, the value in TOML, as for `retrain train --set`.
+        overrides: `table.key=value`, with the value in TOML, as for `retrain train --set`.
     Raises:
-        ConfigError: an override that cannot be read.
+        ConfigError: an override is invalid.
     """
 
     def __init__(self, overrides: Sequence[str] = ()) -> None:
@@ -30,10 +30,15 @@ class Parameters:
         self._readers: dict[str, list[Component]] = {}
 
     def bind(self, kind: str, name: str, /, **given: Any) -> Bound:
-        """The component with its table's parameters over those `given` that it takes.
+        """Return a component with its parameters.
 
+        Args:
+            kind: kind of the component.
+            name: name of the component.
+            given: parameters that apply where the component has them and its table does not set them.
         Raises:
-            ComponentError: no such component. ConfigError: parameters that do not fit.
+            ComponentError: there is no such component.
+            ConfigError: a parameter is invalid.
         """
         component = find(kind, name)
         self._readers.setdefault(component.table, []).append(component)
@@ -42,11 +47,11 @@ class Parameters:
             table |= {key: value for key, value in component.takes(given).items() if key not in table}
         bound = Binder(self._document, known=self._known).bind(Slot(kind, name, (kind,)))
         self._stop()
-        assert bound is not None, "a mistake in it was raised"
+        assert bound is not None, "_stop raises if the component is invalid"
         return bound
 
     def refuse_unread(self) -> None:
-        """ConfigError for parameters that no component bound so far reads."""
+        """Raise ConfigError if there are parameters that no component bound so far reads."""
         known = self._known()
         for table, values in self._document.data.items():
             if table not in self._readers or not isinstance(values, dict):
@@ -58,8 +63,10 @@ class Parameters:
         self._stop()
 
     def _known(self) -> dict[tuple[str, ...], list[str]]:
+        """Return the keys of the tables of all components bound so far."""
         return catalog({table: table_schema(readers) for table, readers in self._readers.items()})
 
     def _stop(self) -> None:
+        """Raise ConfigError with all errors so far, if there are any."""
         if self._document.problems:
             raise ConfigError(self._document.problems)

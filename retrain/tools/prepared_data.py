@@ -1,4 +1,4 @@
-"""Files for other trainers: problems of any task as rows that verl, slime and `retrain` itself all read."""
+"""Data files for other trainers: problems of any task as rows that verl, slime and `retrain` can read."""
 
 from __future__ import annotations
 
@@ -20,22 +20,27 @@ from retrain.types import Problem
 DataRow = dict[str, Any]
 
 _SIZES = 200, 50
+"""Default numbers of training and validation problems of a task that generates problems."""
 _HELD_SHARE = 0.1
+"""Share of validation problems in a data set whose task holds out none."""
 
 
 def select(
     task: Task, train_size: int | None = None, val_size: int | None = None
 ) -> tuple[list[Problem], list[Problem]]:
-    """Distinct training and validation problems of a task; no prompt is on both sides.
+    """Return distinct training and validation problems of a task; no prompt occurs in both.
 
-    Validation problems are those that the task holds out; where it holds out none, the first of its
-    problems in the order of a hash of their prompts. Training problems come in the task's own seeded order.
+    Validation problems are the held-out problems of the task. If a data set has none, they are the first of its
+    problems in the order of a hash of their prompts. Training problems keep the task's own seeded order.
 
     Args:
-        train_size, val_size: how many at most; if None, all rows of a file with a tenth for validation, and
-            200 and 50 of a task without end.
+        task: the task.
+        train_size, val_size: largest numbers of problems. None: all rows of a data set, a tenth of them for validation
+            if it has no held-out problems; or 200 and 50 problems of a task that generates them.
+    Returns:
+        (training problems, validation problems).
     Raises:
-        DataError: too few distinct problems to have both.
+        DataError: one of the two lists would be empty.
     """
     if isinstance(task, RowTask):
         everything, draws = distinct(task.train), len(task.train)
@@ -56,28 +61,31 @@ def select(
 def divide(
     task: Task, sets: Mapping[str, tuple[Task, int]], train_size: int | None = None, val_size: int | None = None
 ) -> dict[str, list[Problem]]:
-    """Problems of `train`, `val` and one `test_NAME` for each set; no prompt of a set is in the first two.
+    """Return the problems of "train", "val" and one "test_NAME" for each set.
+
+    No prompt of a set occurs in "train" or "val".
 
     Args:
-        sets: a task and the number of its held-out problems, by name.
+        task: task of the training and validation problems.
+        sets: name of each set -> (its task, number of its held-out problems).
         train_size, val_size: as for `select`.
     Raises:
-        DataError: too few distinct problems, or a set without problems.
+        DataError: a split or a set would have no problems.
     """
     train, val = select(task, train_size, val_size)
     tests = {f"test_{name}": distinct(one.heldout(count)) for name, (one, count) in sets.items()}
     if empty := [name for name, problems in tests.items() if not problems]:
-        raise DataError(f"{', '.join(empty)}: the task holds out no problem; set heldout_fraction or heldout_path")
+        raise DataError(f"{', '.join(empty)}: the task has no held-out problems; set heldout_fraction or heldout_path")
     held = {prompt_hash(problem) for problems in tests.values() for problem in problems}
     sides = (("train", train), ("val", val))
     kept = {name: [one for one in side if prompt_hash(one) not in held] for name, side in sides}
     if lost := [name for name, side in kept.items() if not side]:
-        raise DataError(f"every problem of {' and '.join(lost)} is in a test set; give the sets other problems")
+        raise DataError(f"all problems of {' and '.join(lost)} are in a test set; give the sets other problems")
     return {**kept, **tests}
 
 
 def distinct(problems: Iterable[Problem], most: int | None = None) -> list[Problem]:
-    """The first problem with each prompt, at most so many."""
+    """Return the first problem with each prompt; at most `most` problems, or all if it is None."""
     found: dict[str, Problem] = {}
     for problem in problems:
         if most is not None and len(found) >= most:
@@ -87,17 +95,26 @@ def distinct(problems: Iterable[Problem], most: int | None = None) -> list[Probl
 
 
 def final_answer(problem: Problem) -> Problem:
-    """The problem with only what follows the last #### as its answer; the text before it is the solution."""
+    """Return the problem with only the text after the last #### as its answer.
+
+    The text before it becomes the solution, unless the problem has one.
+    """
     before, mark, after = problem.answer.rpartition("####")
     return replace(problem, answer=after.strip(), solution=problem.solution or before.strip()) if mark else problem
 
 
 def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> list[DataRow]:
-    """One row for each problem, for three readers at once; a problem of a mix has its label as `data_source`.
+    """Return one row per problem, in a format for verl, slime and `retrain`.
 
-    verl reads data_source, prompt (chat messages), ability, reward_model and extra_info; slime reads prompt
-    and label; `retrain` reads prompt, or question as plain text, with answer and solution. What else the
-    problem held follows under its own names.
+    verl reads data_source, prompt (chat messages), ability, reward_model and extra_info; slime reads prompt and label;
+    `retrain` reads prompt, or question as plain text, with answer and solution. Further fields of the problem keep
+    their names.
+
+    Args:
+        problems: the problems.
+        split: name of the split, for extra_info.
+        source: value of data_source; a problem of a mixture has the label of its task instead.
+        ability: value of ability.
     """
     made: list[DataRow] = []
     for index, problem in enumerate(problems):
@@ -121,16 +138,16 @@ def rows(problems: Sequence[Problem], split: str, source: str, ability: str) -> 
 
 
 def as_jsonl(made: Sequence[DataRow]) -> bytes:
-    """A JSON object per line, UTF-8."""
+    """Return the rows as JSON lines in UTF-8."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made).encode()
 
 
 def as_parquet(made: Sequence[DataRow]) -> bytes:
-    """The rows as a parquet file (extra `parquet`); a field that a row lacks is null there.
+    """Return the rows as a parquet file; a field that a row lacks is null.
 
     Raises:
-        MissingExtraError: pyarrow is not installed.
-        DataError: a field whose values are of several types.
+        MissingExtraError: pyarrow (extra `parquet`) is not installed.
+        DataError: a field has values of several types.
     """
     arrow, parquet = library("pyarrow", "parquet"), library("pyarrow.parquet", "parquet")
     columns: dict[str, Any] = {}
@@ -148,19 +165,23 @@ def as_parquet(made: Sequence[DataRow]) -> bytes:
 
 
 def publish(folder: Path, files: Mapping[str, bytes], force: bool = False) -> None:
-    """Write files into a folder, each at once.
+    """Write files to a directory, each atomically.
 
+    Args:
+        folder: the directory, which is created.
+        files: name -> content.
+        force: overwrite files with other contents.
     Raises:
-        StorageError: the folder cannot be written, a folder has the name of a file, or a file of that name has
+        StorageError: the directory cannot be written, a file's name is taken by a directory, or a file exists with
             other contents and `force` is False.
     """
     places = {folder / name: data for name, data in files.items()}
     try:
         for path, data in places.items():
             if path.is_dir():
-                raise StorageError(f"{path} is a folder, and a file is to have this name; choose another --out")
+                raise StorageError(f"{path} is a directory, and a file needs this name; choose another --out")
             if path.exists() and not force and path.read_bytes() != data:
-                raise StorageError(f"{path} exists already with other contents; --force overwrites it")
+                raise StorageError(f"{path} exists already with other contents; use --force to overwrite it")
         folder.mkdir(parents=True, exist_ok=True)
         for path, data in places.items():
             write_bytes(path, data)

@@ -1,4 +1,4 @@
-"""Solutions in a file, scored by an implicit process reward model that a run has written."""
+"""Score the solutions in a file with an implicit process reward model that a run has saved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POSITIVE = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
 class _Facts(TypedDict, total=False):
-    """Facts that the run wrote about a model; none for a model from elsewhere."""
+    """Settings that the run stored with the model; a model from elsewhere has none."""
 
     beta: _POSITIVE
     temperature: _POSITIVE
@@ -40,13 +40,21 @@ _FACTS: TypeAdapter[_Facts] = TypeAdapter(_Facts)
 _VERDICT: TypeAdapter[bool | float | None] = TypeAdapter(bool | float | None, config=ConfigDict(strict=True))
 _TEXTS = ("solution", "completion", "text")
 _AT_ONCE = 256
+"""Number of rows in one batch."""
 
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """One solution. r_phi: sum of its rewards; length: its tokens, end-of-sequence included; prompt: a hash of it.
+    """The scores of one solution.
 
-    rewards: of every token, with the token's text; correct: what the file says, None if it does not.
+    Attributes:
+        line: line of the file.
+        r_phi: sum of the rewards of its tokens.
+        mean: mean reward per token.
+        length: number of its tokens, end-of-sequence included.
+        correct: label in the file; None without one.
+        prompt: hash of the prompt.
+        rewards: (text, reward) of every token.
     """
 
     line: int
@@ -58,26 +66,27 @@ class ScoredRow:
     rewards: tuple[tuple[str, float], ...]
 
     def facts(self, tokens: bool) -> dict[str, Any]:
-        """As a JSON row; `tokens` adds the reward of every token."""
+        """Return the scores as a JSON row; with `tokens`, including the reward of every token."""
         row = {"line": self.line, "r_phi": self.r_phi, "mean": self.mean, "length": self.length}
         known = {} if self.correct is None else {"correct": self.correct}
         return row | known | ({"tokens": [list(pair) for pair in self.rewards]} if tokens else {})
 
 
 def score_file(path: Path, model: str, reference: str | None = None, beta: float | None = None) -> list[ScoredRow]:
-    """r_phi of every solution in a jsonl file: beta * (log phi - log ref), per token and in sum.
+    """Score every solution in a jsonl file: r_phi = sum over tokens of beta * (log phi - log ref).
 
-    Rows are `{"prompt": ..., "solution" | "completion" | "text": ...}` or `{"messages": [...]}` whose last message is
-    the assistant's; `correct`, or a `reward` above 0.5, says that a solution is right.
+    Rows are `{"prompt": ..., "solution" | "completion" | "text": ...}`, or `{"messages": [...]}` whose last message is
+    the assistant's. A solution is labelled correct by `correct`, or by a `reward` above 0.5.
 
     Args:
-        model: directory of the process reward model, or a name on the hub.
-        reference: what it is compared with; unset: the folder `reference` of the model.
-        beta: scale; unset: that of training, else 0.05.
+        path: the file.
+        model: directory of the process reward model, or its name on the hub.
+        reference: the reference model; None: the directory `reference` in the model's directory.
+        beta: scale of the rewards; None: the one used in training, or 0.05 if that is unknown.
     Raises:
-        DataError: rows that cannot be read, or do not fit into the model; it names file and line.
-        ComponentError: there is no reference, or its tokenizer is another.
-        StorageError: what the run wrote of the model is damaged.
+        DataError: rows are invalid or too long for the model; the message names file and line.
+        ComponentError: there is no reference, or its tokenizer differs.
+        StorageError: the settings stored with the model are damaged.
     """
     problems = read_problems(map(_as_solution, rows_of(path)), str(path), _READING)
     facts = read_object(Path(model) / FACTS, _FACTS)
@@ -88,7 +97,7 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
     most = positions(phi.model)
     lengths = [(problem.id, len(row.ids)) for problem, row in zip(problems, rows, strict=True)]
     if bad := [f"{place}: {length} tokens; the model takes {most}" for place, length in lengths if length > most]:
-        raise refusal(bad, "leave these rows out")
+        raise refusal(bad, "remove these rows")
     forwards = Forward(phi.model, settings), Forward(ref.model, settings)
     return [
         row
@@ -98,7 +107,10 @@ def score_file(path: Path, model: str, reference: str | None = None, beta: float
 
 
 def summary(rows: Sequence[ScoredRow]) -> Metrics:
-    """rows, r_phi_mean and, where there is a right and a wrong solution of one prompt, accuracy over such pairs."""
+    """Return the number of rows, the mean of r_phi, and the accuracy over pairs.
+
+    A pair consists of a correct and a wrong solution of the same prompt. Without pairs there is no accuracy.
+    """
     judged = [row for row in rows if row.correct is not None]
     prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in judged))}
     found = pair_accuracy(
@@ -113,6 +125,7 @@ def summary(rows: Sequence[ScoredRow]) -> Metrics:
 def _scored(
     phi: Loaded, problems: Sequence[Problem], rows: Sequence[ExpertRow], forwards: tuple[Forward, Forward], beta: float
 ) -> Iterator[ScoredRow]:
+    """Yield the scores of rows; `forwards` compute the log-probs of model and reference."""
     batch = Layout(pad_id=0, device=phi.model.device, max_tokens=0).batch([], 0, rows)
     own, other = (forward.logprobs(batch)["old_logprobs"].double() for forward in forwards)
     for problem, row, values in zip(problems, rows, (beta * (own - other)).tolist(), strict=True):
@@ -131,7 +144,7 @@ def _scored(
 
 
 def _as_solution(item: tuple[str, Any]) -> tuple[str, Any]:
-    """A row in the one form that `read_problems` takes: prompt, solution and the rest."""
+    """Return a row in the form that `read_problems` reads, with a prompt and a solution; BadRow for an invalid row."""
     place, row = item
     try:
         values = checked(OBJECT, row)
@@ -142,6 +155,7 @@ def _as_solution(item: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return prompt and solution of a row, or only the solution if the row has a field for the prompt."""
     messages = values.get("messages")
     if "prompt" not in values and isinstance(messages, list) and messages:
         *prompt, last = cast("list[Any]", messages)
@@ -155,7 +169,7 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _correct(values: Mapping[str, Any]) -> bool | None:
-    """Return the row's label of its solution."""
+    """Return the label of a row's solution; None without one. Raises BadRow for an invalid label."""
     name = "reward" if values.get("correct") is None else "correct"
     try:
         found = checked(_VERDICT, values.get(name))
@@ -165,6 +179,7 @@ def _correct(values: Mapping[str, Any]) -> bool | None:
 
 
 def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
+    """Load the process reward model and its reference."""
     other = reference or str(Path(model) / REFERENCE)
     if reference is None and not Path(other).is_dir():
         raise ComponentError(f"{model} has no folder {REFERENCE}", "name the initial policy with --reference")
@@ -172,7 +187,9 @@ def _models(model: str, reference: str | None) -> tuple[Loaded, Loaded]:
     phi, ref = load_model(model), load_model(other)
     own, theirs = cast("tuple[Any, Any]", (phi.tokenizer, ref.tokenizer))
     if own.get_vocab() != theirs.get_vocab():
-        raise ComponentError(f"{other} has another tokenizer than {model}", "name the model that this one started from")
+        raise ComponentError(
+            f"{other} and {model} have different tokenizers", "name the model from which this one was trained"
+        )
     for loaded in (phi, ref):
         cast("Any", loaded.model).to(device)
     return phi, ref

@@ -1,4 +1,4 @@
-"""Metrics of stored rollouts: a results file alone, or against a base on the same problems."""
+"""Metrics of stored rollouts, alone or compared with a base on the same problems."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class Result:
     Attributes:
         place: `file:line` of the row.
         key: question_id, index or id of the row; "" if it has none.
-        predictions: final answers or whole completions; lengths: their tokens, one each.
-        truth: the right answer.
-        right: whether each prediction is equivalent to it.
-        recorded: the verdicts of the row itself, its `correct`; empty if it has none.
-        failed: predictions whose comparison took too long or broke; they count as wrong.
+        predictions: final answers or whole completions.
+        lengths: number of tokens of each prediction.
+        truth: the reference answer.
+        recorded: the row's own `correct`; empty if it has none.
+        right: True for each prediction that is equivalent to the reference answer.
+        failed: number of predictions whose comparison timed out or raised an error; they count as wrong.
     """
 
     place: str
@@ -60,7 +61,7 @@ class Result:
     failed: int = 0
 
     def score(self, name: str) -> float:
-        """A metric of this problem by name: pass@1, avg@n, avg_tokens, pass@K."""
+        """Return a metric of this problem by name: pass@1, avg@n, avg_tokens or pass@K."""
         n, correct = len(self.right), sum(self.right)
         if name == "pass@1":
             return float(self.right[0])
@@ -75,10 +76,11 @@ def results_file(path: Path, step: int | None = None, name: str = "") -> Path:
     """Return the stored evaluation of a run directory, or the path itself if it is a file.
 
     Args:
-        step: after which the evaluation was made; None: the last one.
-        name: of a set of held-out problems; "": the run's own problems.
+        path: run directory or file.
+        step: number of training steps before the evaluation; None: the last evaluation.
+        name: name of an evaluation set; "": the run's own held-out problems.
     Raises:
-        DataError: the run has stored no such evaluation.
+        DataError: the run has not stored this evaluation.
     """
     if not path.is_dir():
         return path
@@ -87,8 +89,8 @@ def results_file(path: Path, step: int | None = None, name: str = "") -> Path:
     steps = {int(match[1]): file for file in path.glob("eval/*") if (match := number.fullmatch(file.name))}
     if steps and (step is None or step in steps):
         return steps[max(steps) if step is None else step]
-    there = ", ".join(sorted(file.name for file in path.glob("eval/step-*.jsonl.gz")))
-    fix = f"there are {there}" if there else "set [eval] store = true, or give a file"
+    available = ", ".join(sorted(file.name for file in path.glob("eval/step-*.jsonl.gz")))
+    fix = f"there are {available}" if available else "set [eval] store = true, or give a file"
     wanted = f"eval/step-{'*' if step is None else f'{step:06d}'}{ending}"
     raise DataError(f"{path} has no stored evaluation {wanted}; {fix}")
 
@@ -98,12 +100,12 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "re
 
     Args:
         path: JSON lines with `predictions` (list or text), `lengths` (list or integer), and `ground_truth` or `answer`;
-            also `correct` where the predictions have been judged.
-        ks: every row needs at least the largest of them in rollouts.
-        equivalence: "recorded" takes `correct` where a row has it, and else compares as "simple" does; "simple"
-            compares normal forms; "symbolic" also takes what math-verify finds equal, in processes that can be killed.
+            also `correct`, if the predictions have been judged.
+        ks: values of k for pass@k; every row needs at least as many rollouts as the largest of them.
+        equivalence: "recorded" uses `correct` if a row has it, and else compares as "simple"; "simple" compares normal
+            forms; "symbolic" also accepts answers that math-verify finds equal, in worker processes with a timeout.
     Raises:
-        DataError: rows that cannot be used, all of them together.
+        DataError: rows are invalid; the message lists them.
     """
     results = read_records(path, _parse)
     need = max(ks, default=1)
@@ -114,7 +116,7 @@ def score_file(path: str, ks: Sequence[int] = (), equivalence: Equivalence = "re
 
 
 def summarize(results: Sequence[Result], ks: Sequence[int] = ()) -> dict[str, Any]:
-    """Metrics over problems, each as {value, low, high} with its 95% interval, and the counts."""
+    """Return the metrics over all problems, each as {value, low, high} with its 95% interval, and the counts."""
     shares = {name: mean_interval([r.score(name) for r in results]) for name in _shares(ks)}
     tokens = ratio_interval([float(sum(r.lengths)) for r in results], [len(r.lengths) for r in results])
     return {
@@ -127,13 +129,14 @@ def summarize(results: Sequence[Result], ks: Sequence[int] = ()) -> dict[str, An
 
 
 def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int] = ()) -> dict[str, Any]:
-    """AES of the results against a base, and differences on the problems that both have.
+    """Return the AES of the results against a base, and differences on the problems that both have.
 
     Returns:
-        `aes` from pass@1 and `aes_avg` from avg@n, each with its parts and what went into it; `paired`:
-        the mean difference per problem of every metric with its 95% interval; `unpaired`: problems of only one file.
+        `aes` from pass@1 and `aes_avg` from avg@n, each with its two parts and its inputs; `pairs`: number of problems
+        in both files; `unpaired`: number of problems in only one file; `paired`: mean difference per problem of every
+        metric with its 95% interval.
     Raises:
-        DataError: the files have no problem in common, or give one problem two answers.
+        DataError: the files have no problem in common, or have different answers to the same problem.
     """
     ours, theirs = summarize(results), summarize(base)
     pairs = _pairs(results, base)
@@ -151,7 +154,7 @@ def compare(results: Sequence[Result], base: Sequence[Result], ks: Sequence[int]
 def _parse(place: str, row: Any) -> Result:
     found = checked(_ROW, row)
     predictions, lengths = found["predictions"], found["lengths"]
-    if not isinstance(row["lengths"], list):  # one number holds for every prediction
+    if not isinstance(row["lengths"], list):  # a single number is the length of every prediction
         lengths = lengths * len(predictions)
     correct = found.get("correct", ())
     for each, values in (("lengths", lengths), ("correct", correct or predictions)):
@@ -165,9 +168,10 @@ def _parse(place: str, row: Any) -> Result:
 
 
 def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
-    taken = equivalence == "recorded"
+    """Return the results with `right` and `failed`."""
+    use_recorded = equivalence == "recorded"
     simple = [
-        r.recorded if taken and r.recorded else tuple(simple_equal(text, r.truth) for text in r.predictions)
+        r.recorded if use_recorded and r.recorded else tuple(simple_equal(text, r.truth) for text in r.predictions)
         for r in results
     ]
     verdicts: dict[tuple[int, int], bool | None] = {}
@@ -184,11 +188,11 @@ def _judge(results: Sequence[Result], equivalence: Equivalence) -> list[Result]:
 
 
 def _symbolic(pairs: Sequence[tuple[str, str]]) -> list[bool | None]:
-    """Verdict of math-verify on (prediction, truth) pairs, each under a deadline; None where it gave no verdict."""
+    """Compare (prediction, truth) pairs with math-verify, each with a timeout; None for a comparison that failed."""
     if not pairs:
         return []
     reward = find("reward", "boxed_math").bind({"equivalence": "symbolic", "require_box": False, "value": False})
-    # What follows the last ####, as in the simple normal form.
+    # Only the text after the last #### is compared, as in the simple normal form.
     finals = [[text.rpartition("####")[2] for text in pair] for pair in pairs]
     items = [{"completion": found, "answer": truth} for found, truth in finals]
     with RewardPool([(reward, 1.0)], max_failed=1.0) as pool:
@@ -211,7 +215,11 @@ def _aes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[
 
 
 def _pairs(results: Sequence[Result], base: Sequence[Result]) -> list[tuple[Result, Result]]:
-    """Rows of one problem: by their ids if all have one, else by their number."""
+    """Return the pairs of rows for the same problem, matched by id if all rows have one, else by position.
+
+    Raises:
+        DataError: there are no pairs, or the answers of a pair differ.
+    """
     named = all(r.key for r in (*results, *base))
     ours, theirs = _keyed(results, named), _keyed(base, named)
     pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
@@ -221,7 +229,7 @@ def _pairs(results: Sequence[Result], base: Sequence[Result]) -> list[tuple[Resu
         if not simple_equal(one.truth, other.truth):
             raise DataError(
                 f"{one.place}: the answer is {one.truth!r}, and {other.truth!r} in {other.place}; "
-                "these are two problems: give the rows ids that tell them apart"
+                "these are different problems: give the rows different ids"
             )
     return pairs
 

@@ -1,4 +1,4 @@
-"""A task's worked solutions as expert data."""
+"""Export a task's worked solutions as expert data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ from retrain.types import Problem
 Format = Literal["messages", "prompt"]
 
 _DRAWS = 50
-"""Training problems looked at per row that is wanted, at most."""
+"""Largest number of training problems to examine per requested row."""
 _CHUNK = 256
+"""Number of solutions that are scored together."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """rows: written; solutions: that were looked at for them."""
+    """Counts of an export.
+
+    Attributes:
+        rows: number of written rows.
+        solutions: number of solutions that were examined for them.
+    """
 
     rows: int
     solutions: int
@@ -35,13 +41,15 @@ def export_solutions(
 ) -> Exported:
     """Write worked solutions of distinct training problems as JSON lines that `[expert] path` reads.
 
-    Held-out problems are never among them.
+    Solutions of held-out problems are left out.
 
     Args:
-        count: rows to write; fewer if the task has no more.
-        seed: of the problems, in place of the run's.
-        form: "messages", or "prompt" with prompt and completion.
-        correct_only: leave out solutions that the rewards do not call correct.
+        loaded: configuration that names the task and the rewards.
+        file: the file to write.
+        count: number of rows to write; fewer if the task has fewer problems.
+        seed: seed of the problems.
+        form: "messages" for chat messages, or "prompt" for prompt and completion.
+        correct_only: leave out solutions that the rewards do not judge correct.
     Raises:
         DataError: no solution is left to write.
         StorageError: the file cannot be written.
@@ -65,7 +73,11 @@ def export_solutions(
 
 
 def _distinct(task: Task, count: int) -> Iterator[Problem]:
-    """Training problems with solutions, each once."""
+    """Yield distinct training problems with solutions.
+
+    Raises:
+        DataError: a problem has no solution.
+    """
     seen: set[str] = set()
     for problem in map(task.problem, range(_DRAWS * count)):
         if problem.solution is None:
@@ -76,8 +88,8 @@ def _distinct(task: Task, count: int) -> Iterator[Problem]:
 
 
 def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]:
-    """Problems whose solution the rewards score as correct."""
-    from retrain.run.build import reward_pool  # imports torch, which only this needs
+    """Return the problems whose solution the rewards judge correct."""
+    from retrain.run.build import reward_pool  # imported late, because it imports torch
 
     items = [
         {
@@ -85,7 +97,7 @@ def _correct(loaded: LoadedConfig, problems: Sequence[Problem]) -> list[Problem]
             "answer": problem.answer,
             "prompt": problem.prompt,
             "problem": problem.facts,
-            "length": 0,  # in tokens of a model that is not known here
+            "length": 0,  # unknown without a tokenizer
             "max_tokens": loaded.config.training.max_tokens,
             "finish_reason": "stop",
             "completion_ids": (),

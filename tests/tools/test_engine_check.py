@@ -1,4 +1,4 @@
-"""Engines prove themselves by a token."""
+"""`try_engine` samples one token."""
 
 import importlib.util
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from retrain.registry import engine
 from retrain.registry.component import REGISTERED
-from retrain.tools.engine_check import prove
+from retrain.tools.engine_check import try_engine
 
 
 @pytest.fixture
@@ -36,18 +36,18 @@ def broken():
 
 
 def test_an_engine_that_works_describes_itself():
-    assert prove("torch").startswith("works (torch engine, fused decoder")
-    assert prove("transformers").startswith("works (transformers engine")
+    assert try_engine("torch").startswith("works (torch engine, fused decoder")
+    assert try_engine("transformers").startswith("works (transformers engine")
 
 
 def test_what_keeps_an_engine_from_working_is_said(broken, monkeypatch):
-    assert prove("broken") == 'broken: engine "broken": raised OSError: no such device'
-    assert prove("elsewhere") == "needs [elsewhere] urls"
+    assert try_engine("broken") == 'broken: engine "broken": raised OSError: no such device'
+    assert try_engine("elsewhere") == "needs [elsewhere] urls"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
-    assert prove("vllm") == 'vllm is not installed; pip install "retrain-rl[vllm]"'
+    assert try_engine("vllm") == 'vllm is not installed; pip install "retrain-rl[vllm]"'
 
 
 def test_an_installation_of_vllm_that_cannot_be_imported_is_broken(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object())
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert prove("vllm").startswith('broken: engine "vllm" cannot be started (ModuleNotFoundError')
+    assert try_engine("vllm").startswith('broken: engine "vllm" cannot be started (ModuleNotFoundError')

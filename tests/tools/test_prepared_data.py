@@ -156,7 +156,7 @@ def test_publish_replaces_only_on_demand_and_leaves_no_traces(tmp_path):
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_in_the_place_of_a_file_is_a_storage_error(tmp_path, force):
     (tmp_path / "b").mkdir()
-    with pytest.raises(StorageError, match="b is a folder"):
+    with pytest.raises(StorageError, match="b is a directory"):
         publish(tmp_path, {"a": b"1", "b": b"2"}, force)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 

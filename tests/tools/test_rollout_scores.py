@@ -155,7 +155,7 @@ def test_problems_are_paired_by_id_whatever_their_order(tmp_path):
 
 
 def test_two_answers_to_one_problem_are_refused(tmp_path):
-    with pytest.raises(DataError, match="two problems"):
+    with pytest.raises(DataError, match="different problems"):
         compare(*paired(tmp_path, [row("1", "1")], [row("2", "2")]))
 
 

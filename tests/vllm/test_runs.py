@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from retrain.cli.main import app
 from retrain.errors import EngineError
 from retrain.run.session import Resume
-from retrain.tools.engine_check import prove
+from retrain.tools.engine_check import try_engine
 from tests.small_runs import digest, rows
 from tests.vllm.models import saved
 
@@ -102,7 +102,7 @@ def test_a_broken_installation_is_an_error_that_says_what_to_do(train, monkeypat
 
 
 def test_doctor_has_vllm_sample_a_token():
-    assert prove("vllm").startswith("works (vLLM 0.")
+    assert try_engine("vllm").startswith("works (vLLM 0.")
     assert not torch.distributed.is_initialized()
 
 
