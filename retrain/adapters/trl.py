@@ -1,10 +1,10 @@
-"""TRL: GRPOTrainer with the advantages and token transforms of `retrain`, as a subclass.
+"""Adapter for TRL: a subclass of GRPOTrainer with the advantages and token transforms of `retrain`.
 
 from retrain.adapters.trl import grpo_trainer
 trainer = grpo_trainer("dca", beta=0.2)(model=..., reward_funcs=..., args=..., train_dataset=...)
 trainer = grpo_trainer("maxrl", transform="gtpo_sepa")(model=..., reward_funcs=..., args=..., train_dataset=...)
 
-`retrain.adapters.HICRATrainer` and `HICRAConfig` are HICRA with the parameters of its documentation for TRL.
+`retrain.adapters.HICRATrainer` and `HICRAConfig` provide HICRA with the parameters of its documentation for TRL.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 def grpo_trainer(
     mode: str | None = "dca", *, transform: str | Sequence[str] = "none", tables: Tables | None = None, **params: Any
 ) -> Any:
-    """A subclass of TRL's GRPOTrainer whose advantages are those of `mode`; everything else is TRL's.
+    """Return a subclass of TRL's GRPOTrainer that computes its advantages with `mode` and `transform`.
 
     Args:
-        mode: as `[algorithm] advantage_mode`; None keeps TRL's own advantages for the transforms.
-        transform: as `[algorithm] transform_mode`: "gtpo", "gtpo_hicra", "gtpo_sepa", a list of stages ...
+        mode: see `[algorithm] advantage_mode`; None applies the transforms to TRL's own advantages.
+        transform: see `[algorithm] transform_mode`: "gtpo", "gtpo_hicra", "gtpo_sepa", a list of stages ...
         tables: parameters of transforms and signals: {"gtpo": {"beta": 0.3}, "planning": {"strategic_grams": "math"}}.
-        params: of the mode.
+        params: parameters of the mode.
     Raises:
-        ComponentError: an unknown mode, or a parameter that it does not take. ConfigError: mistakes in the rest.
+        ComponentError: the mode is unknown, or a parameter of the mode is invalid.
+        ConfigError: another setting is invalid.
     """
     if mode is not None:
         bind("advantage", mode, params)
@@ -44,14 +45,15 @@ def grpo_trainer(
 
 
 class AdvantageMixin:
-    """Goes before GRPOTrainer, or a subclass of it, in the bases of a class.
+    """Mixin that replaces the advantages of GRPOTrainer. List it before GRPOTrainer in the bases of a class.
 
-    Rewards are TRL's weighted sum; the first reward function with an opinion says what is correct (above 0.5);
-    lengths are tokens of the completion. Unless `retrain_mode` is None, `scale_rewards` and
-    `multi_objective_aggregation` change nothing. A completion that no reward function scored takes no part and gets 0.
+    The reward of a completion is TRL's weighted sum. The first reward function that did not return None determines
+    whether the completion is correct (above 0.5). The length is its number of tokens. Unless `retrain_mode` is None,
+    `scale_rewards` and `multi_objective_aggregation` have no effect. A completion for which all reward functions
+    returned None is excluded and gets the advantage 0.
 
-    With a transform TRL's loss gets advantages [N, T]. They cost one forward per batch of rollouts, since transforms
-    read the policy's log-probs and entropies. Groups are those of all processes.
+    With a transform, TRL's loss gets advantages [N, T]. This costs one forward pass per batch of rollouts, because
+    transforms read the policy's log-probs and entropies. Groups include the completions of all processes.
     """
 
     retrain_mode: ClassVar[str | None] = "dca"
@@ -61,17 +63,17 @@ class AdvantageMixin:
     _credit: TokenCredit | None = None
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """TRL's rewards per function, of all processes; kept, with the lengths, for the advantages."""
+        """Return TRL's rewards per function of all processes. Store them and the lengths for the advantages."""
         import torch
 
         trainer: Any = super()
         rewards = trainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         lengths = torch.tensor([len(ids) for ids in completion_ids_list], device=rewards.device)
-        self._retrain_seen = (rewards, self._self.accelerator.gather(lengths))
+        self._retrain_seen = (rewards, self._retrain_trainer.accelerator.gather(lengths))
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """TRL's batch with the advantages replaced."""
+        """Return TRL's batch with the advantages replaced."""
         trainer: Any = super()
         output = trainer._generate_and_score_completions(inputs)
         if self.retrain_transform == "none":
@@ -79,29 +81,29 @@ class AdvantageMixin:
         else:
             advantages = self._retrain_token_advantages(output)
             logged = advantages.sum(-1) / (advantages != 0).sum(-1).clamp(min=1)
-        log = self._self._logs["advantages"]
+        log = self._retrain_trainer._logs["advantages"]
         for _ in range(min(len(log), len(advantages))):
             log.pop()
         log.extend(logged.tolist())
         own = len(output["advantages"])
-        first = self._self.accelerator.process_index * own
+        first = self._retrain_trainer.accelerator.process_index * own
         local = advantages[first : first + own]
         output["advantages"] = local if local.dim() == 1 else local[:, : output["completion_ids"].shape[1]]
         return output
 
     @property
-    def _self(self) -> Any:
-        """This object with the attributes of GRPOTrainer, which the type checker does not see."""
+    def _retrain_trainer(self) -> Any:
+        """This object, typed as Any because the type checker does not know the attributes of GRPOTrainer."""
         return self
 
     def _retrain_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rewards, correctness, groups, and whether a function gave a reward: [N] each, of all processes.
+        """Return rewards, correctness, groups, and whether a completion has a reward: [N] each, of all processes.
 
-        Rows are in the order of TRL's rewards: whole groups, one after the other.
+        Rows are in the order of TRL's rewards, in which the members of a group are contiguous.
         """
         import torch
 
-        trainer = self._self
+        trainer = self._retrain_trainer
         per_function, _ = self._retrain_seen
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
         given = ~per_function.isnan()
@@ -111,7 +113,7 @@ class AdvantageMixin:
         return rewards, correct, groups, given.any(dim=1)
 
     def _retrain_advantages(self) -> Tensor:
-        """[N] of all processes."""
+        """Return the episode advantages [N] of all processes; 0 for completions without a reward."""
         import torch
 
         rewards, correct, groups, scored = self._retrain_rows()
@@ -122,14 +124,14 @@ class AdvantageMixin:
             groups[scored],
             self.retrain_mode or "dca",
             correct=correct[scored],
-            max_tokens=self._self.max_completion_length,
+            max_tokens=self._retrain_trainer.max_completion_length,
             **self.retrain_params,
         )
         return advantages
 
     def _retrain_token_advantages(self, output: Mapping[str, Any]) -> Tensor:
-        """[N, T] of all processes, 0 outside of what the policy sampled; their metrics are logged by TRL."""
-        trainer = self._self
+        """Return the advantages [N, T] of all processes, 0 outside sampled tokens. TRL logs their metrics."""
+        trainer = self._retrain_trainer
         if self._credit is None:
             self._credit = self._retrain_credit()
         batch, scored = self._retrain_batch(output, self._credit)
@@ -142,7 +144,8 @@ class AdvantageMixin:
         return advantages
 
     def _retrain_credit(self) -> TokenCredit:
-        trainer, args = self._self, self._self.args
+        """Build the pipeline with the parts of this trainer."""
+        trainer, args = self._retrain_trainer, self._retrain_trainer.args
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         resources = {
             "tokenizer": tokenizer,
@@ -156,10 +159,10 @@ class AdvantageMixin:
         return TokenCredit(loaded, resources, has_advantages=self.retrain_mode is None)
 
     def _retrain_batch(self, output: Mapping[str, Any], credit: TokenCredit) -> tuple[Batch, Tensor]:
-        """The rollouts of all processes as a batch of completions, and which rows have a reward."""
+        """Return the completions of all processes as a batch, and which rows have a reward."""
         import torch
 
-        trainer = self._self
+        trainer = self._retrain_trainer
         sampled = output["completion_mask"] * output.get("tool_mask", 1)
         columns = self._retrain_scores(output, credit.policy_columns | {"old_logprobs"})
         given = output.get("sampling_per_token_logps")
@@ -193,14 +196,19 @@ class AdvantageMixin:
         return batch.replace(**{name: gather(column) for name, column in columns.items()}), scored
 
     def _retrain_scores(self, output: Mapping[str, Any], names: frozenset[str]) -> dict[str, Tensor]:
-        """Columns of the policy's forward, [n, T] each, of this process; 0 outside of what it sampled."""
+        """Compute columns of the policy by a forward pass: [n, T] each, of this process, 0 outside sampled tokens.
+
+        Args:
+            output: TRL's batch.
+            names: names of the columns, from POLICY_COLUMNS.
+        """
         import torch
 
         from retrain.functional.logprobs import token_scores
 
-        trainer = self._self
+        trainer = self._retrain_trainer
         if "pixel_values" in output:
-            raise ValueError('token transforms do not read images; use transform="none"')
+            raise ValueError('token transforms do not support images; use transform="none"')
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         ids = torch.cat([prompts, completions], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
@@ -226,7 +234,7 @@ class AdvantageMixin:
 
 
 def _turns(mask: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns `turn_ids` and `turn_rewards` of completions whose sampled tokens are interrupted by tools' answers."""
+    """Return the columns `turn_ids` and `turn_rewards`. A turn is a sequence of sampled tokens between tool outputs."""
     starts = mask & ~mask.roll(1, dims=1)
     starts[:, 0] = mask[:, 0]
     remaining = mask.flip(-1).cumsum(-1).flip(-1)

@@ -1,8 +1,8 @@
-"""verl: advantage estimators in verl's own registry, and a custom reward function.
+"""Adapter for verl: advantage estimators in verl's registry, and a custom reward function.
 
-`VERL_USE_EXTERNAL_MODULES=retrain.adapters.verl` makes verl import this module in each of its processes, and
-importing it registers "retrain_" + name for every advantage. `algorithm.adv_estimator=retrain_dca` then selects
-one, and `+algorithm.retrain.beta=0.3` sets its parameters.
+`VERL_USE_EXTERNAL_MODULES=retrain.adapters.verl` makes verl import this module in each of its processes. The import
+registers every advantage as "retrain_" + name. `algorithm.adv_estimator=retrain_dca` then selects one, and
+`+algorithm.retrain.beta=0.3` sets its parameters.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ Estimator = Callable[..., tuple["Tensor", "Tensor"]]
 def compute_advantage_for_verl(
     token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], mode: str = "dca", **params: Any
 ) -> tuple[Tensor, Tensor]:
-    """Advantages in the form of verl's estimators.
+    """Compute advantages with the interface of verl's estimators.
 
     Args:
-        token_level_rewards: [N, T]; their sum is the completion's reward, and above 0.5 it is correct.
-        response_mask: [N, T]; its sum is the completion's length.
+        token_level_rewards: [N, T]; the sum of a row is the reward of the completion, which is correct if it is above
+            0.5.
+        response_mask: [N, T]; the sum of a row is the length of the completion.
         index: [N] ids of the prompts, verl's `uid`.
-        mode, params: as for `compute_advantage`.
+        mode: see `compute_advantage`.
+        params: see `compute_advantage`.
     Returns:
-        (advantages, returns), both the completion's advantage at each of its tokens: [N, T], 0 outside the mask.
+        (advantages, returns), both [N, T] with the completion's advantage at each of its tokens, 0 outside the mask.
     """
     lengths = response_mask.sum(-1).long()
     rewards = token_level_rewards.sum(-1)
@@ -53,27 +55,30 @@ def reward_for_verl(
     params: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> dict[str, float]:
-    """A reward of `retrain` as verl's custom reward function.
+    """Score a completion with a reward of `retrain`, as verl's custom reward function.
 
     Args:
-        data_source, extra_info: of the row; not looked at.
-        solution_str: the completion. ground_truth: the answer.
-        reward, params: name and parameters of the reward: verl's `custom_reward_function.reward_kwargs`.
+        data_source: not used.
+        solution_str: the completion.
+        ground_truth: the reference answer.
+        extra_info: not used.
+        reward: name of the reward, from verl's `custom_reward_function.reward_kwargs`.
+        params: parameters of the reward, from the same place.
     Returns:
-        score, acc (1 if correct) and failed (1 if the reward crashed or ran out of time: verl has no mask for
-        that, and the score is 0). A reward without an opinion scores 0 as well.
+        `score`, `acc` (1 if correct) and `failed` (1 if the reward failed or timed out). The score of a failed reward
+        is 0, because verl cannot mask it, and so is that of a reward that returned None.
     """
     del data_source, extra_info
-    verdict = score(reward, params or {}, {"completion": solution_str, "answer": str(ground_truth)})
-    return {"score": verdict.value or 0.0, "acc": float(bool(verdict.correct)), "failed": float(verdict.status != "ok")}
+    result = score(reward, params or {}, {"completion": solution_str, "answer": str(ground_truth)})
+    return {"score": result.value or 0.0, "acc": float(bool(result.correct)), "failed": float(result.status != "ok")}
 
 
 def register() -> list[str]:
-    """Put every advantage into verl's registry; returns their names there. Importing this module has done it."""
+    """Add every advantage to verl's registry, and return their names in it. Importing this module calls it."""
     core = importlib.import_module("verl.trainer.ppo.core_algos")
     names = sorted(portable_advantages())
     for name in names:
-        # verl loads this file a second time, as another module, where a reward function is given by file.
+        # If a reward function is given by file, verl loads this file a second time, as another module.
         if PREFIX + name not in core.ADV_ESTIMATOR_REGISTRY:
             core.register_adv_est(PREFIX + name)(_estimator(name))
     return [PREFIX + name for name in names]

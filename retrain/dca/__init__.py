@@ -1,9 +1,9 @@
-"""DCA as functions on plain arrays, under the names of its reference implementation.
+"""DCA as functions on plain arrays, with the names of its reference implementation.
 
     from retrain.dca import advantage_dca_grpo, aes_score
     advantage_dca_grpo([True, True, False, True], [100, 200, 150, 400], beta=0.2)
 
-The same mathematics as `[algorithm] advantage_mode = "dca"`: Peng et al., Think Dense, Not Long,
+The results equal those of `[algorithm] advantage_mode = "dca"`: Peng et al., Think Dense, Not Long,
 arXiv:2602.02099. Arrays are lists, numpy arrays or tensors; results are tensors.
 """
 
@@ -46,15 +46,17 @@ def advantage_dca_grpo(
 ) -> Tensor:
     """DCA with normalised accuracy, for the completions of one prompt.
 
-    A = A_acc + beta * A_len; see the advantage `dca` for both parts
+    A = A_acc + beta * A_len; see the advantage `dca` for both terms
 
     Args:
-        correct_mask: [G] booleans; lengths: [G] response tokens.
-        beta: weight of brevity; use_dynamic: scale it by the share of correct completions.
+        correct_mask: [G] booleans, true for correct completions.
+        lengths: [G] numbers of response tokens.
+        beta: weight of brevity.
+        use_dynamic: scale beta by the share of correct completions.
     Returns:
         [G] float32, without unit.
     Raises:
-        ValueError: arrays of different lengths, not flat, or with values that are not finite.
+        ValueError: the arrays differ in length, are not flat, or have values that are not finite.
     """
     return _advantage("dca", correct_mask, lengths, beta=beta, dynamic=use_dynamic)
 
@@ -68,7 +70,7 @@ def advantage_dca_rloo(
 ) -> Tensor:
     """DCA with leave-one-out baselines, for the completions of one prompt.
 
-    Args and returns are those of `advantage_dca_grpo`; a group of one gets 0.
+    Arguments, result and errors are those of `advantage_dca_grpo`. A group of one gets 0.
     """
     return _advantage("dca_rloo", correct_mask, lengths, beta=beta, dynamic=use_dynamic)
 
@@ -79,9 +81,10 @@ def length_score_z_sigmoid(correct_mask: Sequence[bool] | Tensor, lengths: Seque
     s_i = sigmoid(clip((l_i - mean_S l) / (sd_S(l) + 1e-8), -20, 20)),  S = correct completions
 
     Args:
-        correct_mask: [G] booleans; lengths: [G] response tokens.
+        correct_mask: [G] booleans, true for correct completions.
+        lengths: [G] numbers of response tokens.
     Returns:
-        [G] float64 in (0, 1); 0 for wrong completions, 0.5 where S has no spread.
+        [G] float64 in (0, 1); 0 for wrong completions, 0.5 if all lengths in S are equal.
     """
     import torch
 
@@ -95,12 +98,14 @@ def length_score_z_sigmoid(correct_mask: Sequence[bool] | Tensor, lengths: Seque
 def rewards_coupled_lp(
     correct_mask: Sequence[bool] | Tensor, lengths: Sequence[int] | Tensor, gamma: float = 1e-3
 ) -> Tensor:
-    """Reward with a length penalty, the coupled baseline that DCA is compared with.
+    """Reward with a length penalty, the coupled baseline to which DCA is compared.
 
     r_i = 1 - gamma * l_i if correct, else 0
 
     Args:
-        correct_mask: [N] booleans; lengths: [N] response tokens; gamma: reward lost per token.
+        correct_mask: [N] booleans, true for correct completions.
+        lengths: [N] numbers of response tokens.
+        gamma: penalty per token.
     Returns:
         [N] float64.
     References: Arora and Zanette, arXiv:2502.04463.
@@ -124,28 +129,32 @@ def compute_advantage_for_slime(  # noqa: PLR0913 - the documented call, every o
     correct_key: str | None = None,
     group_size: int | None = None,
 ) -> Tensor:
-    """Advantages of a batch of whole groups that stand one after the other.
+    """Compute the advantages of a batch of complete groups with contiguous members.
 
-    slime's own hook is `retrain.adapters.slime.compute_advantage_for_slime`.
+    The hook for slime itself is `retrain.adapters.slime.compute_advantage_for_slime`.
 
     Args:
-        batch: arrays [N] by name.
-        adv_mode: "vanilla", "grpo_lp", "dca" or any advantage of the registry.
-        beta, use_dynamic: of DCA; gamma: of "grpo_lp".
-        use_rloo: leave-one-out baselines for "dca".
-        reward_key, length_key: names of the arrays of rewards and of response tokens.
-        correct_key: name of an array of booleans; None: a reward above 0.5 is correct.
-        group_size: completions per prompt; None: the batch is one group.
+        batch: name -> array [N].
+        adv_mode: "vanilla", "grpo_lp", "dca" or any registered advantage.
+        beta: parameter of DCA.
+        gamma: parameter of "grpo_lp".
+        use_rloo: use leave-one-out baselines for "dca".
+        use_dynamic: parameter of DCA.
+        reward_key: name of the array of rewards.
+        length_key: name of the array with the numbers of response tokens.
+        correct_key: name of an array of booleans; by default a reward above 0.5 is correct.
+        group_size: number of completions per prompt; by default the batch is one group.
     Returns:
         [N] in the precision of the rewards (float32 for lists).
     Raises:
-        KeyError: the batch has no array of that name. ValueError: N is not a multiple of group_size.
+        KeyError: the batch lacks an array.
+        ValueError: N is not a multiple of group_size.
     """
     rewards = batch[reward_key]
     count = len(rewards)
     size = group_size or count
     if count % max(size, 1):
-        raise ValueError(f"{count} completions are not whole groups of {size}; set group_size")
+        raise ValueError(f"{count} completions cannot be divided into groups of {size}; set group_size")
     mode, params = _settings(adv_mode, beta, gamma, use_rloo=use_rloo, use_dynamic=use_dynamic)
     return compute_advantage(
         rewards,
@@ -163,13 +172,15 @@ def reward_for_verl(
     mode: str = "vanilla",
     gamma: float = 1e-3,
 ) -> Tensor:
-    """Reward of each completion: 1 or 0, or with a length penalty in mode "grpo_lp".
+    """Reward of each completion: 1 or 0, with a length penalty in mode "grpo_lp".
 
-    verl's own hook is `retrain.adapters.verl.reward_for_verl`.
+    The hook for verl itself is `retrain.adapters.verl.reward_for_verl`.
 
     Args:
-        correct: [N] booleans; lengths: [N] response tokens; gamma: reward lost per token.
-        mode: "grpo_lp" penalises length; "vanilla" and "dca" leave it to the advantage.
+        correct: [N] booleans, true for correct completions.
+        lengths: [N] numbers of response tokens.
+        mode: "grpo_lp" subtracts the penalty; in "vanilla" and "dca" the reward ignores the length.
+        gamma: penalty per token.
     Returns:
         [N] float64.
     """
@@ -177,33 +188,38 @@ def reward_for_verl(
 
 
 reward_for_slime = reward_for_verl
-"""The reward is the same function in both trainers."""
+"""The reward is the same for both trainers."""
 
 
 def compute_accuracy(correct: Sequence[Sequence[bool]]) -> float:
-    """pass@1: share of problems whose first completion is correct; 0 without problems."""
+    """pass@1: share of problems whose first completion is correct; 0 if there are no problems."""
     return sum(bool(row[0]) for row in correct) / len(correct) if correct else 0.0
 
 
 def compute_avg_tokens(lengths: Sequence[Sequence[int] | int]) -> float:
-    """Mean tokens over all completions of all problems; 0 without completions."""
+    """Mean number of tokens over all completions of all problems; 0 if there are no completions."""
     flat = [n for row in lengths for n in ([row] if isinstance(row, int) else row)]
     return sum(flat) / len(flat) if flat else 0.0
 
 
 def aes_score(accuracy: float, base_accuracy: float, avg_tokens: float, base_avg_tokens: float) -> float:
-    """Accuracy-efficiency score of a run against its base.
+    """Accuracy-efficiency score of a run against a baseline.
 
-    (Lb - L) / Lb + 3 (p - pb) / pb, or - 5 (pb - p) / pb where p < pb; a term whose base is 0 is 0
+    (Lb - L) / Lb + 3 (p - pb) / pb if p >= pb, else (Lb - L) / Lb - 5 (pb - p) / pb
+
+    A term is 0 if the value of its baseline is 0.
 
     Args:
-        accuracy, base_accuracy: p and pb, pass@1 in [0, 1].
-        avg_tokens, base_avg_tokens: L and Lb, tokens per completion.
+        accuracy: p, pass@1 in [0, 1].
+        base_accuracy: pb, pass@1 of the baseline.
+        avg_tokens: L, mean number of tokens per completion.
+        base_avg_tokens: Lb, mean number of tokens per completion of the baseline.
     """
     return _aes(accuracy, base_accuracy, avg_tokens, base_avg_tokens)[0]
 
 
 def _settings(mode: str, beta: float, gamma: float, *, use_rloo: bool, use_dynamic: bool) -> tuple[str, dict[str, Any]]:
+    """Return the name of a registered advantage and its parameters."""
     if mode in {"dca", "dca_grpo", "dca_rloo"}:
         name = "dca_rloo" if use_rloo or mode == "dca_rloo" else "dca"
         return name, {"beta": beta, "dynamic": use_dynamic}

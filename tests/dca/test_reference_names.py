@@ -43,7 +43,7 @@ def test_the_call_for_slime_takes_whole_groups_in_order():
     named = {"scores": [0.2, 0.9], "right": [True, False], "n": [3, 4]}
     keys = {"reward_key": "scores", "length_key": "n", "correct_key": "right"}
     assert dca.compute_advantage_for_slime(named, adv_mode="dca", **keys)[0] > 0
-    with pytest.raises(ValueError, match="8 completions are not whole groups of 3"):
+    with pytest.raises(ValueError, match="8 completions cannot be divided into groups of 3"):
         dca.compute_advantage_for_slime(batch, group_size=3)
 
 
