@@ -16,7 +16,7 @@ from retrain.algorithms.graph.column_graph import Stage, contributing, plan
 from retrain.algorithms.graph.objective import Objective
 from retrain.algorithms.graph.pipeline import Pipeline, Stages
 from retrain.algorithms.graph.plain_functions import hyper_of
-from retrain.algorithms.transforms.token_stages import USUAL_CORRECTION, transform_chain
+from retrain.algorithms.transforms.token_stages import DEFAULT_CORRECTION, transform_chain
 from retrain.config.document import Place
 from retrain.config.positions import Path
 from retrain.config.presets import Preset, preset_names
@@ -167,7 +167,7 @@ class Resolved:
         corrections = chain[len(self._credit_chain()) :]
         anchored = any("sampler_logprobs" in term.reads for term in self.all("loss"))
         if not exact and not anchored and not any(map(_is_weight, chain)):
-            usual = self.named("transform", USUAL_CORRECTION)
+            usual = self.named("transform", DEFAULT_CORRECTION)
             corrections = (*corrections, usual) if usual else corrections
         return Objective(self.all("loss"), self.one("reduction"), corrections, self.all("reduction")[-1])
 

@@ -22,7 +22,7 @@ ODD: list[tuple[tuple[str, ...], str, str]] = [
     (('loss=[{name="importance_sampling"}, {name="kl_cov"}]',), "[[loss]] name", '"kl_cov" acts from the second'),
     (('loss=[{name="ppo_clip"}]', "ppo_clip.eps_high=0.4"), "[ppo_clip] eps_low", "the clip acts on no token"),
     (("ppo_clip.dual_clip=3.0",), "[ppo_clip] dual_clip", "the clip acts on no token"),
-    (('loss=[{name="ppo_clip"}, {name="kl_cov"}]', TWO_UPDATES), "[[loss]] name", "takes the place of the clip"),
+    (('loss=[{name="ppo_clip"}, {name="kl_cov"}]', TWO_UPDATES), "[[loss]] name", "replaces the clip"),
     (('loss=[{name="gmpo"}]', "gmpo.eps_low=0.2", TWO_UPDATES), "[gmpo] eps_low", "looks like the bound of a ratio"),
     (('loss=[{name="topr"}]', "training.max_tokens=2000"), "[[loss.params]] level", "almost always near 0 or above 1"),
     (("algorithm.advantage_mode=grpo_std", chain("whiten")), TRANSFORMS, '"grpo_std" has done so already'),

@@ -1,1 +1,1 @@
-"""Token transforms: spread an episode advantage over the tokens of its completion."""
+"""Token transforms, which distribute an episode's advantage over the tokens of its completion."""

@@ -1,4 +1,4 @@
-"""Entropy control by the covariance of log-probability and advantage."""
+"""Entropy control with the covariance of log-prob and advantage."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def clip_cov(  # noqa: PLR0913 - four columns and four keys
     high: float = 5.0,
     select: Literal["random", "highest"] = "random",
 ) -> Tensor:
-    """Drop a few of the tokens that would lower the entropy most.
+    """Set the advantage of some tokens to 0 that would lower the entropy most.
 
-    A_t = 0 on max(1, floor(rate * n)) of the tokens with low < cov_t < high, or all if fewer
+    A_t = 0 on max(1, floor(rate * n)) of the tokens with low < cov_t < high, or on all of them if they are fewer
     cov_t = (A_t - mean A) * (lp_t - mean lp), means over the n response tokens of the batch
 
     The bounds assume advantages of unit variance (`grpo_std`, `gdpo`, `lite_ppo` or `whiten`).
     The covariance is that of the policy before the update, so it does not depend on micro-batches.
 
     Args:
-        advantages, old_logprobs: [N, T]; response_mask: [N, T] bool; step: seeds the random choice.
-        rate: share of the response tokens that are dropped.
+        advantages, old_logprobs: [N, T]; response_mask: [N, T] bool; step: training step, the seed of the choice.
+        rate: share of the response tokens whose advantage becomes 0.
         low, high: bounds of the covariance, in the unit of the advantage times nats.
-        select: which of the candidates: a "random" choice or the "highest" covariances.
+        select: choose among these tokens at "random", or those with the "highest" covariance.
     Returns:
         [N, T].
     References: Cui et al., The Entropy Mechanism of RL for Reasoning LMs, arXiv:2505.22617.
@@ -60,9 +60,9 @@ def clip_cov(  # noqa: PLR0913 - four columns and four keys
 
 @signal("high_covariance")
 def high_covariance(advantages: Tensor, old_logprobs: Tensor, response_mask: Tensor, *, rate: Rate = 2e-4) -> Tensor:
-    """Tokens whose log-probability and advantage vary together most: [N, T], 0 or 1.
+    """Flag of the tokens with the highest covariance of log-prob and advantage, [N, T], 0 or 1.
 
-    1 on the max(1, floor(rate * n)) tokens of largest (A_t - mean A) * (lp_t - mean lp), if positive
+    1 on the max(1, floor(rate * n)) tokens with the largest (A_t - mean A) * (lp_t - mean lp), if positive
 
     Means are over the n response tokens of the batch; the log-probs are those before the update.
 
@@ -86,20 +86,20 @@ def high_covariance(advantages: Tensor, old_logprobs: Tensor, response_mask: Ten
 
 
 def _check_clip(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn of the clip that the method removes."""
+    """Warn if the clip that this method replaces is also in use."""
     if any(term.name == "ppo_clip" and term.weight != 0 for term in config.loss):
-        problem = "kl_cov takes the place of the clip, and ppo_clip is beside it"
-        yield Finding((), problem, 'use name = "importance_sampling" in the place of ppo_clip', fatal=False)
+        problem = "kl_cov replaces the clip, but ppo_clip is in the list too"
+        yield Finding((), problem, 'use name = "importance_sampling" instead of ppo_clip', fatal=False)
 
 
 @loss("kl_cov", check=_check_clip, trust_region=True)
 def kl_cov(logprobs: Tensor, old_logprobs: Tensor, high_covariance: Tensor, response_mask: Tensor) -> Tensor:
-    """Penalty on moving the few tokens that would lower the entropy most.
+    """Penalty on the change of the few tokens that would lower the entropy most.
 
-    |lp - old_lp| on the tokens that `high_covariance` marks, log-ratio clamped to +-20
+    |lp - old_lp| on the tokens that `high_covariance` flags, 0 elsewhere, log-ratio clamped to +-20
 
-    The coefficient is the term's weight. The gradient is 0 at lp = old_lp: nothing happens in the
-    first update of a batch. The method is this beside `importance_sampling`, which has no clip.
+    The coefficient is the term's weight. The gradient is 0 at lp = old_lp, so the term has no effect in the first
+    update of a batch. The paper's loss is this term and `importance_sampling`, which has no clip.
 
     Args:
         logprobs, old_logprobs: [N, T]; high_covariance: [N, T], 0 or 1; response_mask: [N, T] bool.
@@ -112,7 +112,7 @@ def kl_cov(logprobs: Tensor, old_logprobs: Tensor, high_covariance: Tensor, resp
 
 
 def _covariance(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Product of the centred columns, exactly 0 outside the mask and for equal advantages."""
+    """Product of the centred columns [N, T]; exactly 0 outside the mask, and everywhere if all advantages are equal."""
     import torch
 
     lowest = advantages.masked_fill(~mask, torch.inf).amin()
@@ -123,5 +123,5 @@ def _covariance(advantages: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def _count(rate: float, mask: Tensor) -> int:
-    # The hair keeps a product such as 0.3 * 50 from falling just below its whole number.
+    # 1e-9 prevents that rounding makes a product such as 0.3 * 50 fall just below an integer.
     return max(1, int(rate * int(mask.sum()) + 1e-9))

@@ -1,4 +1,4 @@
-"""A teacher's judgement of every sampled token as credit."""
+"""On-policy distillation: credit from a teacher's log-probs of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ def opd(  # noqa: PLR0913 - four columns and three keys
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.0,
     outcome: Annotated[float, Field(ge=0)] = 1.0,
 ) -> Tensor:
-    """On-policy distillation: add how much more likely the teacher finds a token than the sampler did.
+    """On-policy distillation: add the log-prob difference of teacher and sampler to the advantage.
 
     A_t = outcome * A_t + sum_{s>=t} gamma^(s-t) * d_s,  d_t = coef * (teacher_lp_t - sampler_lp_t)
 
-    The difference is clamped to +-20. -d is the sampled reverse KL to the teacher. It is taken against the sampler and
-    not the current policy, so the advantage is fixed for the batch. A `whiten` behind it would remove its mean.
+    The difference is clamped to +-20. Its negative is an estimate of the reverse KL to the teacher. It uses the
+    sampler's log-probs and not the current policy's, so the advantage is constant during the update of a batch. A
+    `whiten` after it would remove its mean.
 
     Args:
         advantages, teacher_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
         coef: weight of the teacher, in units of advantage per nat.
-        gamma: discount of what later tokens of the row lose to the teacher, per response token; 0: a token's own alone.
-        outcome: weight of the advantages in front; 0 is distillation without rewards.
+        gamma: discount of the differences of later tokens, per response token; with 0 only the token's own counts.
+        outcome: weight of the advantages of earlier stages; 0 is distillation without rewards.
     Returns:
-        [N, T]. Where teacher and sampler agree, `outcome` times the advantages.
+        [N, T]; `outcome` times the advantages where teacher and sampler agree.
     References: Agarwal et al., On-Policy Distillation, arXiv:2306.13649; Hübotter et al., SDPO, arXiv:2601.20802.
     """
     gap = coef * F.ratios.log_ratio(teacher_logprobs, sampler_logprobs, response_mask)

@@ -1,4 +1,4 @@
-"""Rewards shaped by entropy, as GTPO and GRPO-S were published."""
+"""GTPO and GRPO-S as published: rewards shaped by entropy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Smallest = Annotated[float, Field(gt=0)]
 
 
 _LATE = 1000
-"""Tokens beyond which few rows of a small group are long enough to be compared at a position."""
+"""Number of tokens beyond which few rows of a small group have a token at the same position."""
 _SMALL_GROUP = 8
+"""Group size from which no warning is given."""
 
 
 def _check_positions(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn where late positions compare few rows."""
+    """Warn if few rows of a group reach late positions."""
     training = config.training
     if training.max_tokens > _LATE and training.group_size < _SMALL_GROUP:
         problem = (
@@ -47,26 +48,26 @@ def gtpo_paper(  # noqa: PLR0913 - four columns and six keys
     entropy_min: float | None = None,
     entropy_max: float | None = None,
 ) -> Tensor:
-    """Shaped token rewards: a bonus for uncertain tokens of correct rows, a penalty for certain ones of wrong rows.
+    """Shaped token rewards: a bonus for high entropy in correct rows, a penalty for low entropy in wrong rows.
 
     r+ = alpha1 + alpha2 * H_it / (sum_{j in P} H_jt + eps) * |P| on correct rows, 0 on wrong rows
     r- = -alpha1 - alpha2 * (1/(H_it + eps)) / (sum_{j in Q} 1/(H_jt + eps)) * |Q| on wrong rows, 0 on correct rows
     A  = (r+ - mean r+) / (sd r+ + eps) on correct rows, the same with r- on wrong rows
 
-    P and Q are the group's correct and wrong rows that have a t-th response token. Means and
-    population deviations are over all response tokens of the group (or batch), the zeros included:
-    without them half of the tokens of correct rows would get a negative advantage. It takes the
-    place of the advantages; rewards are read through `correct` only.
+    P and Q are the group's correct and wrong rows that have a t-th response token. Means and population
+    standard deviations are over all response tokens of the group (or batch), including the zeros; without
+    these, half of the tokens of correct rows would get a negative advantage. It replaces the advantages
+    before it, and uses rewards through `correct` only.
 
     Args:
         entropy: [N, T] nats, of the sampling policy, without gradient; correct: [N] bool;
             response_mask: [N, T] bool; group_ids: [N] int.
         alpha1: size of the reward; alpha2: size of the bonus.
-        norm: statistics per "group" (a group that is all correct or all wrong gets 0) or over the
-            "batch" (the paper's text).
+        norm: compute statistics per "group", where a group that is all correct or all wrong gets 0, or over
+            the "batch", as in the paper's text.
         eps: added to every denominator.
-        entropy_min, entropy_max: bounds of the entropy, None for none. The paper's [0.2, 0.28] are
-            the digits of DAPO's clip range.
+        entropy_min, entropy_max: bounds to which the entropy is clipped; None for no bound. The paper's
+            [0.2, 0.28] equal DAPO's clip range.
     Returns:
         [N, T] without unit.
     References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349, equations 3, 5 and 6.
@@ -103,14 +104,14 @@ def grpo_s(  # noqa: PLR0913 - four columns and three keys
     beta2: ShapingStrength = 0.1,
     eps: Smallest = 1e-8,
 ) -> Tensor:
-    """Shaped episode rewards: the sequence form of `gtpo_paper`, by the mean entropy h of a row.
+    """Shaped episode rewards: the sequence form of `gtpo_paper`, with the mean entropy h of a row.
 
     r+ = beta1 + beta2 * h_i / (sum_{j in P} h_j + eps) * |P| on correct rows, 0 on wrong rows
     r- = -beta1 - beta2 * (1/(h_i + eps)) / (sum_{j in Q} 1/(h_j + eps)) * |Q| on wrong rows, 0 on correct rows
     A  = (r+ - mean r+) / (sd r+ + eps) on correct rows, the same with r- on wrong rows
 
-    P and Q are the group's correct and wrong rows; means and population deviations are over all
-    rows of the group, the zeros included. Reading `entropy` costs a scoring forward before the
+    P and Q are the group's correct and wrong rows. Means and population standard deviations are over all
+    rows of the group, including the zeros. The column `entropy` needs a scoring forward pass before the
     filter.
 
     Args:
@@ -137,7 +138,12 @@ def grpo_s(  # noqa: PLR0913 - four columns and three keys
 
 
 def _share(values: Tensor, cells: Tensor, members: Tensor, eps: float) -> Tensor:
-    """Value over the mean of the members of its cell: v / (sum + eps) * count; 0 elsewhere."""
+    """Value divided by the mean of its cell's members, v / (sum + eps) * count; 0 for values that are not members.
+
+    Args:
+        values: [N, T]; cells: [N, T] int, cell of each value; members: [N, T] bool.
+        eps: added to the sum.
+    """
     import torch
 
     shares = torch.zeros_like(values)
@@ -148,7 +154,12 @@ def _share(values: Tensor, cells: Tensor, members: Tensor, eps: float) -> Tensor
 
 
 def _normalised(values: Tensor, cells: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """(v - mean) / (sd + eps) over the masked entries of each cell; 0 elsewhere."""
+    """Normalised value (v - mean) / (sd + eps), with statistics of the masked entries of its cell; 0 elsewhere.
+
+    Args:
+        values: [N, T]; cells: [N, T] int, cell of each value; mask: [N, T] bool.
+        eps: added to the standard deviation.
+    """
     import torch
 
     result = torch.zeros_like(values)
@@ -159,6 +170,6 @@ def _normalised(values: Tensor, cells: Tensor, mask: Tensor, eps: float) -> Tens
 
 
 def _mixed(correct: Tensor, group_ids: Tensor) -> Tensor:
-    """[N] bool: the row's group has correct and wrong rows."""
+    """Return [N] bool, True if the row's group has both correct and wrong rows."""
     right = F.groups.group_size(group_ids, correct)
     return (right > 0) & (right < F.groups.group_size(group_ids))

@@ -1,4 +1,4 @@
-"""Masks against stale or mismatched samples."""
+"""Masks of off-policy samples."""
 
 from __future__ import annotations
 

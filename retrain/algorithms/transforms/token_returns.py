@@ -1,4 +1,4 @@
-"""Token credit from returns."""
+"""Token advantages from returns: GAE and the optimal token baseline."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 _FEW = 4
-"""Rows below which a baseline that includes the row itself takes much of its return away."""
+"""Group size below which a baseline that includes the row itself removes much of its return."""
 
 
 def _check_group(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn where the baseline of a position is mostly the row's own return."""
+    """Warn if the baseline of a position consists mostly of the row's own return."""
     size = config.training.group_size
     if size < _FEW:
-        problem = f"the baseline of otb includes the row itself, and a group has {size}"
+        problem = f"the baseline of otb includes the row itself, but a group has only {size} rows"
         yield Finding((), problem, f"set [training] group_size >= {_FEW}", fatal=False)
 
 
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 _SPARSE_TOKENS = 1000
-"""Tokens over which a final reward decays to nothing with any lambda below 1."""
+"""Number of tokens over which a final reward decays to almost 0 for every lambda below 1."""
 
 
 def _check_trace(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn where the credit of a final reward decays before it reaches the first tokens."""
+    """Warn if the credit of a final reward decays before it reaches the first tokens."""
     decays = params["lam"] < 1 and params["length_alpha"] is None
     if decays and config.training.max_tokens > _SPARSE_TOKENS and config.environment.name is None:
         problem = f"with lam = {params['lam']:g} a reward at the end of {config.training.max_tokens} tokens decays"
@@ -51,20 +51,20 @@ def gae(
     lam: UnitInterval = 1.0,
     length_alpha: Annotated[float, Field(gt=0)] | None = None,
 ) -> Tensor:
-    """Generalised advantage estimation with the critic's values; it takes the place of the advantages.
+    """Generalised advantage estimation with the critic's values; it replaces the advantages before it.
 
     A_t = delta_t + gamma * lam * A_{t+1},  delta_t = r_t + gamma * V_{t+1} - V_t
-    length_alpha: lam_i = clip(1 - 1 / (length_alpha * l_i), 0, 1) in the place of lam, l_i the row's response tokens
+    length_alpha: lam_i = clip(1 - 1 / (length_alpha * l_i), 0, 1) instead of lam, l_i the row's response tokens
 
-    t + 1 is the row's next response token: what an environment says takes no time. V is 0 after the last one. verl
-    always whitens these advantages: put `whiten` behind it for parity.
+    t + 1 is the row's next response token; observations are skipped. V is 0 after the last one. verl always whitens
+    these advantages: add `whiten` after this stage for the same result.
 
     Args:
         turn_rewards: [N, T], on the last token of each turn; values: [N, T], of the prefix before each token;
             response_mask: [N, T] bool.
         gamma: discount, per response token.
-        lam: 1 is the return less the value, without bias; 0 the one-step difference, with the least variance.
-        length_alpha: a lambda for each row, which grows with its length; VAPO has 0.05.
+        lam: 1 is the return minus the value, without bias; 0 is the one-step difference, with the lowest variance.
+        length_alpha: use a lambda per row that increases with its length; VAPO uses 0.05.
     Returns:
         [N, T] in the unit of the reward.
     References: Schulman et al., High-Dimensional Continuous Control Using GAE, arXiv:1506.02438; Yue et al., VAPO,
@@ -92,25 +92,25 @@ def otb(  # noqa: PLR0913 - five columns and two keys
     zero_tail: bool = True,
     eps: PositiveFloat = 1e-8,
 ) -> Tensor:
-    """Return of every token against the token baseline of least variance.
+    """Return of every token minus the token baseline with the lowest variance.
 
     A_it = G_it - B_t,  G_it = sum of rewards from position t on
     B_t = sum_i G_it W_it / (sum_i W_it + eps),  W_it = sum_{s<=t} (1 - 2 p_is + sum_v p_v^2)
 
-    Sums over i are over the group's rows that have a response token at position t, the row itself
-    included: the bias is O(1/n). W is the squared norm of the score by the logits, summed up to t.
-    It takes the place of the advantages.
+    Sums over i are over the group's n rows that have a response token at position t. They include the row itself,
+    which gives a bias of O(1/n). W is the squared norm of the score with respect to the logits, summed up to t. It
+    replaces the advantages before it.
 
     Args:
         turn_rewards: [N, T], on the last token of each turn; old_logprobs: [N, T];
             sum_pi_squared: [N, T], sum of squared probabilities over the vocabulary at the
             sampling temperature; response_mask: [N, T] bool; group_ids: [N] int.
-        zero_tail: no baseline for the one longest row beyond the second-longest length, where its
-            own return would be its baseline.
+        zero_tail: use no baseline for the longest row beyond the length of the second-longest, where the baseline
+            would be its own return.
         eps: added to the sum of weights.
     Returns:
-        [N, T] in the unit of the reward; G in a group of one; 0 where all returns at a position
-        are equal.
+        [N, T] in the unit of the reward; G in a group of one; 0 where several rows have a token at a position and
+        their returns are equal.
     References: Li et al., The Optimal Token Baseline, arXiv:2602.07078.
     """
     import torch

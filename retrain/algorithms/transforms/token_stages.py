@@ -1,4 +1,4 @@
-"""Token transforms: how an episode's advantage is spread over its tokens. Each stage is one pure function."""
+"""Token transforms, which distribute an episode's advantage over its tokens. Each stage is a pure function."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ CHAINS: dict[str, tuple[str, ...]] = {
     "gtpo_sepa": ("sepa", "gtpo"),
     "gtpo_hicra": ("gtpo", "hicra"),
 }
-"""Values of `transform_mode` that stand for other stages than the one of their name."""
-USUAL_CORRECTION = "tis"
-"""The correction for the sampler where a run needs one and names none."""
+"""Values of `transform_mode` that name several stages, or none."""
+DEFAULT_CORRECTION = "tis"
+"""Default correction for the sampler's policy, if a run needs one."""
 
 Level = Literal["token", "sequence", "geometric"]
 NormScope = Literal["episode", "turn"]
 
 
 def transform_chain(mode: str | Sequence[str]) -> tuple[str, ...]:
-    """Stages of a `transform_mode`: a documented chain, one stage's name or dotted path, or a list of those."""
+    """Return the stages of a `transform_mode`: the name of a chain or stage, a dotted path, or a list of stages."""
     return CHAINS.get(mode, (mode,)) if isinstance(mode, str) else tuple(mode)
 
 
 def span_mean(per: NormScope, values: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
-    """Mean over the masked tokens of each row, [N, 1], or of each of its turns, [N, T]."""
+    """Mean over the masked tokens of each row, [N, 1], or of each turn, [N, T].
+
+    Args:
+        per: "episode" or "turn".
+        values: [N, T]; mask: [N, T] bool; turn_ids: [N, T] int, from 0.
+    """
     return F.masked.row_mean(values, mask) if per == "episode" else F.masked.turn_mean(values, mask, turn_ids)
 
 
@@ -47,18 +52,18 @@ def gtpo(
     beta: Annotated[float, Field(ge=0)] = 0.1,
     per: NormScope = "episode",
 ) -> Tensor:
-    """More credit where the policy was less certain than on average in its sequence.
+    """Scale the advantage by the token's uncertainty relative to the mean of its sequence.
 
     A_t * w_t,  w_t = max(0, 1 + beta * (h_t / (m + 1e-8) - 1)),  m = mean of h over the sequence's tokens
 
     Args:
         advantages, uncertainty: [N, T]; response_mask: [N, T] bool; turn_ids: [N, T] int, from 0.
-        beta: strength; 0 leaves the advantages as they are.
-        per: what the sequence is: the sampled tokens of an "episode", or those of each "turn" apart, so that every
-            turn of an episode keeps the credit that it has.
+        beta: strength; 0 leaves the advantages unchanged.
+        per: the sequence: the sampled tokens of the "episode", or those of each "turn", which keeps the total credit
+            of every turn.
     Returns:
-        [N, T]; unchanged where m < 1e-7. Weights are not renormalized: their mean is 1 unless one is cut at 0.
-    References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (the idea; this weight is linear in h/m).
+        [N, T]; unchanged where m < 1e-7. Weights are not renormalized; their mean is 1 unless one is clipped at 0.
+    References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (the idea; here the weight is linear in h/m).
     """
     mean = span_mean(per, uncertainty, response_mask, turn_ids)
     weight = (1 + beta * (F.masked.keep(uncertainty, response_mask) / (mean + 1e-8) - 1)).clamp(min=0)
@@ -75,7 +80,7 @@ def sepa(
     *,
     per: NormScope = "episode",
 ) -> Tensor:
-    """Pool the uncertainty of execution tokens, so that planning tokens stand out to the next stage.
+    """Move the uncertainty of execution tokens towards their mean, so that planning tokens stand out.
 
     h'_t = lam * mean_exec(h) + (1 - lam) * h_t on execution tokens (mean per sequence); h_t on planning tokens
 
@@ -83,12 +88,12 @@ def sepa(
         uncertainty: [N, T]; planning_mask: [N, T], 1 on planning tokens; response_mask: [N, T] bool;
             turn_ids: [N, T] int, from 0.
         sepa_lambda: lam, clipped to [0, 1].
-        per: what the sequence is: the sampled tokens of an "episode", or those of each "turn" apart.
+        per: the sequence: the sampled tokens of the "episode", or those of each "turn".
     Returns:
-        [N, T], the new `uncertainty`; the mean of a sequence does not change.
+        [N, T], the new `uncertainty` for later stages; the mean of a sequence does not change.
     References: Tan et al., GTPO and GRPO-S, arXiv:2508.04349 (token entropies); Wang et al., Emergent Hierarchical
-        Reasoning (HICRA), arXiv:2509.03646 (planning tokens). The pooling is that of the public `retrain`,
-        github.com/teilomillet/retrain, docs/sepa.md; it is in no paper.
+        Reasoning (HICRA), arXiv:2509.03646 (planning tokens). The pooling is that of docs/sepa.md of
+        github.com/teilomillet/retrain; no paper describes it.
     """
     lam = min(max(float(sepa_lambda), 0.0), 1.0)
     execution = response_mask & ~planning_mask.bool()
@@ -97,7 +102,7 @@ def sepa(
 
 
 def _check_share(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """A stage that is named, and off."""
+    """Warn if the stage is used but switched off."""
     if params["rho"] == 0:
         yield Finding((), "surprisal_mask changes nothing with rho = 0", "set [surprisal_mask] rho = 0.2", fatal=False)
 
@@ -111,13 +116,13 @@ def surprisal_mask(
     *,
     rho: Annotated[float, Field(ge=0, le=1)] = 0.0,
 ) -> Tensor:
-    """Train on the most uncertain tokens of a group only.
+    """Set advantages to 0 except for the most uncertain tokens of a group.
 
     A_t if h_t is among the ceil(rho * n) highest of the n tokens of its group, else 0
 
     Args:
         advantages, uncertainty: [N, T]; response_mask: [N, T] bool; group_ids: [N] int.
-        rho: share of tokens kept; 0 switches the stage off. Ties with the last kept token are kept.
+        rho: share of tokens that are kept, with all ties of the last one; 0 switches the stage off.
     Returns:
         [N, T].
     References: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939.
@@ -130,9 +135,9 @@ def surprisal_mask(
 
 @transform("whiten", unit_variance=True)
 def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """Advantages of the whole batch to mean 0 and variance 1 over its tokens.
+    """Normalise advantages to mean 0 and variance 1 over the tokens of the whole batch.
 
-    (A_t - mean A) / sqrt(var A + 1e-8), var unbiased, over all response tokens
+    (A_t - mean A) / sqrt(var A + 1e-8), mean and unbiased variance over all response tokens
 
     Args:
         advantages: [N, T]; response_mask: [N, T] bool.
@@ -155,17 +160,17 @@ def tis(
     cap: Annotated[float, Field(gt=0)] = 2.0,
     level: Level = "token",
 ) -> Tensor:
-    """Truncated importance weight of the trainer's policy against the sampler's.
+    """Truncated importance weight of the trainer's policy relative to the sampler's.
 
     A_t * min(rho, cap),  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
 
-    At the end of a chain it is made in the update, from the forward that the loss needs anyway; in front of other
-    stages it costs a scoring forward.
+    At the end of a chain it is computed in the update, from the forward pass of the loss. Before other stages it needs
+    a scoring forward pass of its own.
 
     Args:
         advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
-        cap: the largest weight.
-        level: ratio of the token, of its sequence (sum of log-ratios), or its geometric mean.
+        cap: largest weight.
+        level: ratio of the "token", of its "sequence" (sum of log-ratios), or the sequence's "geometric" mean.
     Returns:
         [N, T]; unchanged where sampler and trainer agree.
     References: Espeholt et al., IMPALA, arXiv:1802.01561 (truncation); Qi et al., Defeating the
@@ -186,16 +191,16 @@ def mis(  # noqa: PLR0913 - four columns and three keys
     high: Annotated[float, Field(gt=0)] = 5.0,
     level: Level = "token",
 ) -> Tensor:
-    """Importance weight of the trainer's policy against the sampler's, dropped where they disagree too much.
+    """Importance weight of the trainer's policy relative to the sampler's, 0 where the ratio is outside bounds.
 
     A_t * rho if low <= rho <= high else 0,  rho = exp(old_lp - sampler_lp), log-ratio clamped to +-20
 
-    Made in the update at the end of a chain, as `tis` is.
+    At the end of a chain it is computed in the update, like `tis`.
 
     Args:
         advantages, old_logprobs, sampler_logprobs: [N, T]; response_mask: [N, T] bool.
-        low, high: the ratios that are trusted.
-        level: ratio of the token, of its sequence (sum of log-ratios), or its geometric mean.
+        low, high: bounds of the ratio.
+        level: ratio of the "token", of its "sequence" (sum of log-ratios), or the sequence's "geometric" mean.
     Returns:
         [N, T]; unchanged where sampler and trainer agree.
     References: Ling Team, Every Step Evolves (IcePop), arXiv:2510.18855; Qi et al., Defeating the
