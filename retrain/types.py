@@ -1,6 +1,6 @@
-"""Data that crosses layers: problems, rollouts and batches.
+"""Data types that several layers share: problems, rollouts and batches.
 
-Importing this module does not import torch; tensors appear in annotations only.
+Importing this module does not import torch, because tensors occur only in annotations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FLOAT32_MAX = 3.4028234663852886e38
 
 Metrics = dict[str, float]
-"""Flat, `area/name_unit`; reported, never used for control."""
+"""Metrics by name, `area/name_unit`. They are reported, and never used for control."""
 
 State = dict[str, Any]
 """State of a component: nested dicts of JSON values and tensors. The checkpoint stores it as it is."""
@@ -30,13 +30,13 @@ def fits_float32(value: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One verifiable question of a task.
+    """A verifiable problem of a task.
 
     Attributes:
         id: unique and stable within the task.
         prompt: text, or chat messages `[{"role": ..., "content": ...}]` for a chat template.
-        answer: the reference answer that rewards compare with.
-        solution: a worked solution to imitate in warm-up; None if the task has none.
+        answer: the reference answer, to which rewards compare completions.
+        solution: a worked solution to imitate in the warm start; None if the task has none.
         extra: all columns of the data row except the prompt, unchanged, for rewards.
         replies: the model's turns of an episode to imitate in warm-up, for tasks with an environment.
         environment: label of the entry of `[[environments]]` that this problem is played in.
@@ -64,12 +64,13 @@ class Sampling:
     """Sampling parameters. Every field is explicit: no engine reads a model's own generation_config.
 
     Attributes:
-        temperature: 0 is greedy; log-probs are those of the tempered distribution.
-        top_p, top_k: 1.0 and 0 disable them.
+        temperature: 0 is greedy decoding. Otherwise log-probs are those of the distribution at this temperature.
+        top_p: probability mass of the tokens to sample from; 1.0 disables the limit.
+        top_k: number of most likely tokens to sample from; 0 disables the limit.
         stop_ids: token ids that end a completion (kept as its last token).
-        seed: with a request's stream, determines its random numbers.
-        continued: later requests will extend these contexts, as the turns of an episode do, so an engine may keep its
-            keys and values.
+        seed: determines the random numbers of a request, together with its stream.
+        continued: later requests will extend these contexts, like the turns of an episode, so an engine may keep the
+            keys and values of its KV cache.
     """
 
     temperature: float = 1.0
@@ -82,7 +83,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to an engine: completions of one context.
+    """A request to an engine for completions of one context.
 
     Attributes:
         ids: token ids of the context.
@@ -101,12 +102,12 @@ class Request:
 
 
 class Prefix(NamedTuple):
-    """Context that a completion is continued from.
+    """Prompt and beginning of a response, from which completions are continued.
 
     Attributes:
-        group: index of the group whose prompt `ids` begins with.
-        ids: token ids of the prompt and the response so far.
-        sampled: length of the response so far, in tokens.
+        group: index of the prompt's group.
+        ids: token ids of the prompt and of the response so far.
+        sampled: number of tokens of the response so far.
     """
 
     group: int
@@ -116,7 +117,14 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled completion. `logprobs[t]` is the log-prob of `ids[t]` under the sampling distribution."""
+    """A sampled completion.
+
+    Attributes:
+        ids: token ids.
+        logprobs: log-prob of each token under the sampling distribution.
+        finish_reason: "stop" (the last token is a stop id) or "length".
+        weights_version: optimizer step of the weights that sampled it.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -126,14 +134,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Result of one reward call. On failure `value` is None, and the rollout is masked instead of scored 0.
+    """Score of a completion by all rewards. On failure `value` is None, and the rollout is masked instead of scored 0.
 
     Attributes:
-        value: weighted sum of the parts; None on failure.
-        parts: value of every reward by name.
-        correct: the first reward that returned a value gave more than 0.5; None on failure.
+        value: weighted sum of the rewards; None on failure.
+        parts: name of each reward -> its value.
+        correct: the value of the first reward that measures correctness and did not return None exceeds 0.5. If there
+            is none, that of the first reward that did not return None. None on failure.
         status: "ok", "timeout", "crashed", "error" or "invalid".
-        detail: a line for the log when status is not "ok".
+        detail: description of the failure if status is not "ok".
     """
 
     value: float | None
@@ -145,9 +154,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the policy: tokens `start` to `end` (exclusive), counted after the prompt.
+    """A turn of the policy in an episode.
 
     Attributes:
+        start: index of its first token, counted from the end of the prompt.
+        end: index after its last token.
         finish_reason: "stop" (the last token is a stop id) or "length".
         weights_version: optimizer step of the weights that sampled it.
         reward: the environment's reward for this turn, without the final reward of the episode.
@@ -164,20 +175,25 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One episode: a prompt, the policy's turns and the observations between them, without padding.
+    """An episode: a prompt, the policy's turns and the observations between them, without padding.
 
     Attributes:
-        problem_id, prompt, answer: of the problem it answers; `prompt` is the rendered text.
-        prompt_ids: token ids of the prompt as the engine saw them.
+        problem_id: id of the problem.
+        prompt: the rendered prompt of the problem, as text.
+        answer: the reference answer of the problem.
+        prompt_ids: token ids of the prompt as the engine received them.
         completion_ids: all tokens after the prompt, sampled or not; never re-tokenized.
-        sampler_logprobs: one per completion id, at the sampling temperature, as the engine computed it; 0 for a
-            token that was not sampled.
+        sampler_logprobs: log-prob of each completion id at the sampling temperature, as the engine computed it; 0 for
+            a token that was not sampled.
         text: decoded completion without special tokens.
-        turns: which of the completion ids were sampled, in order; at least one.
-        group: index of its group within the step; a group is all rollouts of one prompt.
-        reward, parts, correct, status: see `Score`.
-        ended: what ended an episode in an environment: "done" (the environment), a limit ("turns", "tokens" or
-            "context"), or a failure ("error" or "timeout"); empty without an environment.
+        turns: spans of the sampled completion ids, in order; at least one.
+        group: index of its group within the step; a group consists of all rollouts of one prompt.
+        reward: `value` of the score; see `Score`.
+        parts: see `Score`.
+        correct: see `Score`.
+        status: see `Score`.
+        ended: reason why an episode in an environment ended: "done" (the environment), a limit ("turns", "tokens" or
+            "context"), or a failure ("error" or "timeout"); "" without an environment.
         metrics: numbers that the environment reported for the episode.
         environment: label of the problem's environment.
         greedy: reward of the prompt's greedy completion, if the run samples one.
@@ -203,7 +219,7 @@ class Rollout:
 
     @property
     def truncated(self) -> bool:
-        """True if a token limit ended it."""
+        """True if a token limit ended the episode."""
         return self.ended in ("tokens", "context") if self.ended else self.finish_reason == "length"
 
     @property
@@ -218,24 +234,28 @@ class Rollout:
 
     @property
     def weights_version(self) -> int:
-        """Version of the oldest weights that sampled a turn."""
+        """Version of the oldest weights that sampled one of the turns."""
         return min(turn.weights_version for turn in self.turns)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """(first, end) of the sampled tokens of every turn, end exclusive, counted from the start of the prompt."""
+        """(start, end) of the sampled tokens of every turn, end exclusive, counted from the start of the prompt."""
         return [(len(self.prompt_ids) + turn.start, len(self.prompt_ids) + turn.end) for turn in self.turns]
 
     def rewarded(self, value: float, parts: Mapping[str, float | None], correct: bool | None = None) -> Rollout:
-        """Return a copy whose reward is this final value plus the rewards of its turns; correct if it exceeds 0.5.
+        """Return a copy whose reward is a final value plus the rewards of its turns.
 
-        If an environment names its parts, the first part decides correctness, without the rewards of the turns.
+        Args:
+            value: the final value.
+            parts: name -> value of the parts of the reward.
+            correct: whether the rollout is correct. By default it is if the reward exceeds 0.5; if an environment
+                names the parts of its reward, if the first part does.
         """
-        given = sum(turn.reward for turn in self.turns)
+        of_turns = sum(turn.reward for turn in self.turns)
         if correct is None:
-            correct = (value + given if "env" in parts else next(iter(parts.values())) or 0.0) > 0.5
-        parts = {**parts, "turns": given} if given else dict(parts)
-        return dataclasses.replace(self, reward=value + given, parts=parts, correct=correct)
+            correct = (value + of_turns if "env" in parts else next(iter(parts.values())) or 0.0) > 0.5
+        parts = {**parts, "turns": of_turns} if of_turns else dict(parts)
+        return dataclasses.replace(self, reward=value + of_turns, parts=parts, correct=correct)
 
     def row(self) -> dict[str, Any]:
         """Convert to a JSON row."""
@@ -244,7 +264,7 @@ class Rollout:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Rollout:
-        """Read a row that `row` wrote. A row without turns, from an earlier version, becomes one turn."""
+        """Restore a rollout from the result of `row`. A row of an earlier version without turns gets a single turn."""
         fields: dict[str, Any] = {f.name: row[f.name] for f in dataclasses.fields(cls) if f.name in row}
         for name in ("prompt_ids", "completion_ids", "sampler_logprobs"):
             fields[name] = tuple(row[name])
@@ -258,8 +278,8 @@ class ExpertRow:
     """A conversation to imitate.
 
     Attributes:
-        ids: token ids, the last token of every answer being the end of sequence.
-        spans: (first, end) of every answer to imitate, end exclusive, in order.
+        ids: token ids; every answer ends with the end-of-sequence token.
+        spans: (start, end) of every answer to imitate, end exclusive, in order.
     """
 
     ids: tuple[int, ...]
@@ -283,16 +303,21 @@ class Batch:
         *_logprobs     0 0 a b 0      log-prob of the token in the same column
 
     Attributes:
-        input_ids: [N, T] int64; attention_mask, response_mask: [N, T] bool.
-        sampler_logprobs: [N, T] float32, as the engine computed it; 0 outside response_mask.
-        rewards: [N] float32; correct: [N] bool; lengths: [N] int64, response tokens.
-        group_ids: [N] int64; is_expert: [N] bool.
-        step: the training step, from 0.
-        max_tokens: limit of response tokens in sampling.
-        advantages: [N, T] float32, 0 outside response_mask; zeros until credit is assigned.
+        input_ids: [N, T] int64, token ids.
+        attention_mask: [N, T] bool, false for padding.
+        response_mask: [N, T] bool, true for tokens that the policy sampled, or on expert rows for tokens to imitate.
+        sampler_logprobs: [N, T] float32, as the engine computed them; 0 outside response_mask.
+        rewards: [N] float32.
+        correct: [N] bool.
+        lengths: [N] int64, number of response tokens.
+        group_ids: [N] int64, id of the row's group.
+        is_expert: [N] bool, true for demonstrations.
+        step: index of the training step, from 0.
+        max_tokens: maximum number of response tokens in sampling.
+        advantages: [N, T] float32, 0 outside response_mask; zeros until they are computed.
         turn_ids: [N, T] int64, index of the turn that sampled the token, from 0; 0 for tokens that were not sampled.
-        turn_rewards: [N, T] float32, reward of each turn at its last token; a row sums to its reward. Default: a row
-            is one turn with the whole reward.
+        turn_rewards: [N, T] float32, reward of each turn at its last token; the sum of a row is its reward. By default
+            a row is one turn with the whole reward.
         anchor_ids: [N, T] int64, an id for each pair of group and environment state before the turn; -1 if the state
             is unknown, and outside turns.
         greedy_rewards: [N] float32, reward of the prompt's greedy completion, repeated on its rows; NaN without one.
@@ -340,7 +365,7 @@ class Batch:
             object.__setattr__(self, "reward_parts", parts[:, None])
 
     def replace(self, **changes: Any) -> Batch:
-        """Return a copy with these fields changed; names that are not fields become extra columns."""
+        """Return a copy with fields replaced; names that are not fields become extra columns."""
         own = {name: value for name, value in changes.items() if name in BASE_COLUMNS}
         extra = {name: value for name, value in changes.items() if name not in BASE_COLUMNS}
         return dataclasses.replace(self, **own, extra={**self.extra, **extra})
@@ -350,7 +375,10 @@ class Batch:
         return getattr(self, name) if name in BASE_COLUMNS else self.extra[name]
 
     def filled(self, parts: Sequence[Batch]) -> Batch:
-        """Return a copy with the columns of `parts`, whose rows are its first rows; 0 in the other rows."""
+        """Return a copy with the advantages and extra columns of `parts`.
+
+        The rows of `parts`, one after the other, are the first rows of this batch. The other rows get 0.
+        """
         columns: dict[str, Any] = {}
         for name, value in {**parts[-1].extra, "advantages": self.advantages}.items():
             if (dims := len(getattr(value, "shape", ()))) == 0:
@@ -364,7 +392,7 @@ class Batch:
         return self.replace(**columns)
 
     def rows(self, index: Tensor) -> Batch:
-        """Select the rows `index` [n] (int64) of every column, trimmed to the longest of them."""
+        """Return a batch of the rows `index` [n] (int64), with padding removed that none of them needs."""
         longest = max(1, int(self.attention_mask[index].sum(-1).max())) if len(index) else 1
         shape = self.input_ids.shape
 
@@ -383,12 +411,13 @@ BASE_COLUMNS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Batc
 """Columns that every batch has."""
 
 POLICY_COLUMNS: frozenset[str] = frozenset({"old_logprobs", "entropy", "varentropy", "sum_pi_squared"})
-"""Columns that one scoring forward of the policy computes."""
+"""Columns that one forward pass of the policy computes."""
 
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Called with the events of a run: `observe(event, details)`. The display and the log are observers."""
+"""Function called for every event of a run: `observe(event, details)`. The display and the log are observers."""
 
 Continue = Callable[[Mapping[int, Any], Sequence[Prefix], int, int], "tuple[Tensor, int]"]
-"""(problems, prefixes, continuations of each, seed) -> (rewards [prefixes, continuations], NaN where scoring failed;
-number of sampled tokens). A component's constructor may take it as `continue_from`."""
+"""Function that samples continuations: (problems, prefixes, number of continuations of each, seed) -> (rewards
+[prefixes, continuations], NaN where scoring failed; number of sampled tokens). The constructor of a component can take
+it as `continue_from`."""

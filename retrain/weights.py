@@ -1,4 +1,4 @@
-"""Full weights of a model by name, each gathered or merged on access."""
+"""Full weights of a model by name, gathered or merged one tensor at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """LoRA's update of one matrix W [out, in]: up @ down, in float32.
+    """Low-rank (LoRA) update of one matrix W [out, in]: up @ down, in float32.
 
     Attributes:
-        up: [out, r], the scale alpha / r included.
+        up: [out, r], multiplied by the scale alpha / r.
         down: [r, in].
-        transposed: the state dict holds W as [in, out], as embeddings and GPT-2's layers do.
+        transposed: the state dict stores W as [in, out], like embeddings and the layers of GPT-2.
     """
 
     up: Tensor
@@ -26,7 +26,10 @@ class LowRank:
     transposed: bool = False
 
     def added(self, weight: Tensor) -> Tensor:
-        """W + up @ down in float32, in the layout of `weight`: bfloat16 would lose an update much smaller than W."""
+        """Return W + up @ down in float32, in the layout of `weight`.
+
+        In bfloat16 an update much smaller than W would be lost.
+        """
         update = self.up @ self.down
         return weight.float() + (update.T if self.transposed else update)
 
@@ -34,20 +37,23 @@ class LowRank:
 class LazyWeights(Mapping[str, "Tensor"]):
     """A full state dict whose tensors are computed one at a time, on access.
 
-    Sharded tensors are gathered, 4-bit matrices are dequantized, and LoRA's updates are merged in float32. When
-    tensors are gathered, every rank must read the same names in the same order. An engine that computes in less than
-    float32 reads `frozen` and `updates` and adds their products: a merged matrix loses an update that is smaller
-    than the rounding of its weights.
+    Sharded tensors are gathered, 4-bit matrices are dequantized, and LoRA updates are merged in float32. When
+    tensors are gathered, every rank must read the same names in the same order. An engine that computes in a lower
+    precision than float32 should read `frozen` and `updates` and add their products, because merging loses updates
+    that are smaller than the rounding errors of the weights.
 
     Args:
-        held: tensors by name, as this process holds them; tied names share one object.
-        read: returns the whole tensor of a name. None: `held` has whole tensors.
-        shapes: shapes of the whole tensors. None: those of `held`.
+        held: name -> tensor in this process; tied names share one object.
+        read: function that returns the whole tensor of a name. None means that `held` has whole tensors.
+        shapes: shapes of the whole tensors. None means those of `held`.
+        updates: name of an adapted matrix -> its LoRA update.
+        rank: rank of this process.
 
     Attributes:
-        updates: LoRA's updates of the adapted matrices, by name; empty without LoRA.
-        rank: rank of this process.
-        lazy: whether reading a tensor gathers or dequantizes it.
+        held: see Args.
+        updates: see Args; empty without LoRA.
+        rank: see Args.
+        lazy: True if reading a tensor gathers or dequantizes it.
     """
 
     def __init__(
@@ -71,13 +77,13 @@ class LazyWeights(Mapping[str, "Tensor"]):
 
     @cached_property
     def untied(self) -> list[str]:
-        """Names that are not tied to an earlier name."""
+        """Names of the tensors, without those that are tied to an earlier name."""
         first = {id(value): name for name, value in reversed([*self.held.items()])}
         return [name for name, value in self.held.items() if first[id(value)] == name]
 
     def frozen(self, name: str) -> Tensor:
-        """Return the whole tensor without LoRA's update, in its own dtype."""
-        if name not in self.held:  # before ranks communicate
+        """Return the whole tensor without its LoRA update, in its own dtype."""
+        if name not in self.held:  # raised before the ranks communicate, which would hang
             raise KeyError(name)
         return self._read(name)
 
@@ -86,7 +92,7 @@ class LazyWeights(Mapping[str, "Tensor"]):
         return LazyWeights(self.held, read, shapes=self.shapes, updates=self.updates, rank=self.rank)
 
     def adapted(self, updates: Mapping[str, LowRank]) -> LazyWeights:
-        """Return the same weights with LoRA's updates."""
+        """Return the same weights with these LoRA updates."""
         read = self._read if self.lazy else None
         return LazyWeights(self.held, read, shapes=self._shapes, updates=updates, rank=self.rank)
 
@@ -105,5 +111,5 @@ class LazyWeights(Mapping[str, "Tensor"]):
 
 
 def as_lazy(weights: Mapping[str, Tensor]) -> LazyWeights:
-    """Wrap a plain state dict as `LazyWeights`."""
+    """Return a state dict as `LazyWeights`."""
     return weights if isinstance(weights, LazyWeights) else LazyWeights(weights)
