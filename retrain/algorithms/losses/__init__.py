@@ -1,1 +1,1 @@
-"""Loss terms: one number per token. The reduction and the weight are applied outside."""
+"""Loss terms, which give one number per token. The objective applies their reduction and weight."""

@@ -1,4 +1,4 @@
-"""Policy losses with their trust region around the sampler, which correct for it themselves."""
+"""Policy losses with a trust region around the sampler's policy, which need no other correction for it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def ipo(
     *,
     eps: ProbabilityBound = 0.3,
 ) -> WeightedLoss:
-    """Importance-weighted policy gradient on tokens whose probability the update has hardly moved.
+    """Importance-weighted policy gradient on tokens whose probability is close to the sampler's.
 
     -1[|p - mu| <= eps] * rho * A,  p = exp(lp), mu = exp(sampler_lp), rho = p / mu
 
-    The log-ratio is clamped to +-20. The sign of A plays no part in what is dropped. This is the
-    default loss of prime-rl, and not Identity Preference Optimization.
+    The log-ratio is clamped to +-20. Tokens are dropped for either sign of A. This is the default loss of prime-rl,
+    not Identity Preference Optimization.
 
     Args:
         logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        eps: largest distance of the two probabilities.
+        eps: largest difference of the two probabilities.
     Returns:
-        [N, T], with policy/clip_fraction (tokens that are dropped) and policy/approx_kl.
+        [N, T], with policy/clip_fraction (dropped tokens) and policy/approx_kl (-log rho).
     References: prime-rl's `default_loss_fn`, September 2026; the bound by total variation is that
         of Qi et al., DPPO, arXiv:2602.04879.
     """
@@ -62,22 +62,22 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
     high: Annotated[float, Field(ge=0)] = 0.2,
     cap: Annotated[float, Field(gt=0)] | None = 20.0,
 ) -> WeightedLoss:
-    """Trust region by the divergence of probabilities instead of their ratio.
+    """Trust region of a divergence between probabilities instead of their ratio.
 
-    -sg(min(rho, cap)) * A * lp where kept.  Dropped: A > 0, p > mu, D > high; A < 0, p < mu, D > low
+    -sg(min(rho, cap)) * A * lp, 0 on dropped tokens.  Dropped: A > 0, p > mu, D > high; A < 0, p < mu, D > low
     tv: D = |p - mu|;  kl: D = mu (ln mu - ln p) + (1 - mu) ln((1 - mu + 1e-8) / (1 - p + 1e-8))
 
-    p = exp(lp), mu = exp(sampler_lp), rho = p / mu with log-ratio clamped to +-20, sg = no
-    gradient. D compares the token with all others together, so a rare token may move further than
-    a ratio would allow, and a frequent one less far.
+    p = exp(lp), mu = exp(sampler_lp), rho = p / mu with log-ratio clamped to +-20, sg = no gradient. D is the
+    divergence of the distribution over two events: this token, any other token. So the ratio of a rare token may
+    change more than with a clip, and that of a frequent token less.
 
     Args:
         logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        divergence: total variation or binary KL; use bounds of about 0.05 with "kl".
-        low, high: largest divergence of punished and of rewarded tokens.
-        cap: largest weight; None for none.
+        divergence: "tv" is total variation, "kl" the binary KL, which needs bounds of about 0.05.
+        low, high: largest divergence of tokens with negative and with positive advantage.
+        cap: largest weight; None for no limit.
     Returns:
-        [N, T], with policy/clip_fraction (tokens that are dropped) and policy/approx_kl.
+        [N, T], with policy/clip_fraction (dropped tokens) and policy/approx_kl (-log rho).
     References: Qi et al., Rethinking the Trust Region in LLM RL, arXiv:2602.04879.
     """
     advantages = F.masked.keep(advantages, response_mask)
@@ -96,11 +96,11 @@ def dppo(  # noqa: PLR0913 - four columns and four keys
 
 
 _LONG = 1000
-"""Tokens of a row beyond which the product of its ratios is almost always near 0 or above 1."""
+"""Number of tokens beyond which the product of a row's ratios is almost always near 0 or above 1."""
 
 
 def _check_level(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn of a sequence ratio of long rows."""
+    """Warn if the ratio of long sequences is used."""
     if params["level"] == "sequence" and config.training.max_tokens > _LONG:
         problem = f"the ratio of a row of up to {config.training.max_tokens} tokens is almost always near 0 or above 1"
         yield Finding(("level",), problem, 'use level = "token" or "geometric"', fatal=False)
@@ -115,18 +115,18 @@ def topr(
     *,
     level: Literal["token", "sequence", "geometric"] = "sequence",
 ) -> WeightedLoss:
-    """Tapered importance weights: full weight on rewarded tokens, at most 1 on punished ones.
+    """Tapered importance weights: 1 for positive advantages, at most 1 for negative ones.
 
     -alpha * A * lp,  alpha = 1 where A > 0, else sg(min(rho, 1)),  rho = exp(lp - sampler_lp)
 
-    The log-ratio of a sequence is the sum of its tokens', clamped to +-20: that of a long row is
-    almost always near 0 or above 1. sg = no gradient.
+    The log-ratio of a sequence is the sum over its tokens, clamped to +-20. In a long row, rho is almost always near 0
+    or above 1. sg = no gradient.
 
     Args:
         logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        level: ratio of the token, of its sequence (the paper's), or its geometric mean.
+        level: ratio of the "token", of its "sequence" (as in the paper), or the sequence's "geometric" mean.
     Returns:
-        [N, T], with policy/clip_fraction (tokens whose weight is cut to 1) and policy/approx_kl.
+        [N, T], with policy/clip_fraction (tokens whose weight is limited to 1) and policy/approx_kl (-log rho).
     References: Le Roux et al., Tapered Off-Policy REINFORCE, arXiv:2503.14286.
     """
     advantages = F.masked.keep(advantages, response_mask)
@@ -148,17 +148,17 @@ def vespo(  # noqa: PLR0913 - four columns and four keys
     k_neg: Annotated[float, Field(ge=0)] = 3.0,
     lambda_neg: Annotated[float, Field(ge=0)] = 2.0,
 ) -> WeightedLoss:
-    """Sequence weights that are largest near the sampler and vanish on both sides.
+    """Policy gradient with a smooth weight per sequence, which vanishes far from the sampler's policy.
 
     -sg(phi) * A * lp,  phi = exp(lambda + k log w - lambda w),  log w = clip(sum_t d_t, ln 1e-8, 20)
 
-    d = lp - sampler_lp, sg = no gradient; k and lambda by the sign of A, 0 counting as positive.
-    phi is 1 at w = 1. For long rows w is far from 1 and phi near 0.
+    d = lp - sampler_lp, sg = no gradient. k and lambda depend on the sign of A. phi is 1 at w = 1. For long rows w is
+    far from 1, and phi is near 0.
 
     Args:
         logprobs, sampler_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        k_pos, lambda_pos: shape of the weight where A >= 0.
-        k_neg, lambda_neg: shape of the weight where A < 0.
+        k_pos, lambda_pos: k and lambda where A >= 0.
+        k_neg, lambda_neg: k and lambda where A < 0.
     Returns:
         [N, T], with policy/weight (phi), policy/clip_fraction (tokens with phi < 0.01) and
         policy/approx_kl (-log w).

@@ -1,7 +1,7 @@
-"""Loss terms: one number per token. The reduction and the weight of a term are applied outside.
+"""Loss terms, which give one number per token. The objective applies their reduction and weight.
 
-`logprobs` (and `entropy`) carry the gradient; rows or tokens outside the response give exactly 0, and exactly
-zero gradient, whatever the columns hold there.
+`logprobs` and `entropy` carry the gradient. Tokens outside the response give exactly 0 and a gradient of exactly 0,
+also where a column is NaN or infinite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Terms = tuple["Tensor", dict[str, "Tensor"]]
 
 @loss("reinforce", vanishes=True)
 def reinforce(logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """Plain policy gradient, for data sampled by the current policy.
+    """Policy gradient for on-policy data.
 
     -lp_t * A_t
 
@@ -30,21 +30,21 @@ def reinforce(logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Te
         logprobs, advantages: [N, T]; response_mask: [N, T] bool.
     Returns:
         [N, T] nats times the unit of the advantage.
-    References: Ahmadian et al., Back to Basics, arXiv:2402.14740 (REINFORCE is enough).
+    References: Ahmadian et al., Back to Basics, arXiv:2402.14740.
     """
     return -F.masked.keep(logprobs, response_mask) * F.masked.keep(advantages, response_mask)
 
 
 _USUAL_BOUNDS = ((0.2, 0.2), (0.2, 0.28))
-"""The clips of PPO and of DAPO, which nobody tuned."""
+"""The clips of PPO and of DAPO, which are not warned of."""
 
 
 def _check_bounds(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Warn of a tuned clip that no update feels; with the usual one `ppo_clip` is the plain policy gradient."""
+    """Warn if the clip is tuned although it has no effect, because a batch has a single update."""
     tuned = (params["eps_low"], params["eps_high"]) not in _USUAL_BOUNDS
     key = "eps_low" if tuned else "dual_clip" if params["dual_clip"] is not None else None
     if key and config.training.epochs * config.training.minibatches == 1:
-        problem = "a batch has one update, which begins with every ratio at 1: the clip acts on no token"
+        problem = "the clip has no effect: a batch has a single update, in which every ratio is 1"
         yield Finding((key,), problem, "set [training] epochs or minibatches to at least 2", fatal=False)
 
 
@@ -59,17 +59,17 @@ def ppo_clip(  # noqa: PLR0913 - four columns and three keys
     eps_high: Annotated[float, Field(ge=0)] = 0.28,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> _Terms:
-    """Clipped surrogate: no gain from moving a token's probability further than the trust region.
+    """Clipped surrogate objective: no gain from moving a ratio out of the trust region.
 
     -min(rho * A, clip(rho, 1 - eps_low, 1 + eps_high) * A),  rho = exp(lp - old_lp), log-ratio clamped to +-20
 
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        eps_low, eps_high: the trust region; 0.28 is DAPO's clip-higher, 0.2 the symmetric one of PPO.
+        eps_low, eps_high: bounds of the ratio; 0.2 and 0.28 are DAPO's, 0.2 on both sides is PPO's.
         dual_clip: c, usually 3: where A < 0 the loss is at most -c * A. None switches it off.
     Returns:
-        [N, T], with policy/clip_fraction (tokens without gradient by the clip) and policy/approx_kl
-        (-log rho, an estimate of KL(old || new)). At rho = 1 the derivative by lp is -A.
+        [N, T], with policy/clip_fraction (tokens whose gradient the clip removes) and policy/approx_kl
+        (-log rho, an estimate of KL(old || new)). At rho = 1 the derivative with respect to lp is -A.
     References: Schulman et al., PPO, arXiv:1707.06347; Yu et al., DAPO, arXiv:2503.14476; Ye et al., dual clip,
         arXiv:1912.09729.
     """
@@ -87,26 +87,26 @@ def gspo(
     eps_low: Annotated[float, Field(ge=0, le=1)] = 3e-4,
     eps_high: Annotated[float, Field(ge=0)] = 4e-4,
 ) -> _Terms:
-    """Clipped surrogate with one ratio per sequence and an advantage per token (GSPO-token).
+    """Clipped surrogate objective with one ratio per sequence and an advantage per token (GSPO-token).
 
     -min(s_t * A_t, clip(s_t, 1 - eps_low, 1 + eps_high) * A_t),  s_t = sg(s) * p_t / sg(p_t),
     s = exp(mean_t (lp_t - old_lp_t)), mean clamped to +-20, sg = no gradient
 
-    s_t has the value of s at every token. The derivative of the loss by lp_t is -s * A_t, so what a token transform
-    makes of A_t counts. Where A_t is the same along a sequence, the gradient is that of the sequence form under every
-    built-in reduction. Clipping is per token, by the sign of A_t.
+    s_t has the value of s at every token. The derivative of the loss with respect to lp_t is -s * A_t, so token
+    transforms keep their effect. If A_t is constant in a sequence, the gradient is that of the sequence form under
+    every built-in reduction. Clipping is per token and depends on the sign of A_t.
 
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        eps_low, eps_high: the trust region of a geometric mean, hence small.
+        eps_low, eps_high: bounds of the ratio; they are small because s is a geometric mean.
     Returns:
-        [N, T], with the metrics of `ppo_clip`: policy/clip_fraction counts tokens without gradient by the clip. The
-        paper's objective is this with the reduction `sequence_mean`.
+        [N, T], with policy/clip_fraction (tokens whose gradient the clip removes) and policy/approx_kl (-log s). The
+        paper uses the reduction `sequence_mean`.
     References: Zheng et al., GSPO, arXiv:2507.18071, section 4.3.
     """
     kept = F.masked.keep(logprobs, response_mask)
     sequence = F.masked.row_mean(kept.detach() - old_logprobs, response_mask)
-    # The bracket is exactly 0 and carries the gradient. Without the bracket, rounding would move the ratio.
+    # The bracket is exactly 0 and carries the gradient. Without the bracket, rounding would change the ratio.
     log_ratio = (sequence + (kept - kept.detach())).clamp(-F.ratios.LIMIT, F.ratios.LIMIT)
     log_ratio = F.masked.keep(log_ratio, response_mask)
     return _clipped(log_ratio, F.masked.keep(advantages, response_mask), (eps_low, eps_high), None)
@@ -121,15 +121,15 @@ def cispo(
     *,
     eps_max: Annotated[float, Field(gt=0)] = 5.0,
 ) -> _Terms:
-    """Policy gradient with a truncated importance weight: every token keeps its gradient.
+    """Policy gradient with a truncated importance weight, which keeps the gradient of every token.
 
     -sg(min(rho, eps_max)) * A * lp,  rho = exp(lp - old_lp), log-ratio clamped to +-20, sg = no gradient
 
     Args:
         logprobs, old_logprobs, advantages: [N, T]; response_mask: [N, T] bool.
-        eps_max: the largest weight.
+        eps_max: largest weight.
     Returns:
-        [N, T], with policy/clip_fraction (tokens whose weight is cut) and policy/approx_kl (-log rho).
+        [N, T], with policy/clip_fraction (tokens whose weight is truncated) and policy/approx_kl (-log rho).
     References: MiniMax, MiniMax-M1 (CISPO), arXiv:2506.13585.
     """
     log_ratio = F.ratios.log_ratio(logprobs, old_logprobs, response_mask).detach()
@@ -148,10 +148,10 @@ def kl(
 
     Args:
         logprobs, ref_logprobs: [N, T]; response_mask: [N, T] bool.
-        estimator: k1 has no bias as a value but no gradient on average; k2 has the gradient of the KL;
-            k3 is never negative.
+        estimator: "k1" is an unbiased value whose gradient has mean 0; "k2" has the gradient of the KL; "k3" is never
+            negative.
     Returns:
-        [N, T] nats. The default weight is 0, and then no reference model is loaded.
+        [N, T] nats. The default weight is 0, with which no reference model is loaded.
     References: Shao et al., DeepSeekMath, arXiv:2402.03300 (k3 as a loss).
     """
     d = F.ratios.log_ratio(logprobs, ref_logprobs, response_mask)
@@ -177,14 +177,14 @@ def entropy(entropy: Tensor, response_mask: Tensor) -> Tensor:
 
 @loss("sft", source="expert")
 def sft(logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """Imitation of expert rows; rows of the policy do not contribute.
+    """Supervised loss on expert rows; rows of the policy do not contribute.
 
     -lp_t on expert rows
 
     Args:
         logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
     Returns:
-        [N, T] nats; reduced over the expert rows' own tokens. Beside terms of the policy, [mix] mu is its share.
+        [N, T] nats; the reduction counts tokens of expert rows only. With terms of the policy, [mix] mu is its share.
     References: Pan et al., Trinity-RFT (MIX), arXiv:2505.17826.
     """
     return -F.masked.keep(logprobs, response_mask)
@@ -192,14 +192,14 @@ def sft(logprobs: Tensor, response_mask: Tensor) -> Tensor:
 
 @loss("sft_phi", source="expert")
 def sft_phi(logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """Imitation that leaves out what the policy knows already, and what is far from anything it would say.
+    """Supervised loss with little weight on tokens that the policy finds very likely or very unlikely.
 
     -phi_t * lp_t on expert rows,  phi_t = sg(p_t * (1 - p_t)), p_t = exp(lp_t), sg = no gradient
 
     Args:
         logprobs: [N, T]; response_mask: [N, T] bool, the tokens to imitate.
     Returns:
-        [N, T] nats; phi is at most 1/4, so that this is a gentler term than `sft` at the same weight.
+        [N, T] nats; phi is at most 1/4, so the term is weaker than `sft` at the same weight.
     References: Zhang et al., On-Policy RL Meets Off-Policy Experts (CHORD), arXiv:2508.11408.
     """
     kept = F.masked.keep(logprobs, response_mask)
@@ -218,5 +218,5 @@ def _clipped(log_ratio: Tensor, advantages: Tensor, eps: tuple[float, float], du
 
 
 def ratio_metrics(clipped: Tensor, log_ratio: Tensor) -> dict[str, Tensor]:
-    """policy/clip_fraction of tokens [N, T] bool, and policy/approx_kl of their log-ratio [N, T]."""
+    """Return policy/clip_fraction of clipped tokens [N, T] bool, and policy/approx_kl of log-ratios [N, T]."""
     return {"policy/clip_fraction": clipped.to(log_ratio.dtype), "policy/approx_kl": -log_ratio.detach()}
