@@ -116,5 +116,5 @@ def test_a_correction_that_drops_tokens_stands_beside_one_that_weighs(loaded):
 
 @pytest.mark.parametrize("later", ["otb", "gtpo_paper", "turn_returns"])
 def test_a_transform_that_starts_anew_undoes_no_other(loaded, later):
-    with pytest.raises(ConfigError, match=f'"{later}" takes the place of the advantages, so it would undo whiten'):
+    with pytest.raises(ConfigError, match=f'"{later}" replaces the advantages, so it would undo whiten'):
         loaded(chain("whiten", later))

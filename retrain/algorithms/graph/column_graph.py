@@ -1,4 +1,4 @@
-"""Order of stages, such that an earlier stage provides every column that a stage reads."""
+"""Ordering of stages, so that earlier stages provide every column that a stage reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WRITES = {"advantage": "episode", "filter": "keep"}
 
 @dataclass(frozen=True)
 class Stage:
-    """One node of the graph: a component, the columns that it reads and the one that it writes."""
+    """A node of the graph: a component, the columns that it reads, and the column that it writes."""
 
     name: str
     kind: str
@@ -27,13 +27,15 @@ class Stage:
 def plan(
     order: Sequence[Bound | str], uncertainty: Bound, signal: Callable[[str], Bound | None], known: frozenset[str]
 ) -> list[Stage]:
-    """Stages in order, each signal just before its first reader.
+    """Return the stages in order; each signal comes just before the first stage that reads it.
 
     Args:
         order: components, and names of columns that must exist at that point.
-        uncertainty: the component behind the column `uncertainty`.
-        signal: the bound signal of a name, or None.
+        uncertainty: the component that computes the column `uncertainty`.
+        signal: returns the bound signal of a name, or None.
         known: columns that exist from the start.
+    Raises:
+        ComponentError: nothing provides a column, columns need each other, or a stage's result is not used.
     """
     planner = _Planner(uncertainty, signal, set(known | POLICY_COLUMNS))
     for item in order:
@@ -47,16 +49,16 @@ def plan(
 
 
 def contributing(graph: Sequence[Stage], wanted: Collection[str] = ("advantages",)) -> list[Stage]:
-    """Return the stages, in order, that the wanted columns depend on as they are after the last stage.
+    """Return the stages, in order, on which the final values of the wanted columns depend.
 
-    An advantage does not contribute where a transform takes its place. A filter contributes to no column.
+    An advantage does not contribute if a transform replaces it. A filter does not contribute to any column.
     """
     needed, found = set(wanted), list[Stage]()
     for stage in reversed(graph):
         written = {stage.writes, "advantages"} if stage.kind in ("advantage", "algorithm") else {stage.writes}
         if stage.kind != "filter" and written & needed:
             found.append(stage)
-            context = stage.bound.component.contract == "context"  # it gets the episode's advantages
+            context = stage.bound.component.contract == "context"  # it receives the episode's advantages
             needed = (needed - written) | {*stage.reads, *(("advantages",) if context else ())}
     return found[::-1]
 
@@ -67,7 +69,7 @@ def _check_used(graph: Sequence[Stage]) -> None:
         read_later = {name for other in graph[index + 1 :] for name in other.reads}
         if stage.kind == "transform" and stage.writes not in {"advantages", *read_later}:
             raise ComponentError(
-                f'"{stage.name}" changes {stage.writes}, and no stage behind it reads that',
+                f'"{stage.name}" changes {stage.writes}, but no later stage reads it',
                 f"put it before a stage that reads {stage.writes}, or remove it",
             )
 
@@ -77,7 +79,7 @@ def _check_states(graph: Sequence[Stage]) -> None:
     names = [stage.name for stage in graph if stage.bound.component.stateful]
     for name in names:
         if names.count(name) > 1:
-            raise ComponentError(f'two stages that keep state are called "{name}"', "use it once, or rename one")
+            raise ComponentError(f'two stages with state have the name "{name}"', "use it once, or rename one")
 
 
 class _Planner:
@@ -113,7 +115,7 @@ class _Planner:
         self.graph.append(Stage(bound.name, bound.component.kind, reads, column, bound))
 
     def _unknown(self, column: str, readers: tuple[str, ...]) -> tuple[str, str]:
-        reader = f'"{readers[-1]}" reads' if readers else "the run asks for"
+        reader = f'"{readers[-1]}" reads' if readers else "the run needs"
         columns = sorted({*self._known, "uncertainty", *names("signal")})
         fix = did_you_mean(column, columns, f"write a signal of that name; known: {', '.join(columns)}")
         return f'{reader} column "{column}", which nothing provides', fix
@@ -123,9 +125,9 @@ class _Planner:
         lost = [stage.name for stage in self.graph if stage.kind == "transform" and stage.writes == "advantages"]
         if lost:
             context = bound.component.contract == "context"
-            why = "takes a context" if context else "takes the place of the advantages"
+            reason = "takes a context" if context else "replaces the advantages"
             fix = ", or decorate it with @transform to read `advantages`" if context else ""
-            raise ComponentError(f'"{bound.name}" {why}, so it would undo {", ".join(lost)}', f"put it first{fix}")
+            raise ComponentError(f'"{bound.name}" {reason}, so it would undo {", ".join(lost)}', f"put it first{fix}")
 
 
 def _reads(bound: Bound) -> tuple[str, ...]:

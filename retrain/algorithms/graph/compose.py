@@ -1,4 +1,4 @@
-"""The pipeline on one group of plain lists, for notebooks and tests of a plug-in."""
+"""The pipeline applied to one group of plain lists, for notebooks and tests of plug-ins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ComposedAdvantages:
     Attributes:
         token_advs: one list per completion, one number per token.
         stats: metrics of the built-in stages.
-        extra_metrics: what plug-ins reported.
+        extra_metrics: metrics that plug-ins reported.
     """
 
     token_advs: list[list[float]]
@@ -33,7 +33,7 @@ class ComposedAdvantages:
     extra_metrics: Metrics
 
 
-def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every knob by name
+def compute_composable_advantages(  # noqa: PLR0913 - the documented call, with every parameter by name
     rewards_G: Sequence[float],
     logprobs_G: Sequence[Sequence[float]],
     planning_masks_G: Sequence[Sequence[int]],
@@ -50,18 +50,20 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
     lengths_G: Sequence[int] | None = None,
     correct_G: Sequence[bool] | None = None,
 ) -> ComposedAdvantages:
-    """Advantages per token of one group of G completions, in float64, by the same pipeline that training runs.
+    """Compute the advantages of every token in one group of G completions, in float64, with training's pipeline.
 
     Args:
         rewards_G: [G]; logprobs_G, planning_masks_G: one list per completion, of equal lengths.
-        advantage_mode, transform_mode, uncertainty_kind: as in TOML: names, documented chains, lists of stages,
-            dotted paths. "shannon_entropy" and "varentropy" need the whole distribution, which log-probs do not hold.
+        advantage_mode, transform_mode, uncertainty_kind: as in TOML: names, chains, lists of stages, dotted paths.
+            "shannon_entropy" and "varentropy" are not possible, because log-probs do not determine them.
         gtpo_beta, hicra_alpha: [gtpo] beta and [hicra] alpha. sepa_lambda: the pooling weight, in [0, 1].
-        advantage_params, transform_params: parameters of the advantage, and of the transforms that take them.
-        lengths_G, correct_G: default to the number of log-probs, and to reward > 0.5.
+        advantage_params, transform_params: parameters of the advantage, and of the transforms that have them.
+        step: training step, from 0.
+        lengths_G, correct_G: one per completion; default to the number of log-probs, and to reward > 0.5.
     Raises:
-        ComponentError: an unknown name or parameter. UserCodeError: a plug-in that returns something unusable.
-        ValueError: lists whose lengths do not agree.
+        ComponentError: a name or parameter is unknown.
+        UserCodeError: a plug-in returns an invalid result.
+        ValueError: the lengths of lists do not agree.
     """
     rows = (rewards_G, logprobs_G, planning_masks_G, lengths_G, correct_G)
     _check_lengths(*rows)
@@ -81,7 +83,7 @@ def compute_composable_advantages(  # noqa: PLR0913 - the documented call, every
 
 
 def _composed(pipeline: Pipeline, batch: Batch) -> ComposedAdvantages:
-    """The credit of a batch, row by row without padding; metrics of the built-in stages apart from others."""
+    """Return the credit of a batch as rows without padding, with the metrics of plug-ins separate from others."""
     credited, metrics = pipeline.credit(batch)
     planning, mask = credited.column("planning_mask"), batch.response_mask
     metrics |= advantage_split(credited) | planning_ratio(planning, mask)
@@ -92,7 +94,7 @@ def _composed(pipeline: Pipeline, batch: Batch) -> ComposedAdvantages:
 
 
 def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> None:
-    """One entry per completion everywhere, and one planning flag per log-prob."""
+    """Raise ValueError unless every list has an entry per completion, and a planning flag per log-prob."""
     names = ("logprobs_G", "planning_masks_G", "lengths_G", "correct_G")
     for name, values in zip(names, others, strict=True):
         if values is not None and len(values) != len(rewards):
@@ -104,20 +106,20 @@ def _check_lengths(rewards: Sequence[float], *others: Sequence[Any] | None) -> N
 
 
 def _pipeline(stages: Stages) -> Pipeline:
-    """The pipeline on what is given; ComponentError if a stage asks the policy for more."""
+    """Resolve the pipeline; ComponentError if a stage reads a column that only a policy can compute."""
     given = frozenset({"planning_mask", "sepa_lambda", "old_logprobs"})
     pipeline = Pipeline.resolve(stages, lambda name: None, given)
     for stage in pipeline.graph:
         if missing := sorted(pipeline.policy_columns.intersection(stage.reads)):
             raise ComponentError(
-                f'{stage.kind} "{stage.name}" reads {", ".join(missing)}, which log-probs alone do not give',
-                "train with it from a TOML file: there the policy computes them",
+                f'{stage.kind} "{stage.name}" reads {", ".join(missing)}, which log-probs do not determine',
+                "use it in a training run, where the policy computes it",
             )
     return pipeline
 
 
 def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[Bound, ...]:
-    """The chain's stages: each takes those of `params` that it knows; ComponentError for one that no stage knows."""
+    """Bind the stages of a chain to those of `params` that each has; ComponentError if no stage has one of them."""
     found = [find("transform", name) for name in chain]
     is_open = any(component.contract == "context" for component in found)
     unknown = [key for key in params if not is_open and all(key not in c.schema.model_fields for c in found)]
@@ -127,7 +129,7 @@ def _transforms(chain: Sequence[str], hyper: Mapping[str, Any], params: Mapping[
 
 
 def _shared(component: Component, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """The component's own parameters among those that contexts show."""
+    """Return the parameters of a component that are among the fields of TransformContext."""
     return {key: hyper[field] for field, (name, key) in CONTEXT_PARAMETERS.items() if name == component.name}
 
 
@@ -138,7 +140,7 @@ def _batch(
     lengths: Sequence[int] | None,
     correct: Sequence[bool] | None,
 ) -> Batch:
-    """One group as a batch of responses without prompts; the sampler counts as the trainer's own forward."""
+    """Make a batch of one group without prompts, whose `old_logprobs` are the sampler's."""
     import torch
 
     from retrain.algorithms.graph.responses import padded, response_batch

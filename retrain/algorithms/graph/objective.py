@@ -1,4 +1,4 @@
-"""Objective of an update: weighted loss terms under one reduction with global denominators."""
+"""Objective of an update: weighted loss terms, reduced with the denominators of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    """Weighted loss terms under one reduction; `step` says what is minimised.
+    """Weighted sum of loss terms under a reduction; `step` defines it.
 
     Args:
-        terms, reduction: bound loss terms, and how they are reduced.
-        corrections: transforms that weigh the advantages by `old_logprobs` against `sampler_logprobs`, in order; a
-            row's result depends on that row alone, and an advantage of 0 stays 0. They report no metrics.
-        sft_reduction: of the expert's terms, where there are terms of both sources; None: the same.
+        terms: bound loss terms.
+        reduction: bound reduction of the terms.
+        corrections: transforms that multiply the advantages by an importance weight of `old_logprobs` and
+            `sampler_logprobs`, in order. The result of a row depends on that row only, and an advantage of 0 stays 0.
+            They do not report metrics.
+        sft_reduction: reduction of the expert's terms if there are terms of both sources; None: `reduction`.
 
     Attributes:
-        terms: the loss terms in use; those of weight 0 are dropped.
-        share: the column that weighs the two sources, where there are terms of both: the expert's share, computed by
+        terms: the loss terms whose weight is not 0.
+        share: name of the column with the weight of the expert's terms if there are terms of both sources, computed by
             the signal `SHARE`; else "".
-        sources: whose rows they train on: "policy", "expert" or both.
-        reads: columns that terms and corrections read, besides the current `logprobs`; `entropy` is the current
-            policy's.
-        signals: those of `reads` that a signal must compute (ref_logprobs, the share ...).
+        sources: sources of the rows that the terms train on: "policy", "expert" or both.
+        reads: columns that terms and corrections read, except the current `logprobs`; `entropy` is that of the current
+            policy.
+        signals: columns of `reads` that a signal must compute, such as `ref_logprobs`.
     """
 
     def __init__(
@@ -44,11 +46,11 @@ class Objective:
         self.terms = [term for term in terms if term.params["weight"] != 0]
         self.reduction, self.corrections = reduction, tuple(corrections)
         if not self.terms:
-            raise ComponentError("no loss term has a weight other than 0", 'list one, such as name = "ppo_clip"')
+            raise ComponentError("no loss term has a weight other than 0", 'add one, such as name = "ppo_clip"')
         names = [term.name for term in self.terms]
         for name in names:
             if names.count(name) > 1:
-                raise ComponentError(f'loss "{name}" is listed twice', "keep one and set its weight")
+                raise ComponentError(f'loss "{name}" is listed twice', "keep one of them and set its weight")
         self.sources = frozenset(source_of(term) for term in self.terms)
         self.reads = frozenset(name for one in (*self.terms, *self.corrections) for name in one.reads) - {"logprobs"}
         self._sft_reduction, self.share = reduction, ""
@@ -64,7 +66,7 @@ class Objective:
         return len(self.sources) > 1
 
     def live_rows(self, batch: Batch) -> Tensor:
-        """[N] bool: rows that contribute to any term; a row without advantage need not be forwarded."""
+        """Return [N] bool, True for rows that contribute to a term; the forward pass can skip all others."""
         moved = (batch.advantages != 0).any(-1)
         live = batch.is_expert.new_zeros(batch.is_expert.shape)
         for term in self.terms:
@@ -73,16 +75,16 @@ class Objective:
         return live
 
     def step(self, batch: Batch) -> StepLoss:
-        """Return what an optimizer step on this batch minimises, as a function of the step's micro-batches.
+        """Return the loss of an optimizer step on this batch, as a function of the step's micro-batches.
 
             L = sum over terms k of c_k * sum_{n,t} w_k[n,t] * l_k[n,t]
 
-        l_k is a loss term on corrected advantages. w_k is the reduction's weight, which holds the denominator. c_k is
-        the term's `weight`; where terms of both sources are in use it is multiplied by 1 - share for the policy's
-        terms and by share for the expert's.
+        l_k is a loss term on corrected advantages. w_k is the reduction's weight, which contains the denominator. c_k
+        is the term's `weight`. If there are terms of both sources, it is multiplied by 1 - share for the policy's terms
+        and by share for the expert's.
         """
         # Denominators come from the term's rows of the whole batch. With those of a micro-batch or
-        # of a rank, a token would count more in a part with fewer tokens.
+        # of a rank, a token would have more weight in a part with fewer tokens.
         weights: dict[str, Tensor] = {}
         for term in self.terms:
             mask = (batch.response_mask & _rows(term, batch)[:, None]).to(batch.advantages.dtype)
@@ -90,7 +92,7 @@ class Objective:
             weights[term.name] = _reduction_weight(reduction, batch, mask)
 
         def loss(columns: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            # Corrections weight the advantages by the importance ratio of trainer and sampler.
+            # Corrections multiply the advantages by an importance weight of trainer and sampler.
             for correction in self.corrections:
                 columns = {**columns, "advantages": _corrected(correction, columns)}
             share = float(columns[self.share]) if self.mixed else None
@@ -163,7 +165,7 @@ def _term_values(term: Bound, columns: Mapping[str, Any], weight: Tensor) -> tup
     values = call.tensor(values, weight.shape, weight)
     trained = (getattr(column, "requires_grad", False) for column in columns.values())
     if any(trained) and not values.requires_grad:
-        raise call.fail("returned a tensor without gradient, which trains nothing; do not detach logprobs")
+        raise call.fail("returned a tensor without gradient, so it has no effect; do not detach logprobs")
     return values, {call.free(name): call.tensor(part, weight.shape, weight) for name, part in extra.items()}
 
 

@@ -1,4 +1,4 @@
-"""Pipeline from rewards to one advantage per token: resolves components to a column graph and runs it."""
+"""Pipeline from rewards to token advantages: resolves components to a column graph and runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _UNMARKED_BATCHES = 10
-"""Consecutive batches without a flagged token after which a warning names the signal."""
+"""Number of consecutive batches without a flagged token after which a warning names the signal."""
 
 SignalLookup = Callable[[str], Bound | None]
 
@@ -28,13 +28,14 @@ class Stages:
     """The components of credit assignment, bound to their parameters.
 
     Attributes:
-        advantage, transforms: episode advantages, then the chain over tokens.
-        algorithm: instead of both.
-        uncertainty: what the column `uncertainty` means.
-        filter: which groups train.
-        observed: columns that are computed although no stage may read them: for a loss term (`Objective.signals`), or
-            for their metrics (`[logging] observe`).
-        hyper: what context-style plug-ins see of other components' tables, by field of TransformContext.
+        advantage: component that computes episode advantages.
+        transforms: chain of token transforms.
+        algorithm: component that replaces advantage and transforms.
+        uncertainty: component that computes the column `uncertainty`.
+        filter: component that selects the groups to train on.
+        observed: columns that are computed even if no stage reads them: for a loss term (`Objective.signals`), or for
+            their metrics (`[logging] observe`).
+        hyper: parameters of other components for context-style plug-ins, by field of TransformContext.
     """
 
     advantage: Bound | None
@@ -47,12 +48,12 @@ class Stages:
 
 
 class Pipeline:
-    """Runs the stages in order on a batch; signals are computed on first need, once.
+    """Runs the stages in order on a batch. Each signal is computed once, before its first reader.
 
     Attributes:
         graph: the stages in order, for `explain`.
-        policy_columns: what `policy.logprobs` must add to the batch before `credit`.
-        stateful: the parts with a state to save, by name.
+        policy_columns: columns of `policy.logprobs` that the batch must have before `credit`.
+        stateful: components with a state for checkpoints, by name.
     """
 
     def __init__(self, graph: list[Stage], policy_columns: frozenset[str], hyper: Mapping[str, Any]) -> None:
@@ -63,13 +64,14 @@ class Pipeline:
 
     @classmethod
     def resolve(cls, stages: Stages, signal: SignalLookup, given: frozenset[str] = frozenset()) -> Pipeline:
-        """Plan the graph.
+        """Order the stages.
 
         Args:
-            signal: the bound signal of a name, or None.
-            given: columns that batches already carry besides the base columns.
+            stages: the components.
+            signal: returns the bound signal of a name, or None.
+            given: columns of batches besides the base columns.
         Raises:
-            ComponentError: a column that nothing provides, a cycle, or a chain that loses work.
+            ComponentError: nothing provides a column, columns need each other, or the result of a stage is not used.
         """
         sources: list[Bound] = [stages.algorithm] if stages.algorithm else []
         if not stages.algorithm:
@@ -79,10 +81,12 @@ class Pipeline:
         return cls(graph, (policy & POLICY_COLUMNS) - given, stages.hyper)
 
     def build(self, resources: Mapping[str, Any]) -> None:
-        """Build class components from the run's parts.
+        """Create the components that are classes.
 
+        Args:
+            resources: objects of the run that constructors may take, by parameter name.
         Raises:
-            ComponentError: a part is missing.
+            ComponentError: a resource is missing.
         """
         for stage in self.graph:
             if stage.bound.component.stateful:
@@ -92,14 +96,14 @@ class Pipeline:
                     self.stateful[stage.name] = part
 
     def before(self, batch: Batch) -> Metrics:
-        """Call `before` of every stateful component with the step's rollouts, without expert rows.
+        """Call `before` of every class component with the step's rollouts, without expert rows; return their metrics.
 
         Nothing is called if there are no rollouts.
         """
         return self._reports(batch, lambda part, rollouts: part.before(rollouts))
 
     def after(self, batch: Batch) -> Metrics:
-        """Call `after` of every stateful component; `batch` is the result of `credit`."""
+        """Call `after` of every class component; `batch` is the result of `credit`. Return their metrics."""
         return self._reports(batch, lambda part, rollouts: part.after(rollouts))
 
     @property
@@ -108,7 +112,7 @@ class Pipeline:
         return any(part.every_epoch for part in self._built.values())
 
     def next_epoch(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Update the components that ask for it; return the batch with the next epoch's credit."""
+        """Call the components with `every_epoch`; return the batch with the next epoch's credit, and their metrics."""
         named = {place: part for place, part in self._built.items() if part.every_epoch}
         metrics = self._reports(batch, lambda part, rollouts: part.after(rollouts), named)
         metrics |= self._reports(batch, lambda part, rollouts: part.before(rollouts), named)
@@ -120,7 +124,7 @@ class Pipeline:
         method: Callable[[StatefulComponent, Batch], Metrics],
         of: Mapping[tuple[str, str], StatefulComponent] | None = None,
     ) -> Metrics:
-        """Return the metrics of these stateful components, by default of all; {} without rollouts."""
+        """Call these class components, by default all, and return their metrics; {} without rollouts."""
         _, rollouts = _rollouts(batch)
         parts = self._built if of is None else of
         metrics: Metrics = {}
@@ -132,9 +136,9 @@ class Pipeline:
         return metrics
 
     def credit(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """The batch with advantages and the signals' columns, and the metrics of every stage; changes no state.
+        """Return the batch with advantages and the signals' columns, and the metrics of every stage.
 
-        Expert rows take no part: their advantages are 0 and no statistic sees them.
+        The state of components does not change. Expert rows get advantage 0 and are left out of all statistics.
         """
         rows, part = _rollouts(batch)
         columns, metrics = self._run(part) if len(rows) else self._without_rollouts(batch)
@@ -143,7 +147,7 @@ class Pipeline:
         return batch.replace(**columns), metrics
 
     def _without_rollouts(self, batch: Batch) -> tuple[dict[str, Any], Metrics]:
-        """Return signals that are equal for all rows, such as schedules; those that read rollouts are 0."""
+        """Compute the signals that do not read rollouts, such as schedules; other signals are 0."""
         columns: dict[str, Any] = {"step": batch.step, "max_tokens": batch.max_tokens}
         produced: dict[str, Any] = {}
         metrics: Metrics = {}
@@ -159,29 +163,29 @@ class Pipeline:
 
     @property
     def stored(self) -> dict[str, str]:
-        """Flag columns to store with the rollouts, and their stored names (trait `stored` of a signal)."""
+        """Columns of flags to store with the rollouts: {column: stored name}, from the trait `stored` of signals."""
         signals = [stage for stage in self.graph if stage.kind == "signal"]
         found = {stage.writes: signal.traits_of(stage.bound.component).stored for stage in signals}
         return {column: name for column, name in found.items() if name and "/" not in name}
 
     def unmarked(self, batch: Batch) -> str:
-        """A warning after ten batches in a row in which a signal of `stored` flagged no token; else "".
+        """Return a warning if a signal of `stored` flagged no token in ten consecutive batches; otherwise "".
 
-        Whatever reads the signal then works as if it were not there, which no metric need show.
+        A stage that reads such a signal has no effect, which metrics may not show.
         """
         for column, name in self.stored.items():
-            none = not bool(batch.column(column).any())
-            self._unmarked[column] = self._unmarked.get(column, 0) + 1 if none else 0
+            is_unmarked = not bool(batch.column(column).any())
+            self._unmarked[column] = self._unmarked.get(column, 0) + 1 if is_unmarked else 0
             if self._unmarked[column] == _UNMARKED_BATCHES:
                 readers = ", ".join(stage.name for stage in self.graph if column in stage.reads)
                 return (
-                    f"not one {name} token in {_UNMARKED_BATCHES} steps: {readers} changes nothing; look at the "
-                    "completions in the report, and name what occurs in them ([planning] strategic_grams)"
+                    f"no {name} token in {_UNMARKED_BATCHES} steps, so {readers} has no effect; look at completions in "
+                    "the report, and set [planning] strategic_grams to phrases that occur in them"
                 )
         return ""
 
     def holds_policy(self, step: int) -> bool:
-        """True if only a component is trained in this step and the policy is not updated."""
+        """Return True if the policy is not updated in this step, because only a component is trained."""
         return any(part.holds_policy(step) for part in self._built.values())
 
     @property
@@ -191,13 +195,17 @@ class Pipeline:
 
     @property
     def judges_rollouts(self) -> bool:
-        """True if the filter reads no computed credit, so that it can run before it."""
+        """True if the filter does not read computed credit, so that it can run before credit is computed."""
         return not set(self.graph[-1].reads) - (BASE_COLUMNS - {"advantages"})
 
     def informative(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """[N] bool from the filter, with its metrics; on a batch with advantages unless it `judges_rollouts`.
+        """Run the filter.
 
-        Expert rows always count, and the filter does not see them.
+        Args:
+            batch: batch with advantages, which are not needed if the filter `judges_rollouts`.
+        Returns:
+            [N] bool, True for rows that are kept, and metrics. Expert rows are always kept; the filter does not get
+            them.
         """
         stage, (rows, part) = self.graph[-1], _rollouts(batch)
         if not len(rows):
@@ -249,11 +257,12 @@ class Pipeline:
 
 
 class EpochCredit:
-    """Advantages of each epoch of an update after the first, for signals that learn in every epoch.
+    """Computes the advantages of each epoch after the first, for signals that are trained in every epoch.
 
     Attributes:
-        batch: with the credit of the newest epoch.
-        first: metrics of what was learned after the first epoch; later ones are of data that was learned from.
+        batch: batch with the credit of the latest epoch.
+        first: metrics of the components' update after the first epoch. In later epochs they have already been trained
+            on the batch.
     """
 
     def __init__(self, pipeline: Pipeline, batch: Batch) -> None:
@@ -267,16 +276,24 @@ class EpochCredit:
 
 
 def _rollouts(batch: Batch) -> tuple[Tensor, Batch]:
-    """Return the indices of the policy's rows, and the batch of them (the same object if that is all)."""
+    """Return the indices of the policy's rows and a batch of these rows, which is the same object if they are all."""
     rows = (~batch.is_expert).nonzero()[:, 0]
     return rows, batch if len(rows) == len(batch.is_expert) else batch.rows(rows)
 
 
 def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any]) -> None:
-    """UserCodeError if a stage's result is not what its slot holds.
+    """Check the result of a stage.
 
-    A filter gives [N] bool, the same for a whole group; an advantage [N]; a signal a number, [N] or [N, T]; every other
-    stage [N, T]. Advantages and uncertainties are finite on response tokens.
+    A filter returns [N] bool, equal within a group; an advantage [N]; a signal a number, [N] or [N, T]; all other
+    stages [N, T]. Advantages and uncertainties are finite on response tokens.
+
+    Args:
+        call: describes the component in error messages.
+        stage: the stage.
+        value: its result.
+        columns: columns of the batch by name.
+    Raises:
+        UserCodeError: the result is invalid.
     """
     mask: Tensor = columns["response_mask"]
     rows, shape = mask.shape[:1], mask.shape
@@ -293,7 +310,7 @@ def check_result(call: Call, stage: Stage, value: Any, columns: Mapping[str, Any
         if found.dtype != mask.dtype or bool(((members > 0) != found).any()):
             raise call.fail("must return booleans that are the same for all rows of a group")
         return
-    found = found.to(columns["rewards"].dtype)  # which it is trained in
+    found = found.to(columns["rewards"].dtype)  # the dtype of training, in which the value must be finite
     finite = found.isfinite() if stage.kind == "advantage" else found.isfinite() | ~mask
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0, 0])

@@ -1,4 +1,4 @@
-"""Undecorated plug-ins: called once per group with plain lists, and every result checked."""
+"""Calls of undecorated plug-ins, once per group with plain lists; every result is checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTEXT_READS = (
     "step",
 )
 CONTEXT_PARAMETERS = {"gtpo_beta": ("gtpo", "beta"), "hicra_alpha": ("hicra", "alpha")}
-"""Fields of a TransformContext that show a parameter of another transform: its name, and the parameter."""
+"""Fields of TransformContext that contain a parameter of another transform: {field: (transform, parameter)}."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class TransformContext:
 
     Attributes:
         episode_advantages: one number per completion (for `algorithm_mode`: the rewards).
-        logprobs_G: sampled tokens' log-probs, one list per completion.
-        planning_masks_G: 1 on planning tokens, same shape as logprobs_G.
+        logprobs_G: log-probs of the sampled tokens, one list per completion.
+        planning_masks_G: 1 on planning tokens, with the same shape as logprobs_G.
         sepa_lambda: SEPA's pooling weight at this step, in [0, 1].
-        params: the `*_params` table of the slot.
+        params: the `*_params` table of the component.
         step: training step, from 0.
         gtpo_beta, hicra_alpha: from `[gtpo]` and `[hicra]`.
         rewards, lengths, correct: one per completion; `rewards_G` is `rewards`.
@@ -72,9 +72,9 @@ class TransformOutput:
     `AlgorithmOutput` is the same class.
 
     Attributes:
-        token_advs: advantages per token, same shape as `logprobs_G`.
+        token_advs: advantages per token, with the same shape as `logprobs_G`.
         extra_metrics: numbers for metrics.jsonl; averaged over the groups of a step.
-        has_stats, stats: accepted and ignored: every run measures the entropies of planning and
+        has_stats, stats: accepted and ignored, because every run measures the entropies of planning and
             execution tokens itself.
     """
 
@@ -92,14 +92,21 @@ def hyper_of(transform: Callable[[str], Bound | None]) -> dict[str, Any]:
     """Return the fields of TransformContext that come from other transforms.
 
     Args:
-        transform: the bound transform of a name.
+        transform: returns the bound transform of a name, or None.
     """
     bound = {field: (transform(name), key) for field, (name, key) in CONTEXT_PARAMETERS.items()}
     return {field: one.params[key] for field, (one, key) in bound.items() if one}
 
 
 def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
-    """`fn(rewards)` or `fn(rewards, params)` for each group -> [N]."""
+    """Call `fn(rewards)` or `fn(rewards, params)` for each group; return advantages [N].
+
+    Args:
+        bound: the plug-in.
+        columns: `rewards` [N] and `group_ids` [N].
+    Raises:
+        UserCodeError: the plug-in raised, or its result is invalid.
+    """
     rewards: Tensor = columns["rewards"]
     result = rewards.clone()
     for group, rows in _groups(columns["group_ids"]):
@@ -112,11 +119,15 @@ def call_lists(bound: Bound, columns: Mapping[str, Any]) -> Tensor:
 def call_context(
     bound: Bound, columns: Mapping[str, Any], episode: Tensor, hyper: Mapping[str, Any]
 ) -> tuple[Tensor, Metrics]:
-    """`fn(ctx)` for each group -> [N, T]; its extra metrics are averaged over groups.
+    """Call `fn(ctx)` for each group; return advantages [N, T], and the extra metrics averaged over groups.
 
     Args:
-        columns: everything in CONTEXT_READS.
-        episode: [N] advantages (rewards, where the function is the whole algorithm).
+        bound: the plug-in.
+        columns: all columns of CONTEXT_READS.
+        episode: [N], episode advantages; for an algorithm, the rewards.
+        hyper: parameters of other components, by field of TransformContext.
+    Raises:
+        UserCodeError: the plug-in raised, or its result is invalid.
     """
     mask: Tensor = columns["response_mask"]
     result = episode.new_zeros(mask.shape)
@@ -145,7 +156,7 @@ def _groups(group_ids: Tensor) -> list[tuple[int, list[int]]]:
 
 
 def _params(bound: Bound) -> tuple[dict[str, Any], ...]:
-    """The second argument of an advantage, if it takes one."""
+    """Return the second argument of an advantage, in a tuple; () if it takes one argument."""
     takes = [p for p in inspect.signature(bound.component.target).parameters.values() if p.kind <= p.VAR_POSITIONAL]
     wants = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes)
     return (dict(bound.params),) if wants else ()
@@ -183,7 +194,7 @@ def _token_lists(call: Call, output: Any, sizes: list[int]) -> list[list[float]]
     rows = output if isinstance(output, Sequence) else getattr(output, "token_advs", None)
     if rows is None:
         found = type(output).__name__
-        raise call.fail(f"returned a {found}, neither a TransformOutput(token_advs=...) nor a list of lists")
+        raise call.fail(f"returned a {found} instead of a TransformOutput(token_advs=...) or a list of lists")
     if not isinstance(rows, Sequence) or len(rows) != len(sizes):
         raise call.fail(f"token_advs must be a list of {len(sizes)} lists, one per completion")
     return [call.numbers(row, sizes[i], f"token_advs[{i}]") for i, row in enumerate(rows)]

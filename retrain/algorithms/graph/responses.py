@@ -1,4 +1,4 @@
-"""A batch of responses whose prompts are not known: all that credit needs."""
+"""Batches of responses without prompts, which suffice for credit assignment."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def response_batch(
     groups: Sequence[int],
     dtype: torch.dtype,
 ) -> Batch:
-    """Responses as a batch, for `replace` to fill in what else is known of them.
+    """Make a batch of responses; `replace` can add other columns.
 
     Args:
-        logprobs: of the sampled tokens, one list per response; they say how many tokens there are.
+        logprobs: log-probs of the sampled tokens, one list per response, whose length is the number of tokens.
         rewards, correct, groups: one per response.
-        dtype: of log-probs, rewards and advantages.
+        dtype: dtype of log-probs, rewards and advantages.
     """
     import torch
 
@@ -46,7 +46,13 @@ def response_batch(
 
 
 def with_turns(batch: Batch, turns: Sequence[Sequence[Mapping[str, Any]]]) -> Batch:
-    """The batch of responses of which only these turns were sampled; a response without turns was sampled whole."""
+    """Return the batch with turns: only tokens inside turns count as sampled.
+
+    Args:
+        batch: batch of responses.
+        turns: turns of each response, with `start`, `end` and perhaps `reward`; an empty list: one turn, the whole
+            response.
+    """
     ids, rewards, mask = batch.turn_ids.clone(), batch.turn_rewards.clone(), batch.response_mask.clone()
     for row, several in enumerate(turns):
         if not several:
@@ -60,7 +66,7 @@ def with_turns(batch: Batch, turns: Sequence[Sequence[Mapping[str, Any]]]) -> Ba
 
 
 def padded(rows: Sequence[Sequence[Any]], mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, T]: one list per response, and zeros behind it, in the shape of the batch's mask."""
+    """Return [N, T] with one list per response, padded with zeros to the shape of the batch's mask."""
     import torch
 
     values = torch.zeros(mask.shape, dtype=dtype)

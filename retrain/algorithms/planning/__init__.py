@@ -1,1 +1,1 @@
-"""Which tokens are planning: grams, detectors and the planning mask."""
+"""Detection of planning tokens: strategic grams, detectors and the planning mask."""

@@ -1,4 +1,4 @@
-"""Detectors of planning: functions from decoded completions to spans of characters."""
+"""Detectors of planning: functions from decoded completions to character spans."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from retrain.registry.call import Call
 from retrain.registry.lookup import load_object
 
 PlanningSpan = tuple[int, int, str]
-"""(start, end, name): text[start:end] is planning; hicra/semantic_entropy counts it under the name."""
+"""(start, end, name): text[start:end] is planning; hicra/semantic_entropy counts spans by name."""
 
 Detector = Callable[[list[str]], list[list[PlanningSpan]]]
-"""Function from texts to the spans of each text."""
+"""Function from texts to the planning spans of each text."""
 
 
 def gram_detector(grams: Sequence[str]) -> Detector:
@@ -29,16 +29,19 @@ def gram_detector(grams: Sequence[str]) -> Detector:
 
 
 def user_detector(path: str, search_paths: Sequence[str | Path] = ()) -> Detector:
-    """Return the user's detector `fn(texts) -> [[(start, end), ...], ...]`, with checked results.
+    """Return the user's detector `fn(texts) -> [[(start, end), ...], ...]`, whose results are checked.
 
     A span may have a name as third entry; the default is its text.
 
+    Args:
+        path: dotted path of the function.
+        search_paths: directories of the user's modules.
     Raises:
         ComponentError: there is no such function.
     """
     function = load_object(path, search_paths)
     if not callable(function):
-        raise ComponentError(f'"{path}" is a {type(function).__name__}, not a function', "point to a function")
+        raise ComponentError(f'"{path}" is a {type(function).__name__}, not a function', "name a function")
     call = Call("planning detector", path)
 
     def detect(texts: list[str]) -> list[list[PlanningSpan]]:

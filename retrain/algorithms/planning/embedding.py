@@ -1,4 +1,4 @@
-"""Texts as vectors of length 1, so that a product is a cosine."""
+"""Embeddings of texts as vectors of length 1, so that a dot product is a cosine."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from retrain.system.model_paths import is_hub_name
 EXTRA = "grams"
 
 Embedder = Callable[[Sequence[str]], Any]
-"""Texts -> [texts, features], rows of length 1 (0 for a text without known features), dense or sparse."""
+"""Texts -> [texts, features], dense or sparse; rows have length 1, or 0 for a text without known features."""
 
 
-_ADVICE = "give a directory with a sentence-transformer, or its name on the hub: sentence-transformers/all-MiniLM-L6-v2"
+_ADVICE = "use a directory with a sentence-transformer, or a hub name such as sentence-transformers/all-MiniLM-L6-v2"
 
 
 def embedder(name: str | None, examples: Sequence[str]) -> Embedder:
-    """A sentence-transformer, or TF-IDF fitted on the examples.
+    """Return a sentence-transformer, or TF-IDF fitted on the examples.
 
     Args:
-        name: of a directory, or OWNER/NAME on the hub; None is TF-IDF.
+        name: directory, or OWNER/NAME on the hub; None is TF-IDF.
+        examples: texts on which TF-IDF is fitted.
     Raises:
-        MissingExtraError: the package behind it is not installed.
-        ComponentError: there is no such directory, or no model in it or under that name.
+        MissingExtraError: the required package is not installed.
+        ComponentError: there is no such directory or model.
     """
     return _tf_idf(examples) if name is None else _sentence_transformer(name)
 
 
 def check_embedder(name: str | None) -> Iterator[Finding]:
-    """Check that `embedder` can work, without importing anything or accessing the hub."""
+    """Yield a finding if `embedder` cannot work; nothing is imported, and the hub is not accessed."""
     package = "sklearn" if name is None else "sentence_transformers"
     if name is not None and not _may_exist(name):
         yield Finding(("embedder",), f'there is no directory "{name}"', _ADVICE)
@@ -48,13 +49,13 @@ def _may_exist(name: str) -> bool:
 
 
 def cosines(left: Any, right: Any) -> Any:
-    """[left, right] cosines of rows, as a dense array."""
+    """Return the cosines of rows, [left, right], as a dense array."""
     product = left @ right.T
     return product.toarray() if hasattr(product, "toarray") else product
 
 
 def _tf_idf(examples: Sequence[str]) -> Embedder:
-    """Character 2- to 4-grams within words: inflections are near each other, and so are phrases that share words."""
+    """Return TF-IDF of character 2- to 4-grams within words, in which inflections of a word are similar."""
     text: Any = library("sklearn.feature_extraction.text", EXTRA)
     vectorizer = text.TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), dtype=library("numpy", EXTRA).float32)
     vectorizer.fit(examples)
@@ -72,7 +73,7 @@ def _sentence_transformer(name: str) -> Embedder:
             str(place) if is_local else name, device="cpu", local_files_only=is_local
         )
     except (OSError, ValueError) as error:
-        where = f"{name} holds no sentence-transformer" if is_local else f"{name} cannot be loaded from the hub"
+        where = f"{name} is not a sentence-transformer" if is_local else f"{name} cannot be loaded from the hub"
         raise ComponentError(f"{where} ({' '.join(str(error).split())[:300]})", _ADVICE) from error
 
     def embed(texts: Sequence[str]) -> Any:

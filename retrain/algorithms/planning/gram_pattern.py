@@ -1,4 +1,4 @@
-"""Strategic grams: the phrases that mark planning, and a pattern that finds them in text."""
+"""Strategic grams, which are phrases that indicate planning, and a pattern that finds them in text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STRATEGIC_GRAMS: tuple[str, ...] = (
     "the key is",
     "the key insight",
 )
-"""The default grams, which `strategic_grams = "default"` names too."""
+"""The default grams, `strategic_grams = "default"`."""
 
 MATH_GRAMS: tuple[str, ...] = (
     "let's try a different approach",
@@ -63,19 +63,19 @@ MATH_GRAMS: tuple[str, ...] = (
 )
 """Grams of written mathematics, `strategic_grams = "math"`.
 
-The four that HICRA's documentation for TRL gives as examples, and phrases of the same moves: start, use a known fact,
-divide into cases, reduce, verify, change the approach.
+They are the four examples of HICRA's documentation for TRL, and phrases with similar functions: start, use a known
+fact, distinguish cases, reduce, verify, change the approach.
 """
 
 NAMED: dict[str, tuple[str, ...]] = {"default": STRATEGIC_GRAMS, "math": MATH_GRAMS}
 """Values of `strategic_grams` that name a list."""
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4`", "'"))
-_BETWEEN = r"[\s,;:.!?\u2026\u2013\u2014*-]+"  # words of a gram may be apart by space or punctuation: "Wait, let me"
+_BETWEEN = r"[\s,;:.!?\u2026\u2013\u2014*-]+"  # white space or punctuation between words of a gram: "Wait, let me"
 
 
 def normalize(text: str) -> str:
-    """Lower case, with typographic apostrophes as '; every character keeps its place."""
+    """Return the text in lower case, with typographic apostrophes replaced by '; every character keeps its position."""
     lowered = text.lower()
     if len(lowered) != len(text):  # a few capitals become two characters
         lowered = "".join(low if len(low := character.lower()) == 1 else character for character in text)
@@ -85,14 +85,15 @@ def normalize(text: str) -> str:
 def read_grams(
     grams: Sequence[str] | str | None = None, path: str | None = None, words: Sequence[int] | None = None
 ) -> tuple[str, ...]:
-    """Grams by name, from a list, a JSON array in a string, a comma-separated string, or a JSON file.
+    """Return the grams that the configuration names.
 
     Args:
-        grams: "default" and "math" name lists (see `NAMED`); None is "default".
-        words: least and greatest number of words of the grams to use; others are left out.
+        grams: a list, a JSON array in a string, a comma-separated string, or the name of a list in `NAMED`; None is
+            "default".
+        path: JSON file with [...] or {"strategic_grams": [...]}.
+        words: smallest and largest number of words of a gram; others are left out.
     Raises:
-        ComponentError: both are given, the file has another shape than [...] or {"strategic_grams": [...]},
-            a gram is not text, or all are left out.
+        ComponentError: grams and path are both given, the file is invalid, a gram is not text, or none is left.
     """
     if grams is not None and path is not None:
         raise ComponentError("strategic_grams and strategic_grams_path are both set", "keep one of them")
@@ -106,13 +107,13 @@ def read_grams(
 
 
 def _within(grams: tuple[str, ...], words: Sequence[int]) -> tuple[str, ...]:
-    """The grams of so many words."""
+    """Return the grams with a number of words between `words[0]` and `words[1]`."""
     low, high = words
     kept = tuple(gram for gram in grams if low <= len(_words(gram)) <= high)
     if not kept:
         counts = sorted({len(_words(gram)) for gram in grams})
         raise ComponentError(
-            f"sg_n_range = [{low}, {high}] leaves none of the {len(grams)} strategic grams",
+            f"sg_n_range = [{low}, {high}] contains none of the {len(grams)} strategic grams",
             f"they have {counts[0]} to {counts[-1]} words",
         )
     return kept
@@ -135,7 +136,7 @@ def _from_file(path: str) -> Any:
     try:
         content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
-        raise ComponentError(f"strategic_grams_path {path}: {error.strerror}", "give a JSON file") from error
+        raise ComponentError(f"strategic_grams_path {path}: {error.strerror}", "name a JSON file") from error
     except ValueError as error:
         raise ComponentError(f"strategic_grams_path {path} is not valid JSON ({error})", "fix the file") from error
     return content["strategic_grams"] if isinstance(content, dict) and "strategic_grams" in content else content
@@ -148,16 +149,16 @@ def _checked(grams: Any, source: str) -> tuple[str, ...]:
     for gram in grams:
         if not isinstance(gram, str) or not re.search(r"\w", gram):
             raise ComponentError(
-                f"{source} holds {gram!r}, which is not a phrase", "write every gram as text with words"
+                f"{source} contains {gram!r}, which is not a phrase", "write every gram as text with words"
             )
     return tuple(dict.fromkeys(grams))
 
 
 class GramPattern:
-    """One compiled pattern for all grams, for text that went through `normalize`.
+    """A compiled pattern of all grams, for text normalized by `normalize`.
 
-    Matches are whole words, in any case and spacing, at every position where a gram starts (the longest one
-    there), so overlapping phrases ("wait let me think") are all found.
+    A match consists of whole words, with any white space or punctuation between them. At every position the longest
+    gram that starts there is found, so overlapping phrases ("wait let me think") are all found.
     """
 
     def __init__(self, grams: Sequence[str]) -> None:
@@ -166,14 +167,14 @@ class GramPattern:
         self._between = re.compile(_BETWEEN)
 
     def find(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """(start, end, gram) of every match in normalized text, by start."""
+        """Yield (start, end, gram) of every match in normalized text, ordered by start."""
         for match in self._pattern.finditer(text):
             start, end = match.span(1)
             yield start, end, self._between.sub(" ", match[1])
 
 
 def _alternation(grams: set[tuple[str, ...]]) -> str:
-    """Pattern of a word trie: shared beginnings are tried once, and longer grams before shorter ones."""
+    """Return the pattern of a trie of words: shared prefixes are tried once, longer grams before shorter ones."""
     rests: dict[str, set[tuple[str, ...]]] = {}
     for first, *rest in grams:
         rests.setdefault(first, set()).add(tuple(rest))

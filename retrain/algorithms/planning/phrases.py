@@ -1,4 +1,4 @@
-"""Runs of plain words in text: no digits, no mathematics, nothing across a line or the end of a sentence."""
+"""Runs of plain words in text: without digits and mathematics, within one line and sentence."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PIECES = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SHORT_WORDS = ("a", "i")
-"""Words of one letter; any other is taken for a variable."""
+"""Words of one letter; other single letters count as variables."""
 
 
 class Word(NamedTuple):
-    """A word of normalized text, and the characters text[start:end] that it covers."""
+    """A word of normalized text, at text[start:end]."""
 
     text: str
     start: int
@@ -27,7 +27,7 @@ class Word(NamedTuple):
 
 
 def phrases(text: str) -> list[list[Word]]:
-    """The runs of at least one word, in order; offsets are those of `text`."""
+    """Return the runs of at least one word, in order; offsets refer to `text`."""
     found: list[list[Word]] = [[]]
     for piece in _PIECES.finditer(normalize(text)):
         if piece.lastgroup == "word" and (len(piece[0]) > 1 or piece[0] in _SHORT_WORDS):

@@ -1,4 +1,4 @@
-"""Which response tokens are planning: thinking about what to do, rather than doing it."""
+"""The planning mask, which marks response tokens that plan what to do rather than do it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SEMANTIC = ("detector", ("semantic",))
 
 
 def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """Unusable grams, an unknown detector, and what the semantic one needs."""
+    """Yield findings on invalid grams, an unknown detector, and the embedder of "semantic"."""
     grams, path, words = (params[key] for key in _GRAM_KEYS)
     key = "strategic_grams" if path is None else "strategic_grams_path"
     try:
@@ -43,7 +43,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     detector = params["detector"]
     if detector not in _DETECTORS and not is_dotted(detector):
         fix = did_you_mean(detector, _DETECTORS, f"use {', '.join(_DETECTORS)}, or a dotted path to your own")
-        yield Finding(("detector",), f'no detector is called "{detector}"', fix)
+        yield Finding(("detector",), f'there is no detector "{detector}"', fix)
     elif detector == "semantic":
         from retrain.algorithms.planning.embedding import check_embedder
 
@@ -51,7 +51,7 @@ def _check(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
 
 
 def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
-    """A detector of the user's that cannot be imported."""
+    """Yield a finding if the user's detector cannot be imported."""
     try:
         if is_dotted(params["detector"]):
             user_detector(params["detector"], config.plugins.search_paths)
@@ -73,32 +73,32 @@ def _check_code(params: Mapping[str, Any], config: Any) -> Iterator[Finding]:
     },
 )
 class PlanningMask:
-    """1 on response tokens that overlap planning in the decoded text, 0 elsewhere.
+    """Planning mask [N, T], True on response tokens that overlap a planning span of the decoded text.
 
-    A detector finds spans of characters in the text of the sampled ids; a token is planning if it covers a
-    character of a span. "grams" finds strategic grams: case-insensitive, white space and typographic apostrophes
-    normalized, whole words, longest gram first. "semantic" finds windows of words that are nearer to the grams
-    than to execution (see `SemanticDetector`; extra `grams`).
+    A detector finds character spans in the text of the sampled ids; a token is planning if it covers a character of a
+    span. "grams" finds strategic grams: whole words in upper or lower case, with white space and typographic
+    apostrophes normalized, and the longest gram at each position. "semantic" finds windows of words that are nearer to
+    the grams than to examples of execution (see `SemanticDetector`; extra `grams`).
 
     Args:
-        tokenizer: the model's; ids are decoded, nothing is re-encoded.
-        search_paths: where a dotted path is looked up.
+        tokenizer: the model's tokenizer, which decodes the ids.
+        search_paths: directories in which a dotted path is looked up.
         detector: "grams", "semantic", or the dotted path of `fn(texts)`, which returns a list of (start, end)
             character spans for every text.
         strategic_grams: list of phrases, JSON array in a string, comma-separated string, or the name of a built-in
             list: "default" (18 phrases of self-correction, used if nothing is set) or "math" (27 phrases of written
             mathematics).
         strategic_grams_path: JSON file with [...] or {"strategic_grams": [...]} instead.
-        sg_n_range: [least, greatest] number of words of the grams to use; all of them if unset.
-        embedder: sentence-transformer for "semantic", a directory or OWNER/NAME on the hub; TF-IDF if unset.
-        window: words that "semantic" judges together.
-        margin: of cosines, above which "semantic" calls a window planning.
+        sg_n_range: [smallest, largest] number of words of the grams to use; unset: all grams.
+        embedder: sentence-transformer for "semantic", a directory or OWNER/NAME on the hub; unset: TF-IDF.
+        window: number of words in a window of "semantic".
+        margin: difference of cosines above which a window is planning with "semantic".
         log_semantic_entropy: report hicra/semantic_entropy, hicra/semantic_entropy_norm and hicra/distinct_sg.
         log_planning_token_ratio: report hicra/planning_token_ratio.
     References: Wang et al., HICRA, arXiv:2509.03646 (strategic grams).
     """
 
-    def __init__(  # noqa: PLR0913 - its keyword-only parameters are its table
+    def __init__(  # noqa: PLR0913 - the keys of its table
         self,
         tokenizer: Any,
         search_paths: Sequence[str] = (),
@@ -130,9 +130,9 @@ class PlanningMask:
     def __call__(
         self, input_ids: Tensor, response_mask: Tensor, turn_ids: Tensor | None = None
     ) -> tuple[Tensor, Metrics]:
-        """[N, T] bool, with the share of planning tokens and the entropy of what was found over the whole batch.
+        """Return the mask [N, T] bool, with metrics of the whole batch: share of planning tokens, entropy of grams.
 
-        Every turn is a text of its own: no span reaches across what an environment said.
+        Every turn is a separate text, so that a span never extends across an observation.
         """
         response, ids = response_mask.cpu(), input_ids.cpu()
         turns = response.long() if turn_ids is None else (turn_ids.cpu() + 1).where(response, 0)
@@ -150,11 +150,11 @@ class PlanningMask:
         return mask.to(response_mask.device), metrics | (semantic_entropy(counts) if self._log_entropy else {})
 
     def after(self, batch: Batch) -> Metrics:
-        """hicra/planning_advantage_mean and hicra/execution_advantage_mean: sums over the batch, never mean ratios."""
+        """Return hicra/planning_advantage_mean and hicra/execution_advantage_mean; see `advantage_split`."""
         return advantage_split(batch)
 
     def mark(self, completions: Sequence[Sequence[int]]) -> list[tuple[list[int], list[str]]]:
-        """Positions of planning tokens in each completion, in order, and the grams found."""
+        """Return, for each completion, the positions of planning tokens in order, and the names of the spans found."""
         pieces = [self._text.pieces(ids) for ids in completions]
         spans = self._detect(["".join(texts) for texts in pieces])
         return [
@@ -164,7 +164,7 @@ class PlanningMask:
 
 
 def _covering(pieces: Sequence[str], spans: Sequence[PlanningSpan]) -> list[int]:
-    """Indices of the pieces that cover a character of a span."""
+    """Return the sorted indices of the pieces that cover a character of a span."""
     if not spans:
         return []
     ends = list(accumulate(map(len, pieces)))
@@ -175,7 +175,7 @@ def _covering(pieces: Sequence[str], spans: Sequence[PlanningSpan]) -> list[int]
 
 
 def advantage_split(batch: Batch) -> Metrics:
-    """hicra/{planning,execution}_advantage_mean: mean advantage of all planning and all other response tokens."""
+    """Return hicra/{planning,execution}_advantage_mean: mean advantage over all planning and all other tokens."""
     planning = batch.column("planning_mask").bool() & batch.response_mask
     masks = {"planning": planning, "execution": batch.response_mask & ~planning}
     return {
@@ -185,13 +185,21 @@ def advantage_split(batch: Batch) -> Metrics:
 
 
 def planning_ratio(planning_mask: Tensor, response_mask: Tensor) -> Metrics:
-    """hicra/planning_token_ratio: share of all response tokens of the batch that are planning."""
+    """Return hicra/planning_token_ratio: share of planning tokens among all response tokens of the batch.
+
+    Args:
+        planning_mask, response_mask: [N, T].
+    """
     planning = int((planning_mask.bool() & response_mask).sum())
     return {"hicra/planning_token_ratio": planning / max(int(response_mask.sum()), 1)}
 
 
 def semantic_entropy(counts: Counter[str]) -> Metrics:
-    """hicra/semantic_entropy = -sum p ln p nats over gram counts; _norm divides by ln(distinct); distinct_sg."""
+    """Return the entropy of the frequencies p of strategic grams.
+
+    hicra/semantic_entropy = -sum_g p_g ln p_g in nats; hicra/semantic_entropy_norm divides it by the logarithm of the
+    number of distinct grams, hicra/distinct_sg.
+    """
     total = sum(counts.values())
     entropy = sum((n / total * log(total / n) for n in counts.values()), 0.0)
     return {

@@ -1,4 +1,4 @@
-"""Planning by meaning: what reads more like the strategic grams than like execution, whatever its words."""
+"""Detection of planning by meaning: text that is more similar to strategic grams than to examples of execution."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ EXECUTION_PHRASES: tuple[str, ...] = (
     "the first and the second",
     "each of the remaining",
 )
-"""Phrases that carry out a step: the other side of the comparison where an extraction has left none."""
+"""Default examples of execution: phrases that carry out a step."""
 
 _REMEMBERED = 500_000
-"""Judgments that are kept; beyond that the memory starts anew."""
+"""Largest number of cached judgments; the cache is cleared beyond it."""
 
 Judgment = tuple[float, str]
-"""Margin of a window, and the strategic gram that it is nearest to."""
+"""Margin of a window, and its nearest strategic gram."""
 
 
 def read_execution(path: str | None) -> tuple[str, ...]:
@@ -56,18 +56,18 @@ def read_execution(path: str | None) -> tuple[str, ...]:
 
 
 class SemanticDetector:
-    """Windows of words that are nearer to a strategic gram than to any example of execution.
+    """Detector of windows of words that are nearer to a strategic gram than to any example of execution.
 
     margin(w) = max_p cos(w, p) - max_e cos(w, e),  p the strategic grams, e the examples of execution
 
-    Each gram and each example is a centroid of its own. A window is `window` words of a run of plain words (see
-    `phrases`), or all of a shorter run. Of overlapping windows above the margin, the one with the greatest
-    is planning.
+    A window is `window` words of a run of plain words (see `phrases`), or all of a shorter run. Of overlapping windows
+    above the margin, the one with the largest margin is planning.
 
     Args:
-        grams, execution: the examples of either side.
+        grams: examples of planning. execution: examples of execution.
         model: directory or hub name of a sentence-transformer; None is TF-IDF fitted on the examples.
-        window: words; margin: least difference of cosines.
+        window: number of words of a window.
+        margin: margin that a window of planning exceeds, a difference of cosines.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SemanticDetector:
         self._judged: dict[str, Judgment] = {}
 
     def __call__(self, texts: list[str]) -> list[list[tuple[int, int, str]]]:
-        """Spans of planning in every text, with the gram that each is nearest to."""
+        """Return the planning spans of every text, each with its nearest gram as name."""
         windows = [[window for run in phrases(text) for window in self._windows(run)] for text in texts]
         self._judge([text for found in windows for text, _, _ in found])
         return [self._best(found) for found in windows]
@@ -89,7 +89,7 @@ class SemanticDetector:
         return [(" ".join(word.text for word in part), part[0].start, part[-1].end) for part in parts]
 
     def _judge(self, windows: list[str]) -> None:
-        """Remember margin and nearest gram of the windows that have not been seen."""
+        """Compute and cache margin and nearest gram of new windows."""
         if len(self._judged) > _REMEMBERED:
             self._judged.clear()
         new = list(dict.fromkeys(text for text in windows if text not in self._judged))
@@ -101,7 +101,7 @@ class SemanticDetector:
             self._judged[text] = margin, self._grams[nearest]
 
     def _best(self, windows: Sequence[tuple[str, int, int]]) -> list[tuple[int, int, str]]:
-        """The windows above the margin, without those that overlap a better one."""
+        """Return the windows above the margin, without those that overlap a window with a larger one."""
         judged = [(*self._judged[text], start, end) for text, start, end in windows]
         chosen: list[tuple[int, int, str]] = []
         for margin, gram, start, end in sorted(judged, key=lambda one: (-one[0], one[2])):

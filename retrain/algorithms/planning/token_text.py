@@ -1,22 +1,22 @@
-"""Text of sampled tokens with the characters that each token covers, without re-encoding anything."""
+"""Text of each sampled token, without encoding text again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_BROKEN = "\ufffd"  # what a tokenizer decodes an incomplete UTF-8 sequence to
+_BROKEN = "\ufffd"  # tokenizers decode an incomplete UTF-8 sequence to this character
 
 
 class TokenText:
-    """Incremental decoder that remembers each vocabulary entry's text.
+    """Incremental decoder that caches the text of each vocabulary entry.
 
-    Most tokens decode to the same text wherever they stand (after the first position). Tokens that hold only
-    part of a character are decoded together with their neighbors; each of them covers the whole character.
+    Most tokens have the same text at every position except the first. Tokens that contain only part of a character are
+    decoded together with their neighbors, and the last of them gets the character.
 
     Args:
-        tokenizer: of the model; its `decode` is all that is used.
-        special: special tokens have a text too, by which people see them.
+        tokenizer: the model's tokenizer, of which only `decode` and the length are used.
+        special: give special tokens their text, for display; otherwise it is "".
     """
 
     def __init__(self, tokenizer: Any, special: bool = False) -> None:
@@ -28,20 +28,20 @@ class TokenText:
         self._prefix = len(self._decode([self._anchor]))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Text that each token adds; a token that only continues a character adds nothing."""
+        """Return the text that each token adds; a token that does not complete a character adds ""."""
         known = self._pieces
         for token in set(ids).difference(known):
             text = self._after_anchor([token])
             known[token] = None if _BROKEN in text else text
         found = [known[token] for token in ids]
-        return self._mended(ids, found) if None in found else found  # pyright: ignore[reportReturnType]
+        return self._completed(ids, found) if None in found else found  # pyright: ignore[reportReturnType]
 
     def _after_anchor(self, ids: list[int]) -> str:
-        """Text of tokens in mid-sequence: some tokenizers strip the space of a first token."""
+        """Return the text of tokens inside a sequence; some tokenizers strip the space of the first token."""
         return self._decode([self._anchor, *ids])[self._prefix :]
 
-    def _mended(self, ids: Sequence[int], found: list[str | None]) -> list[str]:
-        """Decode each run of incomplete tokens token by token, giving a character to the token that ends it."""
+    def _completed(self, ids: Sequence[int], found: list[str | None]) -> list[str]:
+        """Decode each run of incomplete tokens token by token; the token that ends a character gets it."""
         pieces: list[str] = []
         start = done = 0
         for position, piece in enumerate(found):

@@ -245,7 +245,7 @@ def test_an_unknown_column_and_a_cycle_are_named():
     signals = {"a": component("signal", a), "b": component("signal", b)}
     with pytest.raises(ComponentError, match="a -> b -> a"):
         pipeline(signals=signals, observed=("a",))
-    with pytest.raises(ComponentError, match='the run asks for column "zebra"'):
+    with pytest.raises(ComponentError, match='the run needs column "zebra"'):
         pipeline(observed=("zebra",))
 
 

@@ -34,7 +34,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(ComponentError, match="no directory"):
         embedder(str(tmp_path / "none"), [])
     pytest.importorskip("sentence_transformers", reason="`make test` does not install it")
-    with pytest.raises(ComponentError, match="holds no sentence-transformer"):
+    with pytest.raises(ComponentError, match="is not a sentence-transformer"):
         embedder(str(tmp_path), [])
 
 
