@@ -139,8 +139,8 @@ class Score:
     Attributes:
         value: weighted sum of the rewards; None on failure.
         parts: name of each reward -> its value.
-        correct: the value of the first reward that measures correctness and did not return None exceeds 0.5. If there
-            is none, that of the first reward that did not return None. None on failure.
+        correct: the value of the first reward that measures correctness and did not return None exceeds 0.5; without
+            one, the value of the first reward that did not return None does. None on failure.
         status: "ok", "timeout", "crashed", "error" or "invalid".
         detail: description of the failure if status is not "ok".
     """
