@@ -148,7 +148,7 @@ class VllmServerEngine(Sampler):
         self._loads = 0
         self._held: dict[str, tuple[str, int]] = {}
         self._router = Router(self._urls, max_in_flight)
-        self._reissued, self._refused = 0, 0
+        self._revivals, self._reissued, self._refused = 0, 0, 0
         self._health_every, self._failed_checks = health_every_s, dict.fromkeys(self._urls, 0)
         self._syncing = threading.RLock()
         self.tolerance = tolerance_of(kind)
@@ -418,6 +418,7 @@ class VllmServerEngine(Sampler):
         with self._syncing:
             if self._router.usable:
                 return
+            self._revivals += 1
             until = time.monotonic() + self._restart
             while not self._router.usable:
                 self._sync_all()
