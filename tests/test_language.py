@@ -55,8 +55,6 @@ NAME_PARTS = {"alone", "apart", "borrowed", "elsewhere", "hear", "heard", "mend"
 ALLOWED_NAMES = {
     ("retrain/protocols.py", "ALONE"): "the ranks of a single process",
     ("retrain/__init__.py", "Say"): "earlier name of Observation, until version 0.3",
-    ("retrain/environments/contract.py", "Say"): "earlier name of Observation, until version 0.3",
-    ("retrain/environments/contract.py", "Game"): "earlier name of EpisodeGenerator, until version 0.3",
 }
 """Why an identifier of a file may stay, at most ten."""
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 from retrain.errors import ComponentError
 from retrain.types import fits_float32
@@ -187,16 +186,3 @@ def _number(value: Any, what: str) -> float:
     if not fits_float32(number):
         raise ValueError(f"{what} is not a finite number: {type(value).__name__}")
     return number
-
-
-if TYPE_CHECKING:
-    Say, Reply, Game = Observation, Action, EpisodeGenerator
-else:
-
-    def __getattr__(name: str) -> Any:
-        """Return an object by its earlier name, which version 0.3 removes."""
-        new = {"Say": "Observation", "Reply": "Action", "Game": "EpisodeGenerator"}.get(name)
-        if new is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(f"{name} is now called {new}; version 0.3 removes {name}", DeprecationWarning, stacklevel=2)
-        return globals()[new]
