@@ -1,7 +1,4 @@
-"""Errors and their exit codes.
-
-A message names the place, the problem and the fix.
-"""
+"""Errors and their exit codes. A message names the place, the problem and the fix."""
 
 from __future__ import annotations
 
@@ -11,28 +8,33 @@ from difflib import get_close_matches
 
 
 class RetrainError(Exception):
-    """Base of every error that `retrain` raises on purpose; `exit_code` is what the shell sees."""
+    """Base class of the errors that `retrain` raises deliberately.
+
+    Attributes:
+        exit_code: exit code of the command.
+    """
 
     exit_code = 1
 
 
 class UserCodeError(RetrainError):
-    """A plug-in, reward or task of the user raised or returned something unusable (exit 1)."""
+    """The user's plug-in, reward or task raised an exception or returned an invalid value (exit 1)."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """One mistake in a configuration, printed as `file:line:column: key: problem; fix`.
+    """An error in a configuration, printed as `file:line:column: key: problem; fix`.
 
     Attributes:
-        file: the TOML file, or `--set` for an override given on the command line.
-        line, column: one-based; 0 where the place is not in a file.
+        file: the TOML file, or `--set` for an override on the command line.
+        line: line in the file, from 1; 0 if the error is not in a file.
+        column: column in the line, from 1; 0 if the error is not in a file.
         key: dotted key, such as `training.max_steps`.
-        problem: what is wrong.
-        fix: what to type instead; may be empty.
-        exit_code: 3 if the data that it names are at fault, else 2.
+        problem: description of the problem.
+        fix: advice how to fix it; may be "".
+        exit_code: 3 if the data that the key names are invalid, else 2.
     """
 
     file: str
@@ -49,7 +51,11 @@ class ConfigProblem:
 
 
 class ConfigError(RetrainError):
-    """All mistakes of a configuration at once (exit 2; 3 if data are missing and nothing else is wrong)."""
+    """All errors of a configuration (exit 2; exit 3 if all of them concern data).
+
+    Args:
+        problems: the errors.
+    """
 
     exit_code = 2
 
@@ -60,14 +66,14 @@ class ConfigError(RetrainError):
 
 
 class ComponentError(RetrainError):
-    """A component cannot be found, imported, or called as its kind requires.
+    """A component cannot be found, imported, or called as its kind requires (exit 2).
 
-    The configuration layer turns it into a `ConfigProblem` with a place in the file (exit 2).
+    The configuration layer converts the error to a `ConfigProblem` with a position in the file.
 
     Attributes:
-        problem: what is wrong.
-        fix: what to do about it; may be empty.
-        trace: the traceback of the user's file when importing it raised; may be empty.
+        problem: description of the problem.
+        fix: advice how to fix it; may be "".
+        trace: traceback in the user's file if importing it raised an exception; "" otherwise.
     """
 
     exit_code = 2
@@ -78,7 +84,7 @@ class ComponentError(RetrainError):
 
 
 class MissingExtraError(ComponentError):
-    """An optional dependency is not installed; the message names the extra that installs it."""
+    """An optional dependency is not installed (exit 2). The message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", install(extra))
@@ -90,19 +96,26 @@ def install(extra: str) -> str:
 
 
 def did_you_mean(word: str, known: Sequence[str], otherwise: str = "", cutoff: float = 0.6) -> str:
-    """Suggest the known word closest to an unknown one, or return `otherwise` if none is close."""
+    """Return a suggestion of the known word that is most similar to an unknown one.
+
+    Args:
+        word: the unknown word.
+        known: the known words.
+        otherwise: result if no known word is similar enough.
+        cutoff: minimum similarity in [0, 1].
+    """
     near = get_close_matches(word, known, 1, cutoff)
     return f'did you mean "{near[0]}"?' if near else otherwise
 
 
 class DataError(RetrainError):
-    """A data file or data set is not usable; the message names file and line (exit 3)."""
+    """A data file or data set is invalid (exit 3). The message names the file and line."""
 
     exit_code = 3
 
 
 class DivergedError(RetrainError):
-    """Training stopped because loss or gradients stayed non-finite (exit 4)."""
+    """Training stopped because the loss or the gradients stayed non-finite (exit 4)."""
 
     exit_code = 4
 
@@ -119,7 +132,7 @@ class StorageError(RetrainError):
     exit_code = 6
 
 
-class Preempted(RetrainError):  # noqa: N818 - an outcome, not a mistake
-    """SIGTERM arrived; a checkpoint was written and the run can be resumed (exit 75)."""
+class Preempted(RetrainError):  # noqa: N818 - an outcome, not an error
+    """The process got SIGTERM, wrote a checkpoint, and can be resumed (exit 75)."""
 
     exit_code = 75

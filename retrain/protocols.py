@@ -1,7 +1,7 @@
-"""Protocols of engines, policies, tasks, trackers, executors and stateful components.
+"""Protocols of engines, policies, tasks, row sources, trackers, executors and stateful components.
 
-A class must define the abstract methods. A class that is registered or named by a dotted path need not inherit from
-its protocol: `Component.build` adds the default of every method that it does not define.
+A class must define the abstract methods. A class that is registered or given by a dotted path need not inherit from
+its protocol, because `Component.whole` adds the defaults of the methods that it does not define.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class Sampler(Protocol):
-    """An engine: samples completions.
+    """An engine, which samples completions.
 
     Attributes:
-        tolerance: mean difference per token, in nats, between the engine's log-probs and the trainer's
-            that rounding explains; stale or wrong weights differ by more.
-        room: longest context with its completion, in tokens, if that is less than the model's own limit.
+        tolerance: mean difference per token, in nats, between the log-probs of the engine and the trainer
+            that rounding can cause; stale or wrong weights cause larger ones.
+        room: maximum number of tokens of a context and its completion, if it is below the model's own limit.
         takes_adapters: with LoRA the engine receives the frozen base once through `load_weights`, then adapters
             through `load_adapter`. Otherwise it receives full weights, as `LazyWeights`.
     """
@@ -50,37 +50,44 @@ class Sampler(Protocol):
         """Return the completions of every request, in the order of the requests.
 
         The random numbers of a request depend on the seed in `sampling` and on the request's stream, not on the other
-        requests. An engine may also define `async def generate(request, sampling)`, which returns the completions of
-        one request. Episodes then send their requests independently, and no episode waits for another.
+        requests. An engine can also define `async def generate(request, sampling)`, which returns the completions of
+        one request. Episodes then send their requests independently, without waiting for each other.
         """
 
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Use these weights from now on: a full `state_dict()`, tied entries included; see `LazyWeights`."""
+        """Use these weights from now on.
+
+        Args:
+            weights: a full `state_dict()` with tied entries; see `LazyWeights`.
+            version: number of optimizer steps of the weights.
+        """
 
     def run_on_rank0(self, play: Callable[[Sampler], T]) -> T:
         """Call `play` with this sampler on rank 0 only, and return its result on every rank."""
         return play(self)
 
     def load_adapter(self, folder: Path, version: int) -> None:
-        """Use the adapter in this folder (peft's format) on top of the base, instead of the previous adapter.
+        """Use an adapter with the base weights, in place of the previous adapter.
 
-        The folder does not change until the next call.
+        Args:
+            folder: the adapter in peft's format. It does not change until the next call.
+            version: number of optimizer steps of the adapter.
         """
-        raise EngineError(f"{type(self).__name__} takes no adapters")
+        raise EngineError(f"{type(self).__name__} does not support adapters")
 
     def describe(self) -> str:
         """Describe the implementation in a few words, for the log."""
         return type(self).__name__
 
     def metrics(self) -> Metrics:
-        """Return what the engine counted since the last call."""
+        """Return the engine's metrics since the last call."""
         return {}
 
     def request_stop(self) -> None:
-        """Stop waiting for anything external, such as a server that restarts: the run ends after this step.
+        """Stop waiting for external events, such as the restart of a server, because the run ends after this step.
 
-        Called in a signal handler.
+        The method is called in a signal handler.
         """
 
     def close(self) -> None:
@@ -88,13 +95,19 @@ class Sampler(Protocol):
 
 
 class CheckpointRows:
-    """A tensor of `count` rows that are spread over the files of a checkpoint and read on use."""
+    """A tensor whose rows are distributed over the files of a checkpoint.
+
+    Args:
+        parts: the tensors of the files, whose rows follow each other.
+    Attributes:
+        count: total number of rows.
+    """
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self.parts, self.count = parts, sum(map(len, parts))
 
     def between(self, first: int, end: int) -> Tensor:
-        """Return a copy of the rows `first` to `end` (exclusive)."""
+        """Return the rows `first` to `end` (exclusive) as a new tensor."""
         import torch
 
         starts = accumulate(map(len, self.parts), initial=0)
@@ -104,7 +117,7 @@ class CheckpointRows:
 
 
 def tolerance_of(dtype: Any) -> float:
-    """Return the mean log-prob difference per token, in nats, that rounding in this torch dtype explains."""
+    """Return the mean log-prob difference per token, in nats, that rounding in a torch dtype can cause."""
     return 1e-3 if "32" in str(dtype) else 0.15
 
 
@@ -115,7 +128,7 @@ class Ranks:
         rank: index of this process, from 0.
         size: number of processes (world size).
         mesh: torch's device mesh over which weights are sharded; None for a single process.
-        rollouts: the same ranks with a communication group of their own, for the thread that samples and scores.
+        rollouts: the same ranks with a separate communication group, for the thread that samples and scores.
     """
 
     rank, size = 0, 1
@@ -138,11 +151,11 @@ class Ranks:
         return tensor
 
     def on_rank0(self, compute: Callable[[], T]) -> T:
-        """Call `compute` on rank 0 only; return its result, or raise its error, on every rank."""
+        """Call `compute` only on rank 0; return its result, or raise its error, on every rank."""
         return compute()
 
     def only_on_rank0(self, build: Callable[[], T]) -> T | None:
-        """Call `build` on rank 0 only; return its result there, None elsewhere, and raise its error on every rank."""
+        """Call `build` only on rank 0. Return its result there and None elsewhere; raise its error on every rank."""
         built: list[T] = []
 
         def keep() -> None:
@@ -152,12 +165,12 @@ class Ranks:
         return built[0] if built else None
 
     def on_each_rank(self, compute: Callable[[], T]) -> list[T]:
-        """Call `compute` on every rank; return all results in the order of the ranks, or raise an error on all."""
+        """Call `compute` on every rank. Return all results in the order of the ranks, or raise an error on all."""
         return [compute()]
 
     @contextmanager
     def during(self, phase: str) -> Generator[None]:
-        """Name the work inside this block, for the error message if a rank is lost."""
+        """Name the work inside the block, for the error message if a rank is lost."""
         yield
 
     def leave(self) -> None:
@@ -172,7 +185,8 @@ class Shards:
 
     Attributes:
         ranks: the processes that hold the model.
-        casts: gathered weights already have the dtype of the matrix products, so autocast must not cast them.
+        casts: True if gathered weights already have the dtype of the matrix products, so that autocast must not cast
+            them.
         device: device of the computation, if weights may be offloaded to another one.
     """
 
@@ -185,14 +199,14 @@ class Shards:
         return function(*args)
 
     def recover(self) -> None:
-        """Restore a consistent state after a function called by `run` raised and training continues."""
+        """Restore a consistent state if a function called by `run` has raised and training continues."""
 
     def copied(self, model: Any) -> tuple[Any, Any]:
         """Return a copy of the model, and the `Source` of its parameters if the copy has no values yet."""
         return copy.deepcopy(model), None
 
     def sum_gradients(self, parameters: list[Tensor]) -> None:
-        """Sum over the ranks the gradients that backward did not reduce."""
+        """Sum those gradients over the ranks that the backward pass did not reduce."""
 
     def spread(self, head: Any, settings: Any) -> Any:
         """Return a small extra module, such as a value head, sharded like the model's trained weights."""
@@ -215,7 +229,8 @@ class Policy(Protocol):
 
     Attributes:
         settings: see `PolicySettings`.
-        model: the transformers model that is trained. adapter: peft's wrapper of it with LoRA, else None.
+        model: the transformers model that is trained.
+        adapter: peft's wrapper of the model with LoRA, else None.
         step: number of optimizer steps taken.
         ranks: the processes that train it together.
     """
@@ -236,12 +251,13 @@ class Policy(Protocol):
         ...
 
     def update(self, batch: Batch, objective: Any, recredit: Callable[[], Tensor] | None = None) -> Metrics:
-        """Take the optimizer steps of one training step, and return metrics.
+        """Perform the optimizer steps of one training step, and return metrics.
 
         Args:
+            batch: the rows to train on.
             objective: loss over the whole batch.
-            recredit: called before each epoch after the first; returns its advantages [N, T]. None: every epoch uses
-                those of the batch.
+            recredit: called before each epoch after the first; returns the advantages [N, T] of the epoch. With None
+                every epoch uses those of the batch.
         """
         ...
 
@@ -250,11 +266,17 @@ class Policy(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Full weights by the base model's names, tied entries included; with LoRA, `LazyWeights`."""
+        """Return full weights by the names of the base model, with tied entries; with LoRA, `LazyWeights`."""
         ...
 
     def save_adapter(self, folder: Path, base: str = "", card: str = "") -> None:
-        """Write the LoRA adapter in peft's format; `base` names the base model, `card` is the README.md."""
+        """Write the LoRA adapter in peft's format.
+
+        Args:
+            folder: the destination.
+            base: name of the base model.
+            card: content of README.md.
+        """
         ...
 
     def load_adapter(self, folder: Path) -> None:
@@ -262,11 +284,17 @@ class Policy(Protocol):
         ...
 
     def sibling(self, name: str, settings: Any, *, has_values: bool = False) -> Policy:
-        """Create a second trainable model from the initial weights; `has_values` adds a value head."""
+        """Create a second trainable model from the initial weights.
+
+        Args:
+            name: name of the model.
+            settings: see `PolicySettings`.
+            has_values: add a value head.
+        """
         ...
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the values [N, T] of a model with a value head, without gradient, 0 outside response_mask."""
+        """Compute the values [N, T] of a model with a value head, without gradient, 0 outside response_mask."""
         ...
 
     def reference(self) -> Callable[[Batch], Tensor]:
@@ -274,19 +302,22 @@ class Policy(Protocol):
         ...
 
     def reference_weights(self) -> Mapping[str, Tensor]:
-        """Return the reference's full weights by the base model's names; with LoRA, the frozen base."""
+        """Return full weights of the reference by the names of the base model; with LoRA, the frozen base."""
         ...
 
     def in_float32(self) -> AbstractContextManager[bool]:
-        """Compute matrix products in float32 inside this block; yields False if that is not possible."""
+        """Compute matrix products in float32 inside the block. The block gets False if this is not possible."""
         ...
 
     def remember(self) -> None:
-        """Remember the current weights for `earlier_logprobs`."""
+        """Store the current weights for `earlier_logprobs`."""
         ...
 
     def earlier_logprobs(self, batch: Batch) -> Tensor | None:
-        """Return log-probs [N, T] under the weights of the last `remember`, or LoRA's base; None before the first."""
+        """Compute log-probs [N, T] with the weights of the last `remember`; with LoRA, those of the base model.
+
+        Return None before the first call of `remember`.
+        """
         ...
 
     def state_dict(self) -> State:
@@ -299,7 +330,7 @@ class Policy(Protocol):
 
 
 class Task(Protocol):
-    """A source of problems. Training and held-out problems never overlap, for any seed."""
+    """A source of problems. Training and held-out problems do not overlap, for any pair of seeds."""
 
     def __init__(self) -> None:
         """Take no parameters, unless the class defines its own `__init__`."""
@@ -308,35 +339,47 @@ class Task(Protocol):
     def problem(self, index: int) -> Problem:
         """Return training problem `index` (0, 1, ..., without end) in the order of this seed.
 
-        The order may change only in `learn`.
+        Only `learn` may change the order.
         """
 
     @abstractmethod
     def heldout(self, count: int) -> list[Problem]:
-        """Return the first `count` held-out problems, the same for every seed; fewer if the data has fewer."""
+        """Return the first `count` held-out problems, the same for every seed; fewer if there are fewer."""
 
     def finite(self) -> Iterable[Problem]:
-        """Return all problems of a task that holds them in memory; () for a task that generates them without end."""
+        """Return all problems of a task that has them in memory; () for a task that generates them without end."""
         return ()
 
     def pose(self, text: str) -> Any:
-        """Turn a question that a user types into a prompt: text, or chat messages."""
+        """Convert a question that a user types to a prompt, a text or chat messages."""
         return text
 
     def fingerprint(self) -> str | None:
-        """Return a hash of the data and its settings, so that a run is not resumed on other data. None: unknown."""
+        """Return a hash of the data and its settings, so that a run does not resume on other data; None if unknown."""
         return None
 
     def figures(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> Metrics:
-        """Return extra metrics of an evaluation, reported as `task/NAME`, from the answers sampled for each problem."""
+        """Return further metrics of an evaluation, which are reported as `task/NAME`.
+
+        Args:
+            problems: the held-out problems.
+            answers: the rollouts sampled for each problem.
+        """
         return {}
 
     def spans(self, problem: Problem, text: str) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """Return named character ranges of a completion's text that have a meaning in this task, such as a plan."""
+        """Return named spans of a completion's text that have a meaning in this task, such as a plan.
+
+        A span is (start, end) in characters, end exclusive.
+        """
         return {}
 
     def learn(self, rates: Mapping[str, float]) -> Metrics:
-        """Update the order of problems from each one's share of correct answers, by id; return metrics."""
+        """Update the order of problems after a step, and return metrics.
+
+        Args:
+            rates: id of each problem of the step -> its share of correct answers.
+        """
         return {}
 
     def state_dict(self) -> State:
@@ -348,34 +391,37 @@ class Task(Protocol):
 
 
 class RowSource(Protocol):
-    """Chooses the rows that a step trains on: its rollouts, and rows beside them or in their place.
+    """Determines the rows that a step trains on: its rollouts, and rows that are added to them or replace them.
 
-    Several sources are asked in the order of the configuration. Each gets the rollouts that the one before it left.
+    Several sources are called in the order of the configuration. Each gets the rollouts that the previous one returned.
     """
 
     def __init__(self) -> None:
-        """Without parameters, unless the class has its own."""
+        """Take no parameters, unless the class defines its own `__init__`."""
 
     @abstractmethod
     def take(self, step: int, rollouts: Sequence[Rollout]) -> Any:
-        """Return the rows of a step as a list, or that list and a dict of metrics.
+        """Return the rows of a step as a list, or as a tuple of the list and a dict of metrics.
 
-        A row is a rollout or an `ExpertRow`. Rollouts come in whole groups: those of the step are the objects that
-        were given, and a source's own have any number as `group`, one for each prompt. Credit is computed again from
-        their rewards. With several ranks only that of rank 0 is asked, and all train on what it returns.
+        A row is a rollout or an `ExpertRow`. Rollouts must come in complete groups. Rollouts of the step must be the
+        objects in `rollouts`; the `group` of other rollouts can be any number, one for each prompt. Their advantages
+        are computed again from their rewards. With several ranks only the source of rank 0 is called, and all ranks
+        train on its rows.
 
         Args:
-            step: the training step, from 0.
-            rollouts: all that were sampled for it. Those without a reward, and groups that the filter dropped, are not
-                trained on whether they are returned or not.
+            step: index of the training step, from 0.
+            rollouts: all rollouts that were sampled for the step. Rollouts without a reward, and groups that the
+                filter dropped, are not trained on, even if they are returned.
         """
 
     def after(self, batch: Batch) -> Metrics:
-        """The update is done; `batch` has the columns that credit computed."""
+        """Observe the batch after the update, with the columns that credit assignment computed; return metrics."""
         return {}
 
     def fingerprint(self) -> str | None:
-        """Hash of the data that it reads: a run is not resumed on other data. None: it reads none."""
+        """Return a hash of the data that the source reads, so that a run does not resume on other data; None if it
+        reads none.
+        """
         return None
 
     def state_dict(self) -> State:
@@ -383,11 +429,15 @@ class RowSource(Protocol):
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
 
 
 class Tracker(Protocol):
-    """A destination of metrics. `where` is a URL or command that shows them, or ""."""
+    """A destination of metrics.
+
+    Attributes:
+        where: URL at which, or command by which a user can see the metrics; "" if unknown.
+    """
 
     where: str = ""
 
@@ -396,17 +446,17 @@ class Tracker(Protocol):
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step, or of the evaluation after that many steps."""
+        """Record the metrics of a step, or of the evaluation after `step` steps."""
 
     def completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record completions of a step whose rollouts are stored: prompt, text, answer, reward and its parts."""
+        """Record completions of a step: rows with prompt, text, answer, reward and its parts."""
 
     def close(self) -> None:
         """Write everything and finish."""
 
 
 class Executor(Protocol):
-    """Executes the runs of a campaign. Its constructor may take `campaign`."""
+    """Executes the runs of a campaign. The constructor can take the parameter `campaign`."""
 
     def __init__(self) -> None:
         """Take no parameters, unless the class defines its own `__init__`."""
@@ -417,11 +467,11 @@ class Executor(Protocol):
 
 
 class StatefulComponent(Protocol):
-    """A component of credit assignment with state: built once per run and saved in checkpoints.
+    """A component of credit assignment that a run builds once, and whose state checkpoints store.
 
     Attributes:
-        stateful: the class defines `state_dict` and `load_state_dict` (both or neither).
-        every_epoch: `after` and `before` are also called, and credit computed again, between the epochs of an update.
+        stateful: True if the class defines `state_dict` and `load_state_dict`. It must define both or neither.
+        every_epoch: between the epochs of an update, also call `after` and `before` and compute advantages again.
     """
 
     stateful: bool = False
@@ -438,15 +488,15 @@ class StatefulComponent(Protocol):
             raise ComponentError(problem, "write both, or neither if there is nothing to save")
 
     def before(self, batch: Batch) -> Metrics:
-        """Called when a step begins; `batch` has its rollouts, without credit."""
+        """Observe the rollouts of a step before credit assignment; return metrics."""
         return {}
 
     def after(self, batch: Batch) -> Metrics:
-        """Called after the update; `batch` has the columns that credit computed."""
+        """Observe the batch after the update, with the columns that credit assignment computed; return metrics."""
         return {}
 
     def holds_policy(self, step: int) -> bool:
-        """Return whether this step trains the component only and leaves the policy unchanged."""
+        """Return whether this step trains only the component and leaves the policy unchanged."""
         return False
 
     def state_dict(self) -> State:
@@ -457,4 +507,4 @@ class StatefulComponent(Protocol):
         """Restore the state that `state_dict` returned."""
 
     def export(self, folder: Path) -> None:
-        """Write the trained component into a folder of the exported model, for other tools."""
+        """Write the trained component into its folder inside the exported model, for use by other tools."""

@@ -305,7 +305,8 @@ class Batch:
     Attributes:
         input_ids: [N, T] int64, token ids.
         attention_mask: [N, T] bool, false for padding.
-        response_mask: [N, T] bool, true for tokens that the policy sampled, or on expert rows for tokens to imitate.
+        response_mask: [N, T] bool, true for tokens that the policy sampled (all false for truncated rollouts that the
+            run masks), and on expert rows for tokens to imitate.
         sampler_logprobs: [N, T] float32, as the engine computed them; 0 outside response_mask.
         rewards: [N] float32.
         correct: [N] bool.
