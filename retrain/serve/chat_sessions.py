@@ -1,4 +1,4 @@
-"""Conversations that a program has with a policy by chat requests, kept as episodes, token for token."""
+"""Conversations of programs with a policy through chat requests, stored token for token as episodes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from retrain.types import Completion, Problem, Rollout
 ChatMessage = dict[str, str]
 
 _MOST_LIVE = 10_000
-"""Sessions without a reward: a program that gives none must not fill the memory."""
+"""Largest number of sessions without a reward, so that programs that give no rewards do not fill the memory."""
 _MOST_ENDED = 100_000
-"""Names of sessions with a reward that are remembered."""
+"""Number of newest sessions with a reward whose names are kept, to refuse further requests to them."""
 
 
 class SessionConflictError(Exception):
-    """A request that a session cannot take now, or never again."""
+    """A session cannot accept a request, either now or ever again."""
 
 
 @dataclass(eq=False)
 class SessionRow(Transcript):
-    """One conversation of a session; its prompt is what was rendered of its first request.
+    """One conversation of a session. Its prompt is the rendered first request.
 
     Attributes:
-        messages: all of it, as the program repeats them.
-        busy: it waits for a reply.
+        messages: all messages so far, as the program repeats them in its next request.
+        busy: True while a reply is being sampled.
     """
 
     messages: list[ChatMessage] = field(default_factory=list[ChatMessage])
@@ -42,11 +42,12 @@ class TurnRequest:
     """A request for the next turn of a row.
 
     Attributes:
-        session: its name.
-        messages: the whole conversation.
-        new: token ids of what was said since the last turn.
-        label: of the session, in place of a name that is random.
-        stream: of what is drawn.
+        session: name of the session.
+        row: the row that the turn extends.
+        messages: all messages of the conversation.
+        new: token ids of the messages since the last turn.
+        label: the session's name, or a counter if the name is random, so that sampling is reproducible.
+        stream: stream of random numbers to sample with.
     """
 
     session: str
@@ -63,38 +64,43 @@ class TurnRequest:
 
     @property
     def sampled(self) -> int:
-        """Tokens that the row has sampled."""
+        """Number of tokens sampled so far in the row."""
         return sum(turn.end - turn.start for turn in self.row.turns)
 
 
 class Sessions:
-    """Sessions by name, each a list of rows that share one reward.
+    """Sessions by name. The rows of a session share one reward.
 
-    A request extends the row whose messages, replies included, it begins with: only what is new is rendered. Any other
-    request is a branch, a row of its own that begins with what the request shows.
+    If a request begins with all messages of a row, including replies, it extends this row, and only the new messages
+    are rendered. Any other request starts a new row of the session (a branch) whose prompt is the whole request.
+
+    Args:
+        chat: chat format of the model.
 
     Attributes:
-        done: (rows, reward) of the sessions that have one, in the order of their rewards.
+        done: (rows, reward) of the rewarded sessions, in the order of the rewards.
     """
 
     def __init__(self, chat: Chat) -> None:
         self._chat, self._stitcher = chat, ChatStitcher(chat)
         self._rows: dict[str, list[SessionRow]] = {}
-        self._asked, self._waiting = Counter[str](), Counter[str]()
+        self._requests, self._waiting = Counter[str](), Counter[str]()
         self._labels, self._opened = dict[str, str](), 0
         self._ended: dict[str, None] = {}
         self.done: list[tuple[list[SessionRow], float]] = []
 
     @property
     def live(self) -> int:
-        """Number of sessions with a reply and without a reward."""
+        """Number of sessions that have a reply and no reward yet."""
         return len(self._rows)
 
-    def request_turn(self, name: str, messages: list[ChatMessage], tools: Tools = ()) -> TurnRequest:
-        """Return what a request asks for. Nothing changes before `begin`, so that a request may still be refused.
+    def prepare(self, name: str, messages: list[ChatMessage], tools: Tools = ()) -> TurnRequest:
+        """Return the request for a turn. It changes no state, so the caller can still refuse it; `begin` starts it.
 
         Args:
-            name: of the session; empty: that of the row it extends, or a new one that nobody can guess.
+            name: name of the session; "": that of the row that the request extends, or a new random name.
+            messages: all messages of the conversation.
+            tools: tools for the chat template.
         Raises:
             DataError: the messages cannot be rendered.
             SessionConflictError: the session has its reward, or there are too many without one.
@@ -117,26 +123,26 @@ class Sessions:
     def _found(
         self, name: str, row: SessionRow, messages: list[ChatMessage], new: list[int], unnamed: bool = False
     ) -> TurnRequest:
-        # What is drawn depends on the name that a program gives, but not on one that is random.
+        # The stream depends on names that programs choose, but not on random names.
         label = f"unnamed {self._opened}" if unnamed else self._labels.get(name, name)
-        return TurnRequest(name, row, messages, new, label, derive_seed(0, label, self._asked[name] + 1))
+        return TurnRequest(name, row, messages, new, label, derive_seed(0, label, self._requests[name] + 1))
 
     def begin(self, turn: TurnRequest) -> None:
-        """Have the row wait for its reply: until then no other request extends it."""
+        """Mark the row as busy. No other request extends it until `add_reply` or `cancel`."""
         turn.row.busy = True
         if turn.session not in self._labels:
             self._labels[turn.session] = turn.label
             self._opened += 1
-        self._asked[turn.session] += 1
+        self._requests[turn.session] += 1
         self._waiting[turn.session] += 1
 
-    def forget(self, turn: TurnRequest) -> None:
-        """Have the row as it was before the request, whose program has gone away."""
+    def cancel(self, turn: TurnRequest) -> None:
+        """Drop a request whose program has closed its connection. The row is as before the request."""
         turn.row.busy = False
         self._waiting[turn.session] -= 1
 
-    def say(self, turn: TurnRequest, completion: Completion) -> str:
-        """Take the turn that was sampled; return its text."""
+    def add_reply(self, turn: TurnRequest, completion: Completion) -> str:
+        """Add the sampled reply to the row, and return its text."""
         row, text = turn.row, self._chat.decode(completion.ids)
         row.observe(turn.new)
         row.add_turn(completion)
@@ -148,19 +154,19 @@ class Sessions:
         return text
 
     def reward(self, name: str, value: float) -> int:
-        """End a session; return how many rows it has.
+        """Set the reward of a session, which ends it, and return the number of its rows.
 
         Raises:
             KeyError: there is no session of this name.
-            SessionConflictError: it has its reward already, or one of its requests has no answer yet.
+            SessionConflictError: the session has its reward already, or one of its requests has no answer yet.
         """
         if name in self._ended:
             raise SessionConflictError(f"the session {name} has its reward already")
         if self._waiting[name]:
             raise SessionConflictError(f"a request of the session {name} has no answer yet: reward it afterwards")
         rows = self._rows.pop(name)
-        for known in (self._asked, self._waiting, self._labels):
-            known.pop(name, None)
+        for by_session in (self._requests, self._waiting, self._labels):
+            by_session.pop(name, None)
         self._ended[name] = None
         if len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -168,7 +174,10 @@ class Sessions:
         return len(rows)
 
     def take(self, count: int) -> list[Rollout]:
-        """Return the rows of the first `count` sessions that are done, as rollouts. The group is the first prompt's."""
+        """Remove the first `count` rewarded sessions and return their rows as rollouts.
+
+        Sessions whose first rows have the same prompt form a group.
+        """
         several, self.done = self.done[:count], self.done[count:]
         prompts = list(dict.fromkeys(rows[0].prompt.text for rows, _ in several))
         groups = [prompts.index(rows[0].prompt.text) for rows, _ in several]
@@ -181,7 +190,11 @@ class Sessions:
 
 
 def plain_messages(given: Sequence[object]) -> list[ChatMessage]:
-    """Messages of the OpenAI format as role and text; ValueError for a part that is not text."""
+    """Convert messages of the OpenAI format to role and text.
+
+    Raises:
+        ValueError: there are no messages, or one has another form or a part that is not text.
+    """
     found: list[ChatMessage] = []
     for one in given:
         match one:

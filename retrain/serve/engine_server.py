@@ -1,4 +1,4 @@
-"""A server of an engine for a run: what the engine that samples from servers needs."""
+"""`retrain serve FILE`: start a vLLM server from which a run can sample."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ from retrain.system.lock import exclusive
 from retrain.system.model_paths import RANDOM_MODEL, model_location
 
 _PORT = 8000
+"""Default port."""
 _PROBE_S = 5.0
+"""Timeout of the connection that tests whether a port is in use, in seconds."""
 
 
 def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[str], None]) -> None:
-    """Start a server for the model of a configuration, and wait until the server ends or this process is asked to stop.
+    """Start a server for the model of a configuration, and wait until the server ends or a signal stops this process.
 
     Args:
-        host: what it listens on; anything but loopback opens its endpoints that replace weights, which ask for no key.
-        port: unset: that of the first of the configured urls that is free, or 8000.
+        loaded: the configuration.
+        host: address to listen on. If it is not loopback, other machines reach the endpoints that replace weights,
+            which need no key.
+        port: port to listen on; None: the first free port of the configured urls, or 8000.
         ready: called with the address once the server answers.
     Raises:
         MissingExtraError: vLLM is not installed.
-        EngineError: the server cannot be started, or ended by itself.
+        EngineError: no port is free, or the server cannot be started or ended by itself.
     """
     bound, config = loaded.components.named("engine", ENGINE), loaded.config
-    assert bound is not None, "built in"
+    assert bound is not None, "the engine is built in"
     bound.component.require_extra()
     import torch
 
@@ -49,13 +53,13 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
     table: dict[str, Any] = loaded.tables.get(ENGINE, {})
     urls = [urlsplit(url).port or _PORT for url in table.get("urls", ())]
     written = bound.params["dtype"]
-    # The trainer's type, judged by this machine: both are to multiply alike.
-    place = torch.device("cpu" if cpu or config.training.device == "cpu" else "cuda")
-    kind = resolved(written, product_dtype(config, place))
-    adapter = config.model.lora if by_itself(table.get("lora"), written, kind, cpu) else None
+    # The trainer's data type, assuming that it runs on a machine like this one: both must multiply in the same type.
+    device = torch.device("cpu" if cpu or config.training.device == "cpu" else "cuda")
+    dtype = resolved(written, product_dtype(config, device))
+    adapter = config.model.lora if by_itself(table.get("lora"), written, dtype, cpu) else None
     options, variables = weight_options(table.get("transfer", "file"), None if adapter is None else adapter.r)
     if key := key_from(table.get("api_key_env", "")):
-        variables["VLLM_API_KEY"] = key  # not an option, which `ps` shows
+        variables["VLLM_API_KEY"] = key  # an option would be visible in `ps`
     ports = [port] if port else urls or [_PORT]
     with tempfile.TemporaryDirectory(prefix="retrain-serve-") as folder, free_port(ports, host) as port:
         more = {
@@ -66,13 +70,13 @@ def serve(loaded: LoadedConfig, host: str, port: int | None, ready: Callable[[st
             **options,
         }
         arguments = command(
-            {**bound.params, "dtype": kind}, _model(loaded, Path(folder)), config.training.seed, cpu, more
+            {**bound.params, "dtype": dtype}, _model(loaded, Path(folder)), config.training.seed, cpu, more
         )
         run_server(arguments, address(host, port), cpu, ready, variables)
 
 
 def _model(loaded: LoadedConfig, folder: Path) -> str:
-    """Path or name from which a server reads the model; builtin:tiny is written out, untrained."""
+    """Return the path or name from which a server loads the model. "builtin:tiny" is saved to `folder` untrained."""
     path = loaded.config.model.path
     if path != RANDOM_MODEL:
         return model_location(path)
@@ -84,15 +88,20 @@ def _model(loaded: LoadedConfig, folder: Path) -> str:
 
 @contextmanager
 def free_port(ports: Sequence[int], host: str) -> Generator[int]:
-    """The first of these ports that nobody listens on, or is about to: a server takes a while until it does.
+    """Reserve the first free port, with a lock file that other calls respect, because servers start slowly.
 
+    Args:
+        ports: ports to try, in order.
+        host: address to listen on.
+    Yields:
+        A port on which no process listens, and which no other call has reserved.
     Raises:
-        EngineError: none of them is free, or it cannot be said that one is taken.
+        EngineError: no port is free, or a port cannot be reserved.
     """
     for port in ports:
-        with ExitStack() as claim:
+        with ExitStack() as reservation:
             try:
-                claim.enter_context(exclusive(_claim(port)))
+                reservation.enter_context(exclusive(_lock_file(port)))
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -105,10 +114,14 @@ def free_port(ports: Sequence[int], host: str) -> Generator[int]:
     raise EngineError(f"port {', '.join(map(str, ports))} of {host} is in use; name another one with --port")
 
 
-def _claim(port: int) -> Path:
-    """This user's file for the port, which is locked by whoever takes the port.
+def _lock_file(port: int) -> Path:
+    """Return the path of this user's lock file for a port.
 
-    Everybody can write where temporary files are: what somebody else has put there is not opened.
+    Every user can write to the directory of temporary files. The subdirectory must therefore belong to this user, so
+    that no file of another user is opened.
+
+    Raises:
+        PermissionError: the subdirectory belongs to another user or is not a directory.
     """
     folder = Path(tempfile.gettempdir()) / f"retrain-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -119,6 +132,7 @@ def _claim(port: int) -> Path:
 
 
 def _listens(host: str, port: int) -> bool:
+    """Return True if a process accepts connections at the port."""
     try:
         socket.create_connection((host, port), _PROBE_S).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""The HTTP of an endpoint as an ASGI application: whom it answers, what it reads, and for how long."""
+"""HTTP layer of an endpoint as an ASGI application: access control, size limits and timeouts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 from retrain.system.http_client import address, is_loopback
 
 _BODY_S = 60.0
-"""Time for a whole request to arrive."""
+"""Seconds in which a whole request must arrive."""
 _DISCARDED = 1 << 26
-"""Bytes that are read of a request that is refused, so that its program gets the answer."""
+"""Largest number of bytes to read from a refused request; a client reads the answer only after it has sent the body."""
 _HELD = 1 << 28
-"""Bytes of all requests that are arriving."""
+"""Largest total number of bytes of arriving requests that are held in memory."""
 _LONGEST_NAME = 256
-"""Characters of a session's name, which is remembered."""
+"""Largest number of characters of a session's name."""
 _READ = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"origin", b"x-session-id"})
-"""Headers that decide about a request."""
+"""Headers that this module interprets."""
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 JsonObject = dict[str, Any]
@@ -33,11 +33,12 @@ _Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class RefusedError(Exception):
-    """A request that gets an error for an answer.
+    """A request is answered with an error.
 
-    Attributes:
-        status: of HTTP.
-        close: the connection cannot be used again.
+    Args:
+        status: HTTP status code.
+        message: text of the error.
+        close: True if the connection must be closed.
     """
 
     def __init__(self, status: int, message: str, close: bool = False) -> None:
@@ -45,22 +46,23 @@ class RefusedError(Exception):
         super().__init__(message)
 
     def json(self) -> JsonObject:
-        """Return the error as OpenAI's clients read it."""
+        """Return the error in the format of the OpenAI API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "code": self.status}}
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where an endpoint listens, and whom it answers.
+    """The address of an endpoint, and access control for its requests.
 
-    A page that a browser of this machine shows can send requests here, and the page's own host name can lead here (DNS
-    rebinding). The first is refused by its `Origin` or its media type, the second by its `Host`.
+    A web page in a browser on this machine can send requests to the endpoint; they are refused because of their
+    `Origin` or media type. The page's own host name can also resolve to this machine (DNS rebinding); such requests are
+    refused because of their `Host`.
 
     Attributes:
-        host: name or address that it listens on.
-        port: 0 takes a free one.
-        key: what `Authorization: Bearer` must say; "" asks for none.
+        host: name or address to listen on.
+        port: port to listen on; 0: any free port.
+        key: API key that `Authorization: Bearer` must contain; "": no key is needed.
     """
 
     host: str
@@ -68,19 +70,19 @@ class Access:
     key: str = ""
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raise `RefusedError` for a request by a web page, under a foreign name, or without the key."""
+        """Raise `RefusedError` for a request from a web page, with another host name, or without the key."""
         if not self._is_own(b"//" + headers.get(b"host", b"")):
-            raise RefusedError(403, f"the Host is neither loopback nor {self.host}")
+            raise RefusedError(403, f"the Host header is neither loopback nor {self.host}")
         if b"origin" in headers and not self._is_own(headers[b"origin"].partition(b":")[2]):
-            raise RefusedError(403, "requests of other web pages are refused")
+            raise RefusedError(403, "requests from other web pages are refused")
         given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
         if self.key and not hmac.compare_digest(given, self.key.encode()):
             raise RefusedError(401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
 
     def _is_own(self, place: bytes) -> bool:
-        """Return true for `//host:port` with loopback or the host that is listened on.
+        """Return True if the host of `//host:port` is loopback or the host that the endpoint listens on.
 
-        An endpoint on all addresses of the machine has each of them, and the machine's name.
+        For an endpoint on all addresses, every IP address and the machine's name are accepted.
         """
         host = ""
         with suppress(ValueError):
@@ -94,10 +96,10 @@ class HttpCall(NamedTuple):
     """A request that has arrived.
 
     Attributes:
-        path: decoded, without the query.
-        session: that the header X-Session-ID names, or "".
-        body: {} of a GET.
-        gone: done once the program has closed its connection, or its half of it.
+        path: decoded path without the query.
+        session: value of the header X-Session-ID, or "".
+        body: JSON body; {} for a GET.
+        gone: future that is done once the client has closed its connection, or its sending side.
     """
 
     path: str
@@ -110,10 +112,10 @@ class HttpApp:
     """An ASGI application that answers JSON with JSON.
 
     Args:
-        answer: returns the answer to a call, or raises `RefusedError`. Its result is dropped if the program is gone.
-        method: returns the method that a path takes, or "" if there is no such path.
-        access: whom it answers.
-        max_bytes: of a request.
+        answer: returns the answer to a call, or raises `RefusedError`. The answer is dropped if the client is gone.
+        method: returns the HTTP method of a path, or "" for an unknown path.
+        access: access control.
+        max_bytes: largest size of a request's body.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class HttpApp:
     async def _answered(
         self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes], receive: _Receive
     ) -> JsonObject:
+        """Return the answer to a request. A refused request is read first, unless its connection must be closed."""
         refusal = None
         try:
             self._check(scope, headers)
@@ -165,28 +168,28 @@ class HttpApp:
             gone.cancel()
 
     def _check(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
-        """Raise `RefusedError` for what is refused unread."""
+        """Raise `RefusedError` for a request that is refused because of its headers, path or method."""
         if int(headers.get(b"content-length", 0)) > _DISCARDED:
             raise self._too_long(close=True)
         has_body = {b"content-length", b"transfer-encoding"} & {*headers}
-        if len(has_body) > 1:  # servers and proxies differ about where such a request ends
+        if len(has_body) > 1:  # servers and proxies disagree about the end of such a request
             raise RefusedError(400, "Content-Length and Transfer-Encoding exclude each other", close=True)
         if scope["method"] != "POST" and has_body:
-            raise RefusedError(400, f"a {scope['method']} has no body", close=True)
+            raise RefusedError(400, f"a {scope['method']} must have no body", close=True)
         self._access.check(headers)
         method = self._method(scope["path"])
         if method != scope["method"]:
             raise (
-                RefusedError(405, f"this page takes a {method}")
+                RefusedError(405, f"this path needs the method {method}")
                 if method
-                else RefusedError(404, "there is no such page")
+                else RefusedError(404, "there is no such path")
             )
         media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if method == "POST" and media != b"application/json":
             raise RefusedError(415, "the Content-Type is not application/json")
 
     async def _body(self, receive: _Receive, max_bytes: int) -> JsonObject:
-        """Return the JSON of a request; what is longer than `max_bytes` is read and discarded."""
+        """Return the JSON body of a request; a body longer than `max_bytes` is read, discarded and refused."""
         content, size, more = bytearray(), 0, True
         try:
             async with asyncio.timeout(_BODY_S):
@@ -202,12 +205,12 @@ class HttpApp:
                         content += part
                         self._held += len(part)
                     if self._held > _HELD:
-                        raise RefusedError(503, "too much is being sent at the same time", close=True)
+                        raise RefusedError(503, "too many bytes are arriving at the same time", close=True)
             if size > max_bytes > 0:
                 raise self._too_long()
             return {} if not content else await asyncio.to_thread(_json_object, content)
         except TimeoutError:
-            raise RefusedError(408, f"the request has not arrived within {_BODY_S:g} seconds", close=True) from None
+            raise RefusedError(408, f"the request did not arrive within {_BODY_S:g} seconds", close=True) from None
         finally:
             self._held -= len(content)
 
@@ -216,7 +219,7 @@ class HttpApp:
 
 
 def _single(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return headers by name; `RefusedError` if one that decides about the request is given twice."""
+    """Return headers by name; `RefusedError` if one of `_READ` is given twice."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _READ and name in found:

@@ -1,4 +1,4 @@
-"""An ASGI application behind uvicorn in a thread of its own."""
+"""Serve an ASGI application with uvicorn in a separate thread."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from retrain.serve.http_app import Access, HttpApp
 from retrain.system.http_client import address
 
 _REQUEST_S = 60
-"""Time for the header of the first or next request of a connection."""
+"""Seconds in which the headers of a connection's first or next request must arrive."""
 _LEAVE_S = 5
-"""Time for answers under way when the server ends."""
+"""Seconds in which requests in progress can be answered when the server ends."""
 _MOST_CONNECTIONS = 4096
+"""Largest number of concurrent connections."""
 
 
 class HttpServer:
     """Listens for requests until it is closed.
 
     Args:
-        access: where it listens.
+        app: application that answers requests.
+        access: address and port to listen on.
+
     Attributes:
-        url: its address.
+        url: address of the server.
+
     Raises:
-        EngineError: the port cannot be had.
+        EngineError: the port is in use, or cannot be opened.
     """
 
     def __init__(self, app: HttpApp, access: Access) -> None:
@@ -39,10 +43,10 @@ class HttpServer:
         try:
             listening = socket.create_server((access.host, access.port), family=family, backlog=1024)
         except OSError as error:
-            problem = f"port {access.port} of {access.host} cannot be had ({error})"
+            problem = f"port {access.port} of {access.host} cannot be opened ({error})"
             raise EngineError(f"{problem}; name another one with --port or --serve") from error
         self.url = address(access.host, listening.getsockname()[1])
-        # The run needs files, too.
+        # Half of the file descriptors are left to the run.
         most = min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         settings = Config(
             app,
@@ -62,13 +66,13 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more requests; those that are answered within five seconds still are."""
+        """Accept no more requests, and wait up to five seconds for those in progress."""
         self._server.should_exit = True
         self._thread.join(2 * _LEAVE_S)
 
 
 def _connection(most: int) -> type[H11Protocol]:
-    """Return uvicorn's protocol for at most so many connections, each with a deadline for every request's header."""
+    """Return uvicorn's protocol with a limit on connections, and a deadline for the headers of every request."""
 
     class Connection(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:
@@ -82,10 +86,10 @@ def _connection(most: int) -> type[H11Protocol]:
             self._expect_request()
 
         def _expect_request(self) -> None:
-            # uvicorn's own deadline ends with the first byte, which may be the last for long.
-            self.loop.call_later(_REQUEST_S, self._end_unless_asked, self.cycle)
+            # uvicorn's own timeout ends with the first byte, so a client could send one byte and hold the connection.
+            self.loop.call_later(_REQUEST_S, self._close_if_idle, self.cycle)
 
-        def _end_unless_asked(self, last: Any) -> None:
+        def _close_if_idle(self, last: Any) -> None:
             if self.cycle is last and (last is None or last.response_complete):
                 self.transport.close()
 

@@ -1,4 +1,4 @@
-"""A policy behind an OpenAI-compatible address: programs talk to it, and their conversations become episodes."""
+"""An OpenAI-compatible API for a policy. The conversations of programs with the policy become episodes."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from retrain.system.model_paths import positions
 from retrain.types import Completion, Request, Rollout, fits_float32
 
 _POLL_S, _LINGER_S, _SILENCE_S = 0.2, 0.005, 30.0
-"""Seconds between looks at whether the run ends, to wait for requests that come together, and without a request before
-a training run says so."""
+"""Seconds between checks for the end of the run; to wait for simultaneous requests, which are sampled together; and
+without a request before a training run prints a message."""
 _OVERHEAD, _LONGEST = 1 << 20, 1 << 25
-"""Bytes of a request besides its text, and of the longest text that any model has room for."""
+"""Bytes allowed in a request besides its text; upper bound on the bytes of its text for any model."""
 _CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
 _SESSIONS, _REWARD = "/v1/sessions/", "/reward"
 
 _FIELDS = dict(model=str, messages=list, tools=list, stream=bool, n=int, max_completion_tokens=int, max_tokens=int)
-_CALLED = {str: "a string", list: "a list", bool: "true or false", int: "a whole number"}
-"""Types of the fields of a request that are read, unless they are null, and what the types are called."""
+"""Fields of a request that are read, and their types; every field may be null."""
+_TYPE_NAMES = {str: "a string", list: "a list", bool: "true or false", int: "a whole number"}
+"""Names of the types in error messages."""
 
 _T = TypeVar("_T")
 
 
-class _Turn(NamedTuple):
-    """A request that has been tokenized. Its completion is cancelled if nobody waits for it."""
+class _QueuedTurn(NamedTuple):
+    """A tokenized request. Its completion is cancelled if the client closes its connection."""
 
-    origin: TurnRequest
+    turn: TurnRequest
     request: Request
     completion: Future[Completion]
 
@@ -54,19 +55,20 @@ class _Turn(NamedTuple):
 class PolicyEndpoint:
     """Serves `/v1/models`, `/v1/chat/completions` and `/v1/sessions/NAME/reward`.
 
-    Requests are read in the thread of the server and tokenized in another. They wait in a queue, from which the thread
-    that calls `work` takes them: all that wait are sampled in one call, and none while that thread makes an update.
+    Requests are read in the server's thread and tokenized in another one. They wait in a queue until the thread that
+    calls `work` samples all waiting requests in one call. While that thread updates the policy, requests wait.
 
     Args:
-        context: of a run, whose sampler has its weights.
-        access: where it listens, and whom it answers.
-        episodes: a file to append every episode to, as a JSON row.
-        patience_s: without a request, after which a training run ends.
+        context: the run; its sampler must have weights.
+        access: address to listen on, and access control.
+        episodes: file to which every episode is appended as a JSON row; None: episodes are kept for `rollouts`.
+        patience_s: seconds without a request after which `work` raises EngineError.
 
     Attributes:
-        url: its address.
+        url: address of the endpoint.
+
     Raises:
-        EngineError: the port cannot be had.
+        EngineError: the port is in use, or cannot be opened.
         MissingExtraError: uvicorn is not installed.
         StorageError: the file of episodes cannot be written.
     """
@@ -78,10 +80,10 @@ class PolicyEndpoint:
         from retrain.serve.http_server import HttpServer
 
         self._context, self._episodes, self._patience_s = context, episodes, patience_s
-        # A tokenizer is not for two threads.
+        # A tokenizer is not thread-safe, so the sessions have a copy.
         self._sessions = Sessions(replace(context.chat, tokenizer=copy.deepcopy(context.chat.tokenizer)))
         self._token_chars = max(map(len, context.chat.tokenizer.get_vocab()), default=1)
-        self._turns, self._sessions_thread = SimpleQueue[_Turn | None](), ThreadPoolExecutor(1, "sessions")
+        self._turns, self._sessions_thread = SimpleQueue[_QueuedTurn | None](), ThreadPoolExecutor(1, "sessions")
         self._record([])
         self._sampling = train_sampling(
             context.config, context.loaded.stop_ids, derive_seed(context.config.training.seed, "endpoint")
@@ -93,19 +95,19 @@ class PolicyEndpoint:
 
     @property
     def _room(self) -> float:
-        """Tokens of a conversation with its reply."""
+        """Largest number of tokens of a conversation including its reply."""
         return min(positions(self._context.loaded.model), self._context.sampler.room)
 
     @property
     def _max_chars(self) -> float:
-        """Characters of a conversation that may have so few tokens."""
+        """Largest number of characters that `_room` tokens can have."""
         return self._room * self._token_chars
 
     def work(self, count: float = math.inf) -> None:
-        """Sample for programs until `count` sessions have a reward.
+        """Sample replies until `count` sessions have a reward.
 
         Raises:
-            EngineError: the run is to stop, or nobody has asked anything for too long.
+            EngineError: `request_stop` was called, or no request arrived for `patience_s` seconds.
             StorageError: an episode cannot be written.
         """
         began, warned = time.monotonic(), False
@@ -113,7 +115,7 @@ class PolicyEndpoint:
             if self._failure:
                 raise self._failure[0]
             if self._over.is_set():
-                raise EngineError("no more episodes are waited for")
+                raise EngineError("stopped while waiting for episodes")
             if turns := self._waiting():
                 self._sample(turns)
             silent = time.monotonic() - max(began, self._received)
@@ -124,12 +126,13 @@ class PolicyEndpoint:
                 self._context.observe("message", {"text": f"{self._silence(count, silent)} (Ctrl-C ends the run)"})
             warned = late
 
-    def _waiting(self) -> list[_Turn]:
-        """Return the turns that wait, after a moment for those that come together; none from behind a reward.
+    def _waiting(self) -> list[_QueuedTurn]:
+        """Wait for a turn and return it with those that arrive shortly after it; [] if none arrives in `_POLL_S`.
 
-        A reward may be the last one of a step, and what is asked after it is for the next weights.
+        Turns that arrived after a reward are left in the queue: the reward may be the last one of a step, and later
+        turns must be sampled with the next weights.
         """
-        found: list[_Turn | None] = []
+        found: list[_QueuedTurn | None] = []
         with suppress(Empty):
             found.append(self._turns.get(timeout=_POLL_S))
             time.sleep(_LINGER_S if found[-1] else 0)
@@ -137,7 +140,8 @@ class PolicyEndpoint:
                 found.append(self._turns.get_nowait())
         return [turn for turn in found if turn is not None and turn.completion.set_running_or_notify_cancel()]
 
-    def _sample(self, turns: Sequence[_Turn]) -> None:
+    def _sample(self, turns: Sequence[_QueuedTurn]) -> None:
+        """Sample the replies of turns; if sampling fails, answer all of them with the error and raise it."""
         try:
             for turn, [completion] in zip(
                 turns, self._context.sampler.sample([turn.request for turn in turns], self._sampling), strict=True
@@ -155,22 +159,22 @@ class PolicyEndpoint:
     def _silence(self, count: float, seconds: float) -> str:
         done, live = len(self._sessions.done), self._sessions.live
         return (
-            f"no program has asked {self.url}/v1 anything for {seconds:.3g} s: {done} of the {count:g} sessions of "
-            f"this step have a reward, and {live} have none yet"
+            f"{self.url}/v1 has received no request for {seconds:.3g} s: {done} of the {count:g} sessions of this step "
+            f"have a reward, and {live} have none yet"
         )
 
     def rollouts(self) -> list[Rollout]:
-        """Return the episodes of a step: as many sessions as it has rows, once all of them have a reward."""
+        """Wait until as many sessions as a step has rows have a reward, and return their episodes."""
         count = self._context.prompts * self._context.config.training.group_size
         self.work(count)
         return self._sessions_thread.submit(self._sessions.take, count).result()
 
     def request_stop(self) -> None:
-        """Wait for no more requests. From a signal handler."""
+        """Make `work` raise EngineError soon. Safe to call from a signal handler."""
         self._over.set()
 
     def close(self) -> None:
-        """Take no more requests, and refuse those that wait."""
+        """Accept no more requests, and refuse those that wait."""
         self._over.set()
         self._refuse_all()
         self._server.close()
@@ -183,44 +187,46 @@ class PolicyEndpoint:
                     turn.completion.set_exception(_ended())
 
     async def _answer(self, call: HttpCall) -> JsonObject:
-        """Return the answer to a request, in the thread of the server."""
+        """Return the answer to a request. Called in the server's thread."""
         if self._over.is_set():
             raise _ended()
         self._received = time.monotonic()
         if call.path == _MODELS:
-            known = {"id": "policy", "object": "model", "created": 0, "owned_by": "retrain"}
-            return {"object": "list", "data": [known]}
+            model = {"id": "policy", "object": "model", "created": 0, "owned_by": "retrain"}
+            return {"object": "list", "data": [model]}
         return await (self._completed(call) if call.path == _CHAT else self._rewarded(call))
 
     async def _completed(self, call: HttpCall) -> JsonObject:
-        turn = await self._with_sessions(self._turn, call.session, call.body)
-        self._turns.put(turn)
-        if self._over.is_set():  # asked only now: `close` may have missed this turn
+        """Answer a chat request once its reply is sampled; cancel it if the client closes its connection."""
+        queued = await self._with_sessions(self._turn, call.session, call.body)
+        self._turns.put(queued)
+        if self._over.is_set():  # `close` may have refused waiting turns before this one was queued
             self._refuse_all()
-        completed = asyncio.wrap_future(turn.completion)
+        completed = asyncio.wrap_future(queued.completion)
         await asyncio.wait([completed, call.gone], return_when=asyncio.FIRST_COMPLETED)
         try:
             if call.gone.done():
-                turn.completion.cancel()
-                raise RefusedError(499, "nobody waits for this answer")
+                queued.completion.cancel()
+                raise RefusedError(499, "the client has closed its connection")
             completion = completed.result()
         except RefusedError:
-            await self._with_sessions(self._sessions.forget, turn.origin)
+            await self._with_sessions(self._sessions.cancel, queued.turn)
             raise
-        text = await self._with_sessions(self._sessions.say, turn.origin, completion)
-        sizes = {"prompt_tokens": len(turn.request.ids), "completion_tokens": len(completion.ids)}
+        text = await self._with_sessions(self._sessions.add_reply, queued.turn, completion)
+        sizes = {"prompt_tokens": len(queued.request.ids), "completion_tokens": len(completion.ids)}
         choice = {"index": 0, "message": {"role": "assistant", "content": text}}
         return {
-            "id": f"chatcmpl-{turn.origin.session}",
+            "id": f"chatcmpl-{queued.turn.session}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": call.body.get("model") or "policy",
             "choices": [{**choice, "finish_reason": completion.finish_reason}],
             "usage": {**sizes, "total_tokens": sum(sizes.values())},
-            "session": turn.origin.session,
+            "session": queued.turn.session,
         }
 
     async def _rewarded(self, call: HttpCall) -> JsonObject:
+        """Store the reward of a session, and return the number of its rows."""
         value, name = call.body.get("reward"), call.path.removeprefix(_SESSIONS).removesuffix(_REWARD)
         if isinstance(value, bool) or not isinstance(value, int | float) or not fits_float32(value):
             raise RefusedError(400, "reward must be a finite number that fits float32")
@@ -229,7 +235,7 @@ class PolicyEndpoint:
         return {"session": name, "rows": rows}
 
     async def _with_sessions(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Return the result of a function of sessions, which one thread has; `RefusedError` if it raises."""
+        """Call a function in the only thread that accesses sessions; its exceptions become `RefusedError`."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._sessions_thread, function, *arguments)
         except (DataError, ValueError, TypeError) as error:
@@ -241,31 +247,36 @@ class PolicyEndpoint:
         except RetrainError as error:
             self._failure.append(error)
             raise RefusedError(500, masked(f"the run has failed: {error}")) from None
-        except Exception as error:  # a tokenizer may raise anything
+        except Exception as error:  # a tokenizer may raise any exception
             raise RefusedError(500, masked(f"{type(error).__name__}: {error}")) from None
 
-    def _turn(self, session: str, body: Mapping[str, Any]) -> _Turn:
-        """Return what a request asks for; ValueError if it wants what there is not, or no token is left."""
+    def _turn(self, session: str, body: Mapping[str, Any]) -> _QueuedTurn:
+        """Tokenize a request and begin its turn.
+
+        Raises:
+            ValueError: the request is invalid, or leaves no token for a reply.
+            DataError, SessionConflictError: as for `Sessions.prepare`.
+        """
         training = self._context.config.training
         wanted = _tokens(body) or training.max_tokens
         messages, tools = plain_messages(body.get("messages") or ()), body.get("tools") or ()
         self._check_length(messages, tools)
-        origin = self._sessions.request_turn(session, messages, tools)
-        context = origin.context
+        turn = self._sessions.prepare(session, messages, tools)
+        context = turn.context
         if not context:
             raise ValueError("the messages have no tokens")
         room = self._room - len(context)
-        most = int(min(wanted, training.max_tokens - origin.sampled, room))
+        most = int(min(wanted, training.max_tokens - turn.sampled, room))
         if most < 1:
             raise ValueError(
-                f"context_length_exceeded: the episode has sampled {origin.sampled} of [training] max_tokens = "
+                f"context_length_exceeded: the episode has sampled {turn.sampled} of [training] max_tokens = "
                 f"{training.max_tokens}, and the model has room for {room:g} more tokens"
             )
-        self._sessions.begin(origin)
-        return _Turn(origin, Request(context, 1, most, origin.stream), Future())
+        self._sessions.begin(turn)
+        return _QueuedTurn(turn, Request(context, 1, most, turn.stream), Future())
 
     def _check_length(self, messages: Sequence[ChatMessage], tools: Sequence[Any]) -> None:
-        """Refuse before it is tokenized what cannot fit however few tokens it has."""
+        """Raise ValueError, before tokenization, for messages that cannot fit even with the fewest possible tokens."""
         chars = sum(len(one["role"]) + len(one["content"]) for one in messages) + len(
             json.dumps(tools) if tools else ""
         )
@@ -288,7 +299,7 @@ class PolicyEndpoint:
 
 
 def _method(path: str) -> str:
-    """Return the method that a path takes, or ""."""
+    """Return the HTTP method of a path, or "" for an unknown path."""
     if path == _CHAT or (path.startswith(_SESSIONS) and path.endswith(_REWARD)):
         return "POST"
     return "GET" if path.rstrip("/") == _MODELS else ""
@@ -299,12 +310,12 @@ def _ended() -> RefusedError:
 
 
 def _tokens(body: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a request wants at most; ValueError if a field of it is not what it has to be."""
+    """Return the token limit of a request, or None without one; ValueError if a field is invalid."""
     for name, kind in _FIELDS.items():
         if body.get(name) is not None and type(body[name]) is not kind:
-            raise ValueError(f"{name} is not {_CALLED[kind]}")
+            raise ValueError(f"{name} is not {_TYPE_NAMES[kind]}")
     if body.get("stream") or body.get("n") not in (1, None):
-        raise ValueError("one completion is given, in one piece: leave out stream and n")
+        raise ValueError("only a single completion without streaming is supported: leave out stream and n")
     given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     if min(given, default=1) < 1:
         raise ValueError("max_tokens is below 1")
@@ -313,7 +324,7 @@ def _tokens(body: Mapping[str, Any]) -> int | None:
 
 @contextmanager
 def source_of_episodes(context: RunContext, access: Access, patience_s: float = math.inf) -> Generator[None]:
-    """Have the run train on the episodes of an endpoint while this lasts."""
+    """Train the run on the episodes of an endpoint while the context is open."""
     endpoint = context.source = PolicyEndpoint(context, access, None, patience_s)
     context.observe("message", {"text": f"the policy answers at {endpoint.url}/v1"})
     try:

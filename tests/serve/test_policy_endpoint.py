@@ -51,7 +51,7 @@ def spoken(*ids):
 
 def begun(sessions, name, messages):
     """A request that is not refused."""
-    asked = sessions.request_turn(name, messages)
+    asked = sessions.prepare(name, messages)
     sessions.begin(asked)
     return asked
 
@@ -59,19 +59,19 @@ def begun(sessions, name, messages):
 def test_a_request_extends_its_session_or_is_a_branch():
     sessions = Sessions(CHAT)
     first = begun(sessions, "s", [user("abc")])
-    assert sessions.say(first, spoken(2, 3)) == CHAT.decode([2, 3])
+    assert sessions.add_reply(first, spoken(2, 3)) == CHAT.decode([2, 3])
     reply = {"role": "assistant", "content": CHAT.decode([2, 3])}
     second = begun(sessions, "s", [user("abc"), reply, user("de")])
     assert second.row is first.row
     assert second.context == (*CHAT.prompt("abc").ids, 2, 3, END, *CHAT.encode("de"))
     beside = begun(sessions, "s", [user("abc"), reply, user("f")])
     assert beside.row is not first.row, "the row is waiting for another reply"
-    sessions.say(second, spoken(4))
-    sessions.say(beside, spoken(5))
+    sessions.add_reply(second, spoken(4))
+    sessions.add_reply(beside, spoken(5))
     other = begun(sessions, "s", [user("abc"), {"role": "assistant", "content": "never said"}, user("de")])
     assert other.row not in (first.row, beside.row)
     assert len({one.stream for one in (first, second, beside, other)}) == 4
-    sessions.say(other, spoken(6))
+    sessions.add_reply(other, spoken(6))
     assert sessions.reward("s", 0.75) == 3
     whole, branch, changed = sessions.take(1)
     assert [(turn.start, turn.end) for turn in whole.turns] == [(0, 3), (5, 7)]
@@ -86,9 +86,9 @@ def test_a_request_extends_its_session_or_is_a_branch():
 def test_without_a_name_a_session_is_found_by_what_was_said():
     sessions = Sessions(CHAT)
     first, second = (begun(sessions, "", [user("abc")]) for _ in range(2))
-    sessions.say(first, spoken(2))
-    sessions.say(second, spoken(3))
-    found = sessions.request_turn("", [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")])
+    sessions.add_reply(first, spoken(2))
+    sessions.add_reply(second, spoken(3))
+    found = sessions.prepare("", [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")])
     assert (found.session, found.row) == (first.session, first.row)
     assert len({first.session, second.session, begun(Sessions(CHAT), "", [user("abc")]).session}) == 3
     assert len(first.session) > 20, "nobody guesses it"
@@ -98,10 +98,10 @@ def test_draws_of_sessions_without_a_name_depend_on_their_order():
     def streams():
         sessions = Sessions(CHAT)
         first = begun(sessions, "", [user("abc")])
-        sessions.say(first, spoken(2))
+        sessions.add_reply(first, spoken(2))
         said = [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")]
         more = begun(sessions, "", said)
-        sessions.say(more, spoken(3))
+        sessions.add_reply(more, spoken(3))
         sessions.reward(first.session, 1.0)
         others = [begun(sessions, name, [user("abc")]) for name in ("s", "", "")]
         return [one.stream for one in (first, more, *others)]
@@ -118,18 +118,18 @@ def test_one_conversation_is_one_row_with_one_reward():
     first = begun(sessions, "s", [user("abc")])
     with pytest.raises(SessionConflictError, match="no answer yet"):
         sessions.reward("s", 1.0)
-    sessions.say(first, spoken(2))
+    sessions.add_reply(first, spoken(2))
     said = [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")]
     given_up = begun(sessions, "s", said)
     with pytest.raises(SessionConflictError, match="no answer yet"):
         sessions.reward("s", 1.0)
-    sessions.forget(given_up)
+    sessions.cancel(given_up)
     again = begun(sessions, "s", said)
     assert again.row is first.row
-    sessions.say(again, spoken(3))
+    sessions.add_reply(again, spoken(3))
     assert sessions.reward("s", 1.0) == 1
     with pytest.raises(SessionConflictError, match="has its reward"):
-        sessions.request_turn("s", [*said, user("e")])
+        sessions.prepare("s", [*said, user("e")])
     with pytest.raises(SessionConflictError, match="has its reward already"):
         sessions.reward("s", 0.0)
     assert len(sessions.take(2)) == 1
@@ -138,13 +138,13 @@ def test_one_conversation_is_one_row_with_one_reward():
 def test_a_request_that_is_not_begun_leaves_no_trace():
     def ends(*refused):
         sessions = Sessions(CHAT)
-        sessions.say(begun(sessions, "s", [user("abc")]), spoken(2))
+        sessions.add_reply(begun(sessions, "s", [user("abc")]), spoken(2))
         said = [user("abc"), {"role": "assistant", "content": CHAT.decode([2])}, user("d")]
         for name in refused:
-            sessions.request_turn(name, said)
-            sessions.request_turn(name, [user("x")])
+            sessions.prepare(name, said)
+            sessions.prepare(name, [user("x")])
         last = begun(sessions, "s", said)
-        sessions.say(last, spoken(3))
+        sessions.add_reply(last, spoken(3))
         new = begun(sessions, "", [user("y")])
         return last.stream, new.stream, sessions.reward("s", 1.0), sessions.live
 
@@ -156,7 +156,7 @@ def test_two_branches_that_say_the_same_are_two_rows():
     sessions = Sessions(CHAT)
     both = [begun(sessions, "s", [user("abc")]) for _ in range(2)]
     for one in both:
-        sessions.say(one, spoken(2))
+        sessions.add_reply(one, spoken(2))
     assert sessions.reward("s", 1.0) == 2
 
 
@@ -274,7 +274,7 @@ def answered(parts, ask, file=None, key=""):
     with ThreadPoolExecutor(1) as thread:
         found = thread.submit(asks)
         try:
-            with pytest.raises(EngineError, match="no more episodes"):
+            with pytest.raises(EngineError, match="stopped while waiting"):
                 endpoint.work()
             assert post(endpoint.url, TURN, {"messages": [user("a")]}, {"Authorization": f"Bearer {key}"})[0] == 503
         finally:
@@ -287,8 +287,8 @@ DEEP = 50_000
 BAD = [
     ({}, "no messages"),
     ({"messages": "x"}, "messages is not a list"),
-    ({"messages": [user("a")], "n": 2}, "one completion"),
-    ({"messages": [user("a")], "stream": True}, "one completion"),
+    ({"messages": [user("a")], "n": 2}, "single completion"),
+    ({"messages": [user("a")], "stream": True}, "single completion"),
     ({"messages": [user("a")], "max_tokens": "5"}, "max_tokens is not a whole number"),
     ({"messages": [user("a")], "max_tokens": -3}, "max_tokens is below 1"),
     ({"messages": [user("a")], "max_completion_tokens": 0}, "max_tokens is below 1"),
@@ -556,7 +556,7 @@ def test_a_run_that_nobody_talks_to_says_so_and_ends(toml, tmp_path):
     loaded = load(toml, [f'logging.dir="{tmp_path}/runs"'])
     with pytest.raises(EngineError, match=r"0 of the 4 sessions .* 1 have none yet; --patience"):
         run(loaded, Resume(), observe, around=lambda parts: source_of_episodes(parts, Access("127.0.0.1"), 3.0))
-    [warned] = [text for text in said if "no program has asked" in text]
+    [warned] = [text for text in said if "has received no request" in text]
     assert "Ctrl-C ends the run" in warned
 
 
