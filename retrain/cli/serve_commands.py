@@ -95,15 +95,15 @@ def _serve_policy(
     from retrain.run.reopen import reopen
     from retrain.serve.http_app import Access
     from retrain.serve.policy_endpoint import PolicyEndpoint
-    from retrain.system.process import Leave
+    from retrain.system.process import ExitOnSigterm
 
-    warn_of_host(access[0], access[2], "send requests to the policy")
-    with Leave() as leave:
+    warn_of_host(access[0], access[2], "talk to the policy")
+    with ExitOnSigterm() as sigterm:
         context = reopen(run, overrides, Lines(), trust=trust)
         try:
             with closing(PolicyEndpoint(context, Access(*access), episodes)) as endpoint:
                 say(f"the policy answers at {endpoint.url}/v1")
                 endpoint.work()
         finally:
-            leave.under_way = True
+            sigterm.exiting = True
             context.close()

@@ -225,15 +225,15 @@ class SignalHandler(ABC):
         """Handle the signal `number`."""
 
 
-class Leave(SignalHandler):
-    """Signal handler that raises SystemExit(0) at SIGTERM, except while `under_way` is True.
+class ExitOnSigterm(SignalHandler):
+    """Signal handler that raises SystemExit(0) at SIGTERM, except while `exiting` is True.
 
     Attributes:
-        under_way: set by the user of the class when the process has begun to exit.
+        exiting: set by the user of the class when the process has begun to exit.
     """
 
-    under_way = False
+    exiting = False
 
     def receive(self, number: int) -> None:
-        if not self.under_way:
+        if not self.exiting:
             raise SystemExit(0)

@@ -13,7 +13,7 @@ from typing import Any
 from retrain.engines.vllm.vllm_options import adapter_options, engine_options, flags
 from retrain.errors import EngineError
 from retrain.system import http_client as http
-from retrain.system.process import Leave, process_group
+from retrain.system.process import ExitOnSigterm, process_group
 
 ENGINE = "vllm"
 """Name of the engine and of the table whose keys are the server's options."""
@@ -90,11 +90,14 @@ def serve(
 @contextmanager
 def _server(arguments: list[str], variables: Mapping[str, str]) -> Generator[subprocess.Popen[bytes]]:
     """Run the server and its helpers inside the block."""
-    with Leave() as leave, process_group(arguments, variables, grace_s=_GRACE_S, stdout=sys.stderr.fileno()) as process:
+    with (
+        ExitOnSigterm() as sigterm,
+        process_group(arguments, variables, grace_s=_GRACE_S, stdout=sys.stderr.fileno()) as process,
+    ):
         try:
             yield process
         finally:
-            leave.under_way = True
+            sigterm.exiting = True
 
 
 def _answers(url: str) -> bool:
