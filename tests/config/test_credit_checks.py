@@ -114,7 +114,7 @@ ODD: list[tuple[tuple[str, ...], tuple[str, str]]] = [
         (DCA, 'rewards=[{name="exact"}, {name="number"}]'),
         ("[[rewards]] name", "unless the rewards before it return None"),
     ),
-    ((PRIME, "prime.delay=200"), ("[prime] delay", "do not count in any step")),
+    ((PRIME, "prime.delay=200"), ("[prime] delay", "have no effect in any step")),
     (("rollout.resample=uninformative", "algorithm.filter=none"), ("[rollout] resample", "keeps every group")),
 ]
 SOUND = [

@@ -81,6 +81,6 @@ def test_an_adapter_is_merged_into_the_base_as_it_is_stored(train, tmp_path):
     assert float((found - expected).detach().abs().max()) < 1e-4
     assert torch.equal(exported(run, tmp_path / "out")[0][name], stored[name])
     card = (run / "model" / "README.md").read_text()
-    assert "merged into the base as that is stored" in card
+    assert "merged into the base in the base's stored precision" in card
     assert "base_model:" not in card, "nobody else has this directory"
     assert f"`{base}`" not in card
