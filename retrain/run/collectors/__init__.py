@@ -1,1 +1,0 @@
-"""Collection of the rollouts of consecutive steps: in order, or continuously."""
